@@ -1,15 +1,14 @@
 """``farpipe certs init|issue``: a private authority and the certificates of the sites."""
 
+from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
 from farpipe.errors import InputError
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 certs = typer.Typer(help="Make a private authority and the certificates of the sites.", no_args_is_help=True)
 
@@ -38,8 +37,6 @@ def certs_issue(
     days: Days = 365,
 ) -> None:
     """Make or renew the certificate of one site."""
-    from urllib.parse import quote
-
     from farpipe.spec.part import site_name
     from farpipe.transport.security.authority import issue
 

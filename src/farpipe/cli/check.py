@@ -8,14 +8,15 @@ import typer
 
 from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, log, print_json, status
-from farpipe.cli.planned import load_profiles
-from farpipe.cli.shown import plan_report, planned_view, show_derivation
 from farpipe.errors import InputError, ToleranceError
+from farpipe.report.tables import TableView, to_rich
+from farpipe.strict import write_text
+from farpipe.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.interop.comparison import Comparison
     from farpipe.interop.logs import StepLog
-    from farpipe.report import RunReport, TableView
+    from farpipe.report import RunReport
     from farpipe.spec import Job
 
 
@@ -72,6 +73,7 @@ def check(options: CheckOptions) -> None:
 
 def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     """The job with measured links, its log, and that beside the prediction."""
+    from farpipe.cli.planned import load_profiles
     from farpipe.interop.comparison import compare
     from farpipe.interop.link_tests import with_measured_links
     from farpipe.interop.logs import read_log_of
@@ -91,7 +93,7 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
 
 
 def _show(comparison: "Comparison", options: CheckOptions) -> None:
-    from farpipe.report import to_rich
+    from farpipe.cli.shown import show_derivation
 
     if options.as_json:
         print_json(comparison.to_data())
@@ -104,7 +106,6 @@ def _show(comparison: "Comparison", options: CheckOptions) -> None:
 def _write_calibrated(job: "Job", step_s: float, options: CheckOptions) -> None:
     """Write the job with devices as fast as the log says."""
     from farpipe.interop.comparison import calibrated
-    from farpipe.strict import write_text
 
     path = options.calibrate
     assert path is not None
@@ -120,6 +121,8 @@ def _write_calibrated(job: "Job", step_s: float, options: CheckOptions) -> None:
 
 def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":
     """The page of the job's plan, with the comparison before its tables and the log's steps beside the prediction."""
+    from farpipe.cli.shown import plan_report, planned_view
+
     lines = [
         {"step": step, "step_s": seconds}
         for attempt in log.attempts
@@ -133,9 +136,6 @@ def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":
 
 def table_of(comparison: "Comparison") -> "TableView":
     """Measured, predicted, seconds by kind, suspects and notes."""
-    from farpipe.report import TableView
-    from farpipe.units import format_percent, format_seconds
-
     measured, expected = comparison.measured, comparison.plan.prediction
     spread = f"median of {measured.num_steps} steps, +- {measured.spread:.1%}"
     rows = [

@@ -1,6 +1,7 @@
 """``farpipe compare JOB|PROBLEM``: every schedule side by side."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,10 +10,11 @@ import typer
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, search_status
 from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.report.tables import to_rich
+from farpipe.strict import write_text
+from farpipe.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from farpipe.plan import Plan
     from farpipe.plan.orders import Outcome
     from farpipe.report import ComparisonRow
@@ -70,9 +72,8 @@ def compare(options: CompareOptions) -> None:
 
 
 def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") -> None:
-    from farpipe.report import comparison_view, to_rich
+    from farpipe.report import comparison_view
     from farpipe.report.plan_tables import trust_note
-    from farpipe.units import format_seconds
 
     out = console()
     out.print(to_rich(comparison_view(rows)))
@@ -158,8 +159,6 @@ def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: flo
 
 def _data(rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> list[dict[str, Any]]:
     """The rows for machines, with the makespan and the use of every link."""
-    from dataclasses import asdict
-
     return [
         asdict(row)
         | {
@@ -174,8 +173,6 @@ def _data(rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> lis
 def _draw(path: Path, outcomes: "Sequence[Outcome]", sites: tuple[str, ...]) -> None:
     """One small Gantt chart per order that can be used, the fastest on top."""
     from farpipe.report import Panel, draw_small_multiples
-    from farpipe.strict import write_text
-    from farpipe.units import format_percent, format_seconds
 
     played = [(outcome.method, outcome.timeline) for outcome in outcomes if outcome.timeline is not None]
     panels = [

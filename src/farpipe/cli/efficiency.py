@@ -1,10 +1,22 @@
 """Use of a plan's devices (FLOP/s, MFU), and what a number of tokens takes with it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from farpipe.plan import Plan
+from farpipe.cost import causal_share, step_flops
+from farpipe.cost.speed import peak_flops_per_s
+from farpipe.plan import Plan
+from farpipe.plan.quote import money_data
+from farpipe.units import (
+    counted,
+    format_about,
+    format_count,
+    format_flops,
+    format_hours,
+    format_large,
+    format_percent,
+    format_seconds,
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +46,6 @@ class DeviceUse:
     @property
     def mfu_text(self) -> str:
         """Both MFUs in words."""
-        from farpipe.units import format_percent
-
         full = self.model_flops_utilisation
         causal = format_percent(full * self.causal_share)
         return (
@@ -47,11 +57,8 @@ class DeviceUse:
         return num_tokens / self.tokens_per_s * self.num_devices / 3600
 
 
-def use_of(plan: "Plan") -> DeviceUse:
+def use_of(plan: Plan) -> DeviceUse:
     """The use that `plan` makes of its devices."""
-    from farpipe.cost import causal_share, step_flops
-    from farpipe.cost.speed import peak_flops_per_s
-
     job, training = plan.job, plan.job.training
     peaks = {site.name: peak_flops_per_s(site.device, training) for site in job.cluster.sites}
     return DeviceUse(
@@ -64,7 +71,7 @@ def use_of(plan: "Plan") -> DeviceUse:
     )
 
 
-def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, Any]:
+def of_a_device(plan: Plan, device: str | None = None) -> dict[str, Any]:
     """`device_flops`, `causal_share`, `device_peak` and `num_devices` of a RunView, `device` as in RunSpec; no
     FLOPs with `data.packing`, where they follow from the documents of each step, nor of a module of the user's own."""
     if device == "sleep":
@@ -79,20 +86,16 @@ def of_a_device(plan: "Plan", device: str | None = None) -> dict[str, Any]:
     return flops | ({"device_peak": use.peak_flops_per_s / use.num_devices} if as_planned else {})
 
 
-def use_line(plan: "Plan") -> str:
+def use_line(plan: Plan) -> str:
     """Devices of a plan, the rate of each and MFU, in one line; with `data.packing` FLOPs follow from each batch."""
-    from farpipe.units import counted, format_flops
-
     use = use_of(plan)
     if plan.job.data.packing is not None:
         return counted(use.num_devices, "device")
     return f"{use.num_devices} devices, {format_flops(use.flops_per_device_s)} each ({use.mfu_text})"
 
 
-def cost_line(plan: "Plan", num_tokens: float | None) -> str:
+def cost_line(plan: Plan, num_tokens: float | None) -> str:
     """Time, device-hours and money of `num_tokens`, by default the job's, in one line."""
-    from farpipe.units import format_about, format_count, format_hours, format_large, format_seconds
-
     use, training = use_of(plan), plan.job.training
     of_a_step = training.tokens_per_step if plan.job.data.packing is None else use.tokens_per_s * use.step_s
     tokens = num_tokens or training.num_steps * of_a_step
@@ -102,11 +105,8 @@ def cost_line(plan: "Plan", num_tokens: float | None) -> str:
     return f"{what} of {step} take {took}, {_price(plan, tokens)}"
 
 
-def _price(plan: "Plan", num_tokens: float) -> str:
+def _price(plan: Plan, num_tokens: float) -> str:
     """USD of `num_tokens`, at least that where a rent or an egress has no price."""
-    from farpipe.plan.quote import money_data
-    from farpipe.units import format_hours
-
     per_million = money_data(plan)["per_million_tokens"]
     if not per_million["total_usd"]:
         return "no prices given"

@@ -9,8 +9,8 @@ import typer
 
 from farpipe.cli.options import need_torch, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, status
-from farpipe.cli.planned import read_named
 from farpipe.errors import InputError
+from farpipe.strict import write_text
 from farpipe.units import counted
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class ExportOptions:
 @with_groups
 def export(context: typer.Context, options: ExportOptions) -> None:
     """Write a schedule, or what a run has trained, in a form that others read."""
-    from farpipe.strict import write_text
-
     if options.form == "hugging-face":
         _export_weights(options.source, options.output, options.dtype)
         return
@@ -108,6 +106,7 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
 
 def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
+    from farpipe.cli.planned import read_named
     from farpipe.cli.runs import no_run
     from farpipe.plan import Plan
     from farpipe.runtime.figures.metrics import PLAN_NAME, RUN_NAME

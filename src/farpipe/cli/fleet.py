@@ -1,24 +1,24 @@
 """``farpipe fleet``: many jobs over many regions, simulated under one policy or several."""
 
+import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 from farpipe.errors import UsageError
-from farpipe.strict import nearest
+from farpipe.report.tables import FittedTable, TableView, to_rich
+from farpipe.strict import nearest, write_text
+from farpipe.units import format_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TextIO
-
     from farpipe.fleet.outcome import FleetOutcome
     from farpipe.fleet.scenario import Scenario
     from farpipe.fleet.waiting import Waits
-    from farpipe.report import FittedTable
 
 fleet = typer.Typer(help="Decide and simulate many jobs over many regions.", no_args_is_help=True)
 
@@ -155,10 +155,6 @@ def _print_series_ends(scenario: "Scenario", end_s: float) -> None:
 
 def _logged(path: Path | None, run: "Callable[[TextIO | None], FleetOutcome]") -> "FleetOutcome":
     """Outcome of `run`; its log is written whole or not at all."""
-    import io
-
-    from farpipe.strict import write_text
-
     log = io.StringIO() if path is not None else None
     outcome = run(log)
     if path is not None and log is not None:
@@ -171,8 +167,6 @@ def _without_jobs(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(outcomes: "list[FleetOutcome]") -> "FittedTable":
-    from farpipe.report import TableView, to_rich
-
     with_deadlines = any(record.job.deadline_s is not None for record in outcomes[0].records)
     head: tuple[str, ...] = ("policy", "finished", "mean JCT", "p95 JCT", "p99 wait", "max wait", "use", "energy")
     head += ("idle", "carbon", "electricity", "rent", "egress", *(["in time"] if with_deadlines else []))
@@ -203,8 +197,6 @@ def _print_named(what: str, reasons: list[str]) -> None:
 
 
 def _row(outcome: "FleetOutcome") -> tuple[str, ...]:
-    from farpipe.units import format_percent
-
     data = outcome.to_data()
     hours = [_hours(data[key]) for key in ("mean_jct_s", "p95_jct_s", "p99_wait_s", "max_wait_s")]
     money = [_usd(sum(data["money"][kind].values())) for kind in ("electricity", "rent", "egress")]
@@ -220,8 +212,6 @@ def _in_time(outcome: "FleetOutcome") -> str:
 
 
 def _tenants_table(outcome: "FleetOutcome") -> "FittedTable":
-    from farpipe.report import TableView, to_rich
-
     head = ("tenant", "jobs", "mean JCT", "max wait", "device-hours", "money")
     rows = [
         (

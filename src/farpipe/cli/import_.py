@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.import_lists import import_lists
-from farpipe.cli.import_log import import_log
 from farpipe.cli.options import AsJson, Output, pairs, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
 from farpipe.errors import InputError, UsageError
+from farpipe.report.tables import FittedTable
+from farpipe.strict import read_text, write_text
 
 if TYPE_CHECKING:
     from farpipe.cost import Profile
     from farpipe.interop.settings import Draft, DraftSite, Link
     from farpipe.interop.trace_files import Trace
-    from farpipe.report import FittedTable
     from farpipe.simulate import Timeline
 
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
@@ -81,6 +80,9 @@ def import_(options: ImportOptions) -> None:
 
     What was not understood is listed, and nothing is run or guessed in silence.
     """
+    from farpipe.cli.import_lists import import_lists
+    from farpipe.cli.import_log import import_log
+
     form, files, output, as_json = options.form, options.files, options.output, options.as_json
     if form not in FORMATS.split(", "):
         raise typer.BadParameter(f"expected one of {FORMATS}, found {form!r}", param_hint="--format")
@@ -133,8 +135,6 @@ def _job_text(draft: "Draft", sites: "list[DraftSite]", link: "Link", options: I
 
 
 def _write_draft(draft: "Draft", text: str, options: ImportOptions) -> None:
-    from farpipe.strict import write_text
-
     if options.output is not None:
         expect_new(options.output)
         write_text(options.output, text)
@@ -246,7 +246,6 @@ def _report(draft: "Draft", output: Path | None) -> None:
 
 def _import_schedule(files: list[Path], method: str, output: Path | None, as_json: bool) -> None:
     from farpipe.schedule.torch_csv import from_torch_csv
-    from farpipe.strict import read_text
 
     if len(files) > 1:
         raise typer.BadParameter("a schedule is one file", param_hint="FILE")

@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import typer
 
 from farpipe.cli.output import expect_new, log, print_json
 from farpipe.errors import InputError, UsageError
+from farpipe.interop.job_lists import as_trace, read_jobs_of
+from farpipe.interop.price_lists import as_table, read_prices
+from farpipe.strict import write_text
 
 
 def import_lists(files: Sequence[Path], given: Mapping[str, str], output: Path | None, as_json: bool) -> bool:
     """True if `files` are lists of jobs or prices, which then were written or printed as a fleet reads them."""
-    from farpipe.strict import write_text
-
     found = _jobs(files, given) or _prices(files, given)
     if found is None:
         return False
@@ -30,10 +32,6 @@ def import_lists(files: Sequence[Path], given: Mapping[str, str], output: Path |
 
 
 def _jobs(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, list[str]] | None:
-    from zoneinfo import ZoneInfo
-
-    from farpipe.interop.job_lists import as_trace, read_jobs_of
-
     name = given.get("zone", "UTC")
     try:
         zone = ZoneInfo(name)
@@ -49,8 +47,6 @@ def _jobs(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, li
 
 
 def _prices(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, list[str]] | None:
-    from farpipe.interop.price_lists import as_table, read_prices
-
     read = {file: found for file in files if (found := read_prices(file, given)) is not None}
     if not read:
         return None

@@ -4,25 +4,19 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farpipe.cli.output import console, expect_new, log, print_json
 from farpipe.errors import UsageError
-
-if TYPE_CHECKING:
-    from farpipe.interop.logs import StepLog
-    from farpipe.interop.steady_steps import Measured
-    from farpipe.report import TableView
+from farpipe.interop.logs import StepLog, is_log, read_log, read_log_of
+from farpipe.interop.steady_steps import Measured, log_data, measured, rows_of
+from farpipe.report.tables import TableView, to_rich
+from farpipe.spec import load_job
+from farpipe.strict import write_text
+from farpipe.units import format_seconds
 
 
 def import_log(files: Sequence[Path], job: Path | None, output: Path | None, as_json: bool) -> bool:
     """True if `files` is the log of a training, whose steps then were written as CSV, printed as JSON or summed up."""
-    from farpipe.interop.logs import is_log, read_log, read_log_of
-    from farpipe.interop.steady_steps import log_data, measured, rows_of
-    from farpipe.report import to_rich
-    from farpipe.spec import load_job
-    from farpipe.strict import write_text
-
     logs = [file for file in files if is_log(file)]
     if not logs:
         return False
@@ -44,11 +38,8 @@ def import_log(files: Sequence[Path], job: Path | None, output: Path | None, as_
     return True
 
 
-def _table(found: "StepLog", steps: "Measured") -> "TableView":
+def _table(found: StepLog, steps: Measured) -> TableView:
     """Figures of the step, the training and its devices, by the log."""
-    from farpipe.report import TableView
-    from farpipe.units import format_seconds
-
     rows = [("step", format_seconds(steps.step_s), f"median of {steps.num_steps} steps, +- {steps.spread:.1%}")]
     batch, length = found.facts.get("global_batch"), found.facts.get("sequence_length")
     if batch and length:

@@ -9,10 +9,11 @@ import typer
 from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
 from farpipe.cli.output import console, print_json, status
 from farpipe.errors import UsageError
+from farpipe.report.tables import TableView, to_rich
+from farpipe.units import counted, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.cli.corpus import Corpus
-    from farpipe.report import TableView
     from farpipe.sequences.chunk import Ints
     from farpipe.sequences.length_summary import Gain, LengthSummary
 
@@ -84,9 +85,6 @@ def _gain_data(gain: "Gain") -> dict[str, Any]:
 
 
 def _show(summary: "LengthSummary", num_counted: int | None) -> None:
-    from farpipe.report import to_rich
-    from farpipe.units import counted, format_percent
-
     out = console()
     out.print(
         f"{counted(summary.num_sequences, 'sequence')}, {counted(summary.num_tokens, 'token')}: "
@@ -100,9 +98,6 @@ def _show(summary: "LengthSummary", num_counted: int | None) -> None:
 
 
 def _table(summary: "LengthSummary") -> "TableView":
-    from farpipe.report import TableView
-    from farpipe.units import format_percent
-
     rows = tuple(
         (
             f"{row.tokens:,}",
@@ -119,8 +114,6 @@ def _table(summary: "LengthSummary") -> "TableView":
 
 
 def _gain_text(gain: "Gain", batch: int) -> str:
-    from farpipe.units import counted, format_seconds
-
     chunks = counted(gain.num_chunks, "chunk")
     head = f"a batch of {batch} on this cluster: {format_seconds(gain.step_s)} a step with {chunks}"
     cut = f"the longest sequence in {counted(gain.num_slices, 'slice')}"

@@ -1,5 +1,6 @@
 """The options that commands about trainings over light paths share, and what they stand for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +14,6 @@ from farpipe.cli.output import status
 from farpipe.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from farpipe.cli.light_settings import LightSettings
     from farpipe.optical import PoissonTraffic
     from farpipe.optical.demands import TransferStrategy

@@ -1,16 +1,17 @@
 """``farpipe list models|devices|links``: what a job can name without describing it."""
 
+from dataclasses import asdict
 from datetime import date
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from farpipe.catalog import device_names, device_row, link_names, link_row, model_names, model_row
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
-
-if TYPE_CHECKING:
-    from farpipe.report import TableView
+from farpipe.report.tables import TableView, to_rich
+from farpipe.units import format_bytes, format_flops, format_large, format_rate, format_seconds
 
 
 class Listed(StrEnum):
@@ -26,8 +27,6 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the presets of the catalogue, which a job names."""
-    from farpipe.report import to_rich
-
     if as_json:
         print_json(_facts(kind))
         return
@@ -36,14 +35,10 @@ def list_(
 
 def _facts(kind: Listed) -> list[dict[str, Any]]:
     """The rows of a table, in SI units."""
-    from dataclasses import asdict
-
-    from farpipe import catalog
-
     rows: dict[Listed, list[Any]] = {
-        Listed.MODELS: [catalog.model_row(name) for name in catalog.model_names()],
-        Listed.DEVICES: [catalog.device_row(name) for name in catalog.device_names()],
-        Listed.LINKS: [catalog.link_row(name) for name in catalog.link_names()],
+        Listed.MODELS: [model_row(name) for name in model_names()],
+        Listed.DEVICES: [device_row(name) for name in device_names()],
+        Listed.LINKS: [link_row(name) for name in link_names()],
     }
     return [_plain(asdict(row)) for row in rows[kind]]
 
@@ -56,10 +51,6 @@ def _plain(value: Any) -> Any:
 
 
 def _models() -> "TableView":
-    from farpipe.catalog import model_names, model_row
-    from farpipe.report import TableView
-    from farpipe.units import format_large
-
     rows = []
     for name in model_names():
         row = model_row(name)
@@ -71,10 +62,6 @@ def _models() -> "TableView":
 
 
 def _devices() -> "TableView":
-    from farpipe.catalog import device_names, device_row
-    from farpipe.report import TableView
-    from farpipe.units import format_bytes, format_flops, format_rate
-
     rows = []
     for name in device_names():
         row = device_row(name)
@@ -88,10 +75,6 @@ def _devices() -> "TableView":
 
 
 def _links() -> "TableView":
-    from farpipe.catalog import link_names, link_row
-    from farpipe.report import TableView
-    from farpipe.units import format_rate, format_seconds
-
     found = [link_row(name) for name in link_names()]
     rows = [(row.name, format_seconds(row.latency_s), format_rate(row.bandwidth_bytes_per_s)) for row in found]
     note = "Latency: one way; the sources are in --json."

@@ -1,5 +1,6 @@
 """``farpipe optical blocking|simulate|compare``: light paths, and trainings whose transfers they are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,14 +12,14 @@ from farpipe.cli.optical_blocking import Seeds, blocking
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 from farpipe.errors import UsageError
+from farpipe.report.tables import FittedTable, TableView, to_rich
+from farpipe.strict import write_text
+from farpipe.units import counted, format_change, format_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from farpipe.optical.demands import TransferStrategy
     from farpipe.optical.study import OpticalSetting, PolicyComparison, Run
     from farpipe.optical.transfers import LightTraining
-    from farpipe.report import FittedTable
 
     Case = tuple[OpticalSetting, LightTraining]
     """A network with its background, and a training at its nodes."""
@@ -105,8 +106,6 @@ def compare(
 
 
 def _draws(options: LightOptions, seeds: int) -> str:
-    from farpipe.units import counted
-
     return counted(seeds, "background") if options.placements is None else counted(options.placements, "placement")
 
 
@@ -161,8 +160,6 @@ def _write_light_paths(path: Path, run: "Run") -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> "FittedTable":
-    from farpipe.report import TableView, to_rich
-
     shown = {
         "policy": "policy",
         "step_s": "step s",
@@ -181,8 +178,6 @@ def _table(rows: list[dict[str, Any]]) -> "FittedTable":
 
 
 def _cell(key: str, row: dict[str, Any]) -> str:
-    from farpipe.units import format_change, format_percent
-
     value = row.get(key, "")
     if key == "change" and row.get("change_interval"):
         half = (row["change_interval"][1] - row["change_interval"][0]) / 2
@@ -208,7 +203,6 @@ def _draw(
     scenario, training = case
     from farpipe.optical.joint import play_steps
     from farpipe.report.light import draw_light, light_rows, write_light_page
-    from farpipe.strict import write_text
 
     shared = scenario.shared(0, scenario.begin_s + 600)
     played = play_steps(

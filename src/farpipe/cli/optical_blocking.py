@@ -1,6 +1,7 @@
 """``farpipe optical blocking``: how much of some traffic an optical network refuses."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,10 +11,9 @@ import typer
 from farpipe.cli.options import AsJson, Given, refuse, settings, typed, with_groups
 from farpipe.cli.output import print_json, status
 from farpipe.errors import UsageError
+from farpipe.units import format_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from farpipe import optical
     from farpipe.cli.light_settings import BlockingSettings
     from farpipe.optical.blocking import Blocking, TrafficOutcome
@@ -129,8 +129,6 @@ def _trace_facts(options: BlockingOptions, trace: Path) -> dict[str, Any]:
 
 
 def _broken_up(outcome: "TrafficOutcome") -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {"moved": outcome.num_moved, "fragmentation": asdict(outcome.fragmentation)}
 
 
@@ -167,8 +165,6 @@ def _bounds(interval: "Interval") -> list[float]:
 
 
 def _show(facts: dict[str, Any], as_json: bool) -> None:
-    from farpipe.units import format_percent
-
     if as_json:
         print_json(facts)
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from farpipe.errors import InputError, UsageError
+from farpipe.strict import validate
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -52,8 +53,6 @@ Given = Annotated[
 
 def settings(kind: type[SettingsType], given: list[str] | None) -> SettingsType:
     """The settings of `--set` as a `kind`; UsageError for one that it does not have or whose value it refuses."""
-    from farpipe.strict import validate
-
     try:
         return validate(kind, pairs(given), "--set")
     except InputError as error:

@@ -8,6 +8,7 @@ import typer
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
 from farpipe.errors import UsageError
+from farpipe.report.tables import to_rich
 from farpipe.strict import nearest
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ def pareto(
     from farpipe.plan import objective
     from farpipe.plan.decided import left_out_note
     from farpipe.plan.planner import Planner
-    from farpipe.report import to_rich
     from farpipe.report.plan_tables import front_data, front_table
     from farpipe.spec import load_job
 

@@ -11,6 +11,7 @@ import typer
 from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
 from farpipe.errors import InputError, RunInterruptedError, UsageError
+from farpipe.units import COUNTS, format_seconds, parse
 
 if TYPE_CHECKING:
     from farpipe.cli.planned import Measured
@@ -178,8 +179,6 @@ def _pinned_by(objective: "Objective", job: "Job", profiles: "Measured") -> "Job
 
 def number_of_tokens(text: str) -> float:
     """A number of tokens such as ``15T``, ``1.5e12`` or ``300_000``."""
-    from farpipe.units import COUNTS, parse
-
     try:
         number = float(text) if text[-1:].isdecimal() else parse(text, COUNTS, "15T")
     except ValueError as error:
@@ -228,8 +227,6 @@ def _expect_open_schedule(job: "Job", path: Path) -> None:
 
 def _write(output: Path, best: "Plan", *others: "Plan") -> str:
     """Write the plans, those after the best beside it; what is to be said of the files."""
-    from farpipe.units import format_seconds
-
     files = keep_earlier(output, "plan")
     best.save(output)
     for number, other in enumerate(others, 2):

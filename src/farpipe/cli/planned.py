@@ -1,49 +1,45 @@
 """Plans and steps of the files that a user names: a job is planned, a plan or a problem is read."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from farpipe.cost import JobCosts, Profile
+from farpipe.cost.chunk_profile import ChunkProfile
+from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InputError
+from farpipe.plan import Plan
+from farpipe.plan.chunked import better_layout, plan_on_chunks
+from farpipe.plan.find_plans import FoundPlans, find_plans
+from farpipe.spec import Job, load_job
+from farpipe.step import Problem, Schedule
 from farpipe.strict import parse_json, read_text
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farpipe.cost.chunks import ChunkCosts
-    from farpipe.plan import Plan
-    from farpipe.plan.find_plans import FoundPlans
-    from farpipe.spec import Job
-    from farpipe.step import Problem, Schedule
-
-    Measured = Sequence[Any]
-    """Profile of every measured device; ChunkProfile with `data.packing`."""
+Measured = Sequence[Any]
+"""Profile of every measured device; ChunkProfile with `data.packing`."""
 
 
-def plan_of(job: "Job", path: Path, profiles: "Measured" = ()) -> "Plan":
+def plan_of(job: Job, path: Path, profiles: Measured = ()) -> Plan:
     """`make_plan`, whose InputErrors name the file that the job is from."""
     return find_plans_of(job, path, profiles).plans[0]
 
 
-def load_profiles(job: "Job", paths: "Sequence[Path]") -> "Measured":
+def load_profiles(job: Job, paths: Sequence[Path]) -> Measured:
     """The profiles in files: with `data.packing` those of chunks, else those of microbatches."""
-    from farpipe.cost import Profile
-    from farpipe.cost.chunk_profile import ChunkProfile
-
     kind = Profile if job.data.packing is None else ChunkProfile
     return tuple(map(kind.load, paths))
 
 
-def plan_of_chunks(job: "Job", path: Path, profiles: "Measured" = ()) -> "tuple[Plan, ChunkCosts]":
+def plan_of_chunks(job: Job, path: Path, profiles: Measured = ()) -> tuple[Plan, ChunkCosts]:
     """The plan of a job with `data.packing` for the first batch of its text, and what chunks cost."""
     return _planned_on_chunks(job, path, profiles)[:2]
 
 
 def _planned_on_chunks(
-    job: "Job", path: Path, profiles: "Measured"
-) -> "tuple[Plan, ChunkCosts, Callable[[], tuple[str, ...]]]":
+    job: Job, path: Path, profiles: Measured
+) -> tuple[Plan, ChunkCosts, Callable[[], tuple[str, ...]]]:
     """The same, and what finds a better layout for that batch."""
-    from farpipe.plan.chunked import better_layout, plan_on_chunks
     from farpipe.runtime.data.batches import load_document_batches
 
     try:
@@ -55,11 +51,8 @@ def _planned_on_chunks(
     return plan, costs, partial(better_layout, plan, lengths, longest)
 
 
-def find_plans_of(job: "Job", path: Path, profiles: "Measured" = (), **options: Any) -> "FoundPlans":
+def find_plans_of(job: Job, path: Path, profiles: Measured = (), **options: Any) -> FoundPlans:
     """The plans of any job; InputErrors name the file that the job is from. `options` are those of `find_plans`."""
-    from farpipe.cost import JobCosts
-    from farpipe.plan.find_plans import FoundPlans, find_plans
-
     if job.data.packing is not None:
         plan, _, better = _planned_on_chunks(job, path, profiles)
         return FoundPlans([plan], job, JobCosts(job.model, job.training), notes=better)
@@ -76,12 +69,8 @@ def read_named(path: Path) -> tuple[str, Any, str]:
     return text, data, str(data.get("format", "")) if isinstance(data, dict) else ""
 
 
-def load_step(path: Path) -> tuple["Problem", "Schedule | None", "Plan | None"]:
+def load_step(path: Path) -> tuple[Problem, Schedule | None, Plan | None]:
     """The Problem in a job, a plan or a problem file, with the schedule and the plan where there are any."""
-    from farpipe.plan import Plan
-    from farpipe.spec import load_job
-    from farpipe.step import Problem
-
     if path.suffix == ".toml":
         plan = plan_of(load_job(path), path)
         return plan.problem, plan.schedule, plan

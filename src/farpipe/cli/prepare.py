@@ -7,6 +7,7 @@ import typer
 
 from farpipe.cli.options import with_groups
 from farpipe.cli.run_options import RunOptions, show_planned, write_run_dir
+from farpipe.strict import write_text
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
@@ -45,7 +46,6 @@ def _show_how_to_start(
     """Print the commands or scripts that start the run; write a hostfile to fill in where none is given."""
     from farpipe.run.machines import hostfile as hostfile_of
     from farpipe.run.machines import machines_of, read_hostfile, torchrun_commands
-    from farpipe.strict import write_text
 
     sizes = {site.name: site.devices_per_machine for site in plan.job.cluster.sites}
     machines = machines_of(spec, sizes, read_hostfile(hostfile) if hostfile else None)

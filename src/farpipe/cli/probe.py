@@ -1,5 +1,6 @@
 """``farpipe probe``: measure the link between two machines, one of which listens."""
 
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ import typer
 from farpipe.cli.options import AllowPlaintext, AsJson, refuse, typed, with_groups
 from farpipe.cli.output import console, print_json, status
 from farpipe.errors import InputError, UsageError
+from farpipe.strict import nearest, read_text, write_text
+from farpipe.units import BYTES_PER_S, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.transport.link_figures import LinkFigures
@@ -91,8 +94,6 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
 
 
 def _listen(host: str, port: int, options: ProbeOptions) -> None:
-    import secrets
-
     from farpipe.transport.link_probe import ProbeServer
 
     token = options.token
@@ -112,7 +113,6 @@ def _listen(host: str, port: int, options: ProbeOptions) -> None:
 def _check_sites(path: Path, *names: str) -> None:
     """InputError, before anything is measured, when the file can't take a link between these sites."""
     from farpipe.spec import load_cluster
-    from farpipe.strict import nearest
 
     known = [site.name for site in load_cluster(path).sites]
     for option, name in zip(("--from", "--to"), names, strict=True):
@@ -126,7 +126,6 @@ def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
     """Put both directions into the file; the sites are there, see `_check_sites`."""
     from farpipe.spec import load_cluster
     from farpipe.spec.write import with_link
-    from farpipe.strict import read_text, write_text
 
     latency_s = found.round_trip_s / 2
     text = with_link(read_text(path), source, target, latency_s, found.streams_there)
@@ -135,8 +134,6 @@ def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
 
 
 def _show(found: "LinkFigures") -> None:
-    from farpipe.units import BYTES_PER_S, format_seconds
-
     def rate(bytes_per_s: float) -> str:
         return f"{bytes_per_s / BYTES_PER_S['Mbit/s']:,.0f} Mbit/s"
 

@@ -11,6 +11,7 @@ import typer
 from farpipe.cli.options import AsJson, need_torch, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
 from farpipe.errors import UsageError
+from farpipe.strict import nearest
 
 if TYPE_CHECKING:
     from farpipe.cost.chunk_profile import ChunkProfile
@@ -107,8 +108,6 @@ def _num_processes(job: "Job", device: str) -> int:
 
 
 def _device_name(job: "Job", wanted: str | None) -> str:
-    from farpipe.strict import nearest
-
     names = sorted({site.device.name for site in job.cluster.sites})
     if wanted is None and len(names) == 1:
         return names[0]

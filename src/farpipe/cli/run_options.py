@@ -9,6 +9,7 @@ import typer
 from farpipe.cli.options import ProfileFiles, refuse
 from farpipe.cli.output import status
 from farpipe.errors import InputError, UsageError
+from farpipe.strict import parse_toml
 
 if TYPE_CHECKING:
     from farpipe.cost.chunks import ChunkCosts
@@ -165,7 +166,5 @@ def _report_stdlib(job: "Job", device: str) -> None:
 
 def _is_asked_for(job: "Job") -> bool:
     """True if the job's file has the key."""
-    from farpipe.strict import parse_toml
-
     data = parse_toml(job.text, "job").get("data") if job.text else None
     return isinstance(data, dict) and "source" in data

@@ -2,21 +2,33 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from farpipe.cli.efficiency import of_a_device
+from farpipe.cli.shown import plan_report
 from farpipe.errors import InputError
+from farpipe.plan import Plan
+from farpipe.report import RunView, write_report, write_trace
+from farpipe.report.plan_tables import trust_note
+from farpipe.report.summary import typical
 from farpipe.run.directory import how_it_ended
-from farpipe.runtime.figures.metrics import PLAN_NAME
+from farpipe.runtime.figures.metrics import (
+    METRICS_NAME,
+    PLAN_NAME,
+    RUN_NAME,
+    STEP_PLAN_NAME,
+    SUMMARY_NAME,
+    TIMELINE_NAME,
+    read_metrics,
+)
+from farpipe.runtime.run_spec import RunSpec
+from farpipe.sequences import StepPlan
+from farpipe.simulate import Timeline, simulate
+from farpipe.step import LightPaths
 from farpipe.strict import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farpipe.plan import Plan
-    from farpipe.report import RunView
-    from farpipe.step import LightPaths
 
 PAGE_NAME = "report.html"
 TRACE_NAME = "trace.json"
@@ -26,21 +38,14 @@ TRACE_NAME = "trace.json"
 class LoadedRun:
     """A run directory: the plan that it ran, and what it shows."""
 
-    plan: "Plan"
-    view: "RunView"
+    plan: Plan
+    view: RunView
     broken_off: str = ""
     """Progress of a run that has no end, and the last words of its ranks; empty: it ended."""
 
 
 def load_run(run_dir: Path) -> LoadedRun:
     """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
-    from farpipe.cli.efficiency import of_a_device
-    from farpipe.plan import Plan
-    from farpipe.report import RunView
-    from farpipe.report.plan_tables import trust_note
-    from farpipe.runtime.figures.metrics import METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, read_metrics
-    from farpipe.simulate import Timeline, simulate
-
     if not (run_dir / PLAN_NAME).is_file():
         raise no_run(run_dir)
     plan = Plan.load(run_dir / PLAN_NAME)
@@ -62,7 +67,7 @@ def load_run(run_dir: Path) -> LoadedRun:
     return LoadedRun(plan, view, "" if whole else how_it_ended(run_dir, len(metrics)))
 
 
-def load_runs(run_dirs: "Sequence[Path]") -> list[LoadedRun]:
+def load_runs(run_dirs: Sequence[Path]) -> list[LoadedRun]:
     """Several run directories; runs of one order have their folder in their name, which distinguishes them."""
     runs = [load_run(run_dir) for run_dir in run_dirs]
     of_order = Counter(run.view.name for run in runs)
@@ -72,13 +77,8 @@ def load_runs(run_dirs: "Sequence[Path]") -> list[LoadedRun]:
     ]
 
 
-def _on_chunks(view: "RunView", run_dir: Path) -> "RunView":
+def _on_chunks(view: RunView, run_dir: Path) -> RunView:
     """The view of a training on chunks: what is shown is the step that the timeline is of, by the plan that it had."""
-    from farpipe.runtime.figures.metrics import RUN_NAME, STEP_PLAN_NAME
-    from farpipe.runtime.run_spec import RunSpec
-    from farpipe.sequences import StepPlan
-    from farpipe.simulate import simulate
-
     view = replace(view, device_flops=0.0, device_peak=0.0)
     if not (run_dir / STEP_PLAN_NAME).exists():
         return view
@@ -98,36 +98,28 @@ def _on_chunks(view: "RunView", run_dir: Path) -> "RunView":
     )
 
 
-def _over_light_paths(view: "RunView", plan: "Plan", run_dir: Path) -> "RunView":
+def _over_light_paths(view: RunView, plan: Plan, run_dir: Path) -> RunView:
     """The view of a run whose messages had light paths: what is shown is the step that the timeline is of."""
     paths = _light_paths(run_dir)
     if paths is None:
         return view
-    from farpipe.simulate import simulate
 
     problem = paths.problem(plan.problem, _timeline_step(run_dir))
     return replace(view, problem=problem, predicted=simulate(problem, plan.schedule, checked=True))
 
 
-def _light_paths(run_dir: Path) -> "LightPaths | None":
-    from farpipe.runtime.figures.metrics import RUN_NAME
-    from farpipe.runtime.run_spec import RunSpec
-
+def _light_paths(run_dir: Path) -> LightPaths | None:
     return RunSpec.load(run_dir / RUN_NAME).light_paths if (run_dir / RUN_NAME).exists() else None
 
 
 def _timeline_step(run_dir: Path) -> int:
     """The step that the timeline is of; 0 for a run that has no end."""
-    from farpipe.runtime.figures.metrics import SUMMARY_NAME
-
     path = run_dir / SUMMARY_NAME
     return int(json.loads(read_text(path))["timeline_step"] or 0) if path.exists() else 0
 
 
-def _facts_of_the_step(view: "RunView", run_dir: Path) -> dict[str, Any]:
+def _facts_of_the_step(view: RunView, run_dir: Path) -> dict[str, Any]:
     """Figures of the metrics about the chunks of the step that the timeline is of."""
-    from farpipe.runtime.figures.metrics import SUMMARY_NAME
-
     if not (run_dir / SUMMARY_NAME).exists():
         return {}
     shown = json.loads(read_text(run_dir / SUMMARY_NAME))["timeline_step"]
@@ -139,16 +131,13 @@ def no_run(folder: Path) -> InputError:
     return InputError(f"{folder}: not a run directory: it has no {PLAN_NAME}; `farpipe train` makes one")
 
 
-def overhead_s(plan: "Plan", run_dir: Path) -> float:
+def overhead_s(plan: Plan, run_dir: Path) -> float:
     """Time of a step of this run besides the pipeline; a rehearsal has no optimizer."""
     return 0.0 if _device(run_dir) == "sleep" else plan.prediction.overhead_s
 
 
 def _device(run_dir: Path) -> str | None:
     """Device on which the run computed; None where its run file is not there."""
-    from farpipe.runtime.figures.metrics import RUN_NAME
-    from farpipe.runtime.run_spec import RunSpec
-
     return RunSpec.load(run_dir / RUN_NAME).device if (run_dir / RUN_NAME).exists() else None
 
 
@@ -159,11 +148,8 @@ def write_results(run_dir: Path) -> LoadedRun:
     return run
 
 
-def write_pages(runs: "Sequence[LoadedRun]", page: Path, trace: Path) -> None:
+def write_pages(runs: Sequence[LoadedRun], page: Path, trace: Path) -> None:
     """Write the page about `runs` and the trace of the first."""
-    from farpipe.cli.shown import plan_report
-    from farpipe.report import write_report, write_trace
-
     first = runs[0].view
     timelines = {"predicted": first.predicted} | ({"measured": first.measured} if first.measured else {})
     write_trace(timelines, trace, first.problem)
@@ -173,10 +159,6 @@ def write_pages(runs: "Sequence[LoadedRun]", page: Path, trace: Path) -> None:
 
 def summary_json(run_dir: Path) -> dict[str, Any]:
     """``summary.json`` of a finished run, with the prediction beside it."""
-    from farpipe.plan import Plan
-    from farpipe.report.summary import typical
-    from farpipe.runtime.figures.metrics import SUMMARY_NAME
-
     plan = Plan.load(run_dir / PLAN_NAME)
     summary: dict[str, Any] = json.loads(read_text(run_dir / SUMMARY_NAME))
     lit = typical(load_run(run_dir).view, "predicted_makespan_s") if _light_paths(run_dir) else None

@@ -9,6 +9,7 @@ import typer
 
 from farpipe.cli.options import AsJson, Output, Seed, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, print_json, search_status
+from farpipe.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.search import FoundOrder
@@ -77,8 +78,6 @@ def _facts(problem: "Problem", best: "FoundOrder", elapsed_s: float) -> dict[str
 
 
 def _show(best: "FoundOrder", facts: dict[str, Any]) -> None:
-    from farpipe.units import format_bytes, format_percent, format_seconds
-
     console().print(best.schedule)
     console().print(
         f"makespan {format_seconds(best.timeline.makespan_s)}, {_nearness(best.gap, best.lower_bound_s)}, bubble "
@@ -88,8 +87,6 @@ def _show(best: "FoundOrder", facts: dict[str, Any]) -> None:
 
 def _nearness(gap: float, bound_s: float) -> str:
     """Distance of a schedule from the lower bound, in words; a gap of rounding errors is none."""
-    from farpipe.units import format_percent, format_seconds
-
     if gap < 1e-9:
         return "optimal (proven: equals the lower bound)"
     return f"{format_percent(gap)} above the lower bound of {format_seconds(bound_s)}"

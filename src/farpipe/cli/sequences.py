@@ -8,9 +8,11 @@ import typer
 
 from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, print_json, status
+from farpipe.errors import InputError
+from farpipe.report.tables import TableView, to_rich
+from farpipe.units import counted, format_about, format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from farpipe.report import TableView
     from farpipe.sequences import BatchOptions, BatchPlan
     from farpipe.sequences.chunk import Ints
     from farpipe.spec import Job
@@ -146,7 +148,6 @@ def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
 def _batch(job: "Job", options: BatchPlanOptions) -> "Ints":
     """The lengths to plan; InputError when one is longer than the model has positions."""
     from farpipe.cli.corpus import read_corpus, trained_corpus
-    from farpipe.errors import InputError
     from farpipe.sequences import sample_lengths
     from farpipe.sequences.lengths import cut_lengths
 
@@ -165,9 +166,6 @@ def _batch(job: "Job", options: BatchPlanOptions) -> "Ints":
 
 
 def _show(plan: "BatchPlan", uncompared: tuple[str, ...]) -> None:
-    from farpipe.report import to_rich
-    from farpipe.units import counted, format_about, format_bytes, format_seconds
-
     out, chunks, layout = console(), [one for each in plan.replicas for one in each.chunks], plan.layout
     out.print(
         f"{counted(plan.num_tokens, 'token')} in {counted(len(chunks), 'chunk')}, the longest sequence in "
@@ -195,9 +193,6 @@ def _show(plan: "BatchPlan", uncompared: tuple[str, ...]) -> None:
 
 
 def _kind_table(plan: "BatchPlan") -> "TableView":
-    from farpipe.report import TableView
-    from farpipe.units import format_seconds
-
     rows = tuple(
         (
             one.kind,
@@ -231,9 +226,6 @@ def _group_table(plan: "BatchPlan") -> "TableView":
 
 
 def _pipeline_table(plan: "BatchPlan") -> "TableView":
-    from farpipe.report import TableView
-    from farpipe.units import format_bytes, format_percent, format_seconds
-
     several = len(plan.replicas) > 1
     rows = tuple(
         (

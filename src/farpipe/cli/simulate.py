@@ -8,6 +8,8 @@ import typer
 
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json
+from farpipe.strict import write_text
+from farpipe.units import format_seconds
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
@@ -57,7 +59,6 @@ def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> Non
     """Write the trace, the picture and the page that are asked for."""
     from farpipe.cli.shown import plan_report
     from farpipe.report import Panel, RunReport, draw_gantt, write_report, write_trace
-    from farpipe.strict import write_text
 
     if options.trace is not None:
         write_trace({"predicted": view.predicted}, options.trace, view.problem)
@@ -79,7 +80,6 @@ def _view(problem: "Problem", schedule: "Schedule", plan: "Plan | None") -> "Run
 
 def _show(view: "RunView", spread: "Spread | None") -> None:
     from farpipe.cli.shown import step_table
-    from farpipe.units import format_seconds
 
     played = view.predicted
     counted = f"{played.num_ranks} ranks, {len(played.actions):,} actions, {len(played.messages):,} messages"

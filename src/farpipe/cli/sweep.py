@@ -1,6 +1,7 @@
 """``farpipe sweep JOB.toml``: the strategy that wins, over a grid of the job's inputs."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,10 +10,9 @@ import typer
 
 from farpipe.cli.options import AsJson, Plot, Processes, refuse, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
+from farpipe.report.tables import to_rich
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from farpipe.plan.job_grid import Axis, Result
 
 
@@ -69,7 +69,6 @@ def sweep(options: SweepOptions) -> None:
 
 def _show(axes: "Sequence[Axis]", results: "Sequence[Result]", options: SweepOptions) -> None:
     from farpipe.plan.job_grid import FORMAT
-    from farpipe.report import to_rich
     from farpipe.report.sweeps import sweep_table
 
     if options.as_json:

@@ -1,5 +1,6 @@
 """``farpipe wan up|status|set|cut|mend|down``: a WAN of network namespaces on this machine."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +10,12 @@ import typer
 
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
+from farpipe.errors import InputError, UsageError
+from farpipe.report.tables import TableView, to_rich
+from farpipe.units import BYTES_PER_S, SECONDS, format_bytes, format_rate, format_seconds, parse
 
 if TYPE_CHECKING:
     from farpipe.emulate import Wan
-    from farpipe.report import TableView
     from farpipe.spec import Cluster
 
 wan = typer.Typer(help="Real kernel networking between emulated sites on this machine.", no_args_is_help=True)
@@ -38,8 +41,6 @@ def wan_up(
 @wan.command("status")
 def wan_status(name: Name = "default", as_json: AsJson = False) -> None:
     """Show the sites and links of a WAN and what has passed."""
-    from farpipe.report.tables import to_rich
-
     found = _find(name)
     status = found.status()
     if as_json:
@@ -63,9 +64,6 @@ def wan_set(
     name: Name = "default",
 ) -> None:
     """Change a link while it runs."""
-    from farpipe.errors import UsageError
-    from farpipe.units import BYTES_PER_S, SECONDS
-
     figures = {
         "latency_s": _quantity("--latency", latency, SECONDS, "60 ms"),
         "bandwidth_bytes_per_s": _quantity("--bandwidth", bandwidth, BYTES_PER_S, "50 Mbit/s"),
@@ -95,7 +93,6 @@ def wan_down(name: Name = "default") -> None:
     """Remove a WAN, or what a crash has left of it; nothing there is fine."""
     from farpipe.emulate import state
     from farpipe.emulate.namespace import check_possible
-    from farpipe.errors import UsageError
 
     check_possible()
     try:
@@ -109,8 +106,6 @@ def wan_down(name: Name = "default") -> None:
 @contextmanager
 def wan_for(cluster: "Cluster", *, wanted: bool) -> Iterator["Wan | None"]:
     """The WAN that a run over `cluster` uses: the one that is up, or one of its own, which is gone afterwards."""
-    import os
-
     from farpipe.emulate import Wan, wan_of_cluster
     from farpipe.emulate.namespace import check_possible
 
@@ -129,7 +124,6 @@ def wan_for(cluster: "Cluster", *, wanted: bool) -> Iterator["Wan | None"]:
 def _find(name: str) -> "Wan":
     from farpipe.emulate import Wan, state
     from farpipe.emulate.namespace import check_possible
-    from farpipe.errors import InputError
 
     check_possible()
     found = Wan.find(name)
@@ -141,9 +135,6 @@ def _find(name: str) -> "Wan":
 
 
 def _quantity(option: str, text: str | None, units: dict[str, float], example: str) -> float | None:
-    from farpipe.errors import InputError
-    from farpipe.units import parse
-
     try:
         return None if text is None else parse(text, units, example)
     except ValueError as error:
@@ -151,16 +142,12 @@ def _quantity(option: str, text: str | None, units: dict[str, float], example: s
 
 
 def _table(links: dict[str, dict[str, Any]]) -> "TableView":
-    from farpipe.report import TableView
-
     columns = ("link", "latency", "bandwidth", "jitter", "loss", "delivered", "packets", "dropped", "queue", "of")
     rows = tuple(_row(name, link) for name, link in links.items())
     return TableView("Links", columns, rows, frozenset(range(1, len(columns))))
 
 
 def _row(name: str, link: dict[str, Any]) -> tuple[str, ...]:
-    from farpipe.units import format_bytes, format_rate, format_seconds
-
     return (
         f"{name} (cut)" if link["cut"] else name,
         format_seconds(link["latency_s"]),

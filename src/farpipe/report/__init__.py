@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from farpipe.report.gantt_frame import Panel
     from farpipe.report.page import write_report
     from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, obstacles, step_row, step_time_view
-    from farpipe.report.tables import FittedTable, to_rich
+    from farpipe.report.tables import FittedTable, TableView, to_rich
     from farpipe.report.trace import write_trace
-    from farpipe.report.views import RunReport, RunView, TableView
+    from farpipe.report.views import RunReport, RunView
 
 _HOME: Final = {
     "Panel": "gantt_frame",
@@ -28,7 +28,7 @@ _HOME: Final = {
     "write_trace": "trace",
     "RunReport": "views",
     "RunView": "views",
-    "TableView": "views",
+    "TableView": "tables",
 }
 
 __all__ = [

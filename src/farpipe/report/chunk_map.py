@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from farpipe.report.axis import PLAIN, Scale, duration, ticks
 from farpipe.report.figure import Block, Figure, at, stack
 from farpipe.report.markup import Markup, join, tag
-from farpipe.report.views import RunView, TableView
+from farpipe.report.tables import TableView
+from farpipe.report.views import RunView
 from farpipe.sequences import Chunk, Slice
 from farpipe.simulate.timeline import Timeline
 from farpipe.units import format_bytes, format_change

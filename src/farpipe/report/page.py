@@ -14,8 +14,8 @@ from farpipe.report.gantt_frame import Panel, fitting_window
 from farpipe.report.lines import LineChart
 from farpipe.report.markup import Markup, join, tag
 from farpipe.report.summary import StepRow, link_event_view, step_row, step_time_view
-from farpipe.report.tables import MAX_TURNED, turned
-from farpipe.report.views import Picture, RunReport, RunView, TableView
+from farpipe.report.tables import MAX_TURNED, TableView, turned
+from farpipe.report.views import Picture, RunReport, RunView
 from farpipe.simulate.timeline import Timeline
 from farpipe.strict import write_text
 from farpipe.units import format_change, format_percent, format_seconds

@@ -9,7 +9,7 @@ from farpipe.plan.derivation import DerivedQuantity, stage_lines, step_lines
 from farpipe.plan.objective import Objective, is_known
 from farpipe.plan.plan import Change, Strategy
 from farpipe.plan.quote import Quote
-from farpipe.report.views import TableView
+from farpipe.report.tables import TableView
 from farpipe.step import occupied_s
 from farpipe.units import (
     format_about,

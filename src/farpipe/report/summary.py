@@ -9,7 +9,8 @@ from typing import Any, Final
 from farpipe.processes.cpu_share import other_work
 from farpipe.report.axis import duration
 from farpipe.report.charts import metric
-from farpipe.report.views import RunView, TableView
+from farpipe.report.tables import TableView
+from farpipe.report.views import RunView
 from farpipe.runtime.figures.metrics import NUM_SKIPPED_STEPS, settled_steps
 from farpipe.transport.link_events import event_text
 from farpipe.units import format_bytes, format_change, format_count, format_flops, format_hours, format_percent

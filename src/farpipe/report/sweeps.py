@@ -7,7 +7,7 @@ from typing import Any, Final
 from farpipe.plan.job_grid import Axis, Result
 from farpipe.plan.plan import Strategy
 from farpipe.report.pyplot import load_pyplot, save_figure
-from farpipe.report.views import TableView
+from farpipe.report.tables import TableView
 from farpipe.units import format_count, format_seconds
 
 COLOURS: Final = {

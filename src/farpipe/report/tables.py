@@ -1,4 +1,4 @@
-"""Tables for the terminal: a TableView laid out for the width that there is.
+"""Tables: text in rows and columns, and its layout for the width that a terminal has.
 
 Nothing is ever cut within a word. Where a table is too wide, its texts are broken over lines; if that is not enough, a
 table of few rows is turned, so that its columns become lines, and one of many rows leaves out some columns and says
@@ -8,8 +8,6 @@ which.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
-
-from farpipe.report.views import TableView
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -22,6 +20,22 @@ _READABLE: Final = 20
 _EDGES: Final = 2
 _BETWEEN: Final = 3
 """Letters that the terminal's table takes besides its cells: at both edges, and between two columns."""
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table as text; columns whose index is in `numbers` are aligned to the right, row `chosen` stands out.
+
+    Where a terminal is too narrow for all columns, those of `expendable` are left out first, in that order.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int] = frozenset()
+    chosen: int | None = None
+    note: str = ""
+    expendable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.report.tables import TableView
 from farpipe.sequences.chunk import Chunk
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import Problem
-
-
-@dataclass(frozen=True)
-class TableView:
-    """A table as text; columns whose index is in `numbers` are aligned to the right, row `chosen` stands out.
-
-    Where a terminal is too narrow for all columns, those of `expendable` are left out first, in that order.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[int] = frozenset()
-    chosen: int | None = None
-    note: str = ""
-    expendable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
