@@ -279,8 +279,8 @@ def places_of(found, *rooms):
 
 
 COPIES = {
-    memory_tolerances: ("plan/stage_modes.py", "take step.forgiving or step.exceeds"),
-    fitting_by_hand: ("plan/stage_modes.py plan/lattice_kernel.py", "take step.num_fitting"),
+    memory_tolerances: ("plan/partition.py", "take step.forgiving or step.exceeds"),
+    fitting_by_hand: ("plan/partition.py plan/lattice_kernel.py", "take step.num_fitting"),
     queues_of_links: ("", "take step.inlined.put or step.links.free_again_s"),
     level_loops: ("", "take step.levels, step.peaks or step.inlined.level_after"),
     chain_orders: ("", "take Problem.chains or step.chains"),

@@ -46,7 +46,7 @@ def main() -> None:
     """One line for each job."""
     for name in JOBS:
         step_s, cpu_s, modes = planned(name)
-        with mock.patch("farpipe.plan.stage_modes.every_mode", _few):
+        with mock.patch("farpipe.plan.partition.every_mode", _few):
             few_s, few_cpu_s, few_modes = planned(name)
         line = {"job": name, "step_s": round(step_s, 4), "recompute": modes, "plan, CPU s": round(cpu_s, 2)}
         few = {"step_s": round(few_s, 4), "recompute": few_modes, "plan, CPU s": round(few_cpu_s, 2)}

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from farpipe.cli.efficiency import cost_line, of_a_device, use_line, use_of
 from farpipe.cli.output import check_folder, keep_earlier
 from farpipe.cli.plan import plan as plan_command
 from farpipe.cli.profile import _write as write_profile
-from farpipe.cli.shown import show_plan
+from farpipe.cli.shown import cost_line, of_a_device, show_plan, use_line, use_of
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.document import Document
 from farpipe.errors import InputError, RunError

@@ -8,9 +8,9 @@ from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan import Plan, make_plan, refine
 from farpipe.plan.evaluate import Evaluated, Rejected, evaluate
 from farpipe.plan.find_plans import reorder
-from farpipe.plan.infeasible import smallest_changes
 from farpipe.plan.orders import best_order, try_orders
 from farpipe.plan.search import search
+from farpipe.plan.why_not import smallest_changes
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.simulate import simulate

@@ -11,8 +11,20 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from farpipe.report.fleet import MARKS, _bars, _draw_marks, _draw_prices, draw_fleet, has_prices, levels, queue_levels
-from farpipe.report.fleet_charts import coastlines, draw_charts, link_use, spent_usd
+from farpipe.report.fleet import (
+    MARKS,
+    _bars,
+    _draw_marks,
+    _draw_prices,
+    coastlines,
+    draw_charts,
+    draw_fleet,
+    has_prices,
+    levels,
+    link_use,
+    queue_levels,
+    spent_usd,
+)
 from fleet_conformance import SITES, SimpleQuotes, random_cluster, random_events, random_jobs
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.report.intervals import covered, lanes
+from farpipe.report.axis import covered, lanes
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=12)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.report.markup import Markup, join, number, tag
+from farpipe.report.figure import Markup, join, number, tag
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff"))
 

@@ -9,7 +9,7 @@ from farpipe.catalog import device_names, link_names, model_names, region_names
 from farpipe.errors import InputError
 from farpipe.spec import Data, Model, Pins, Prices, Training, parse_job
 from farpipe.spec.link_matrices import WrittenMatrices
-from farpipe.spec.lora import Lora
+from farpipe.spec.training import Lora
 from farpipe.spec.written import WrittenDevice, WrittenLink, WrittenSchedule, WrittenSite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text(encoding="utf-8")

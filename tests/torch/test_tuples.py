@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from farpipe.errors import InputError, RunError
-from farpipe.torch.tuples import MAX_TENSORS, joined, parted
+from farpipe.torch.stages import MAX_TENSORS, joined, parted
 
 
 @pytest.mark.parametrize(

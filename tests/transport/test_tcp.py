@@ -6,9 +6,8 @@ import pytest
 
 from farpipe.emulate import LinkShape
 from farpipe.transport import Tag, connection, dialler, tcp, transport
-from farpipe.transport.frame_sender import FrameSender
+from farpipe.transport.frames import FrameSender
 from farpipe.transport.handshake import receive_before
-from farpipe.transport.message import Channel
 from farpipe.transport.stream import Stream
 from farpipe.transport.tcp import (
     _SO_MAX_PACING_RATE,
@@ -23,7 +22,7 @@ from farpipe.transport.tcp import (
     round_trip_s,
     suit_to_pauses,
 )
-from farpipe.transport.wire import Receipts
+from farpipe.transport.wire import Channel, Receipts
 from transports import connected
 
 LINKS = {(0, 1): ("a>b", LinkShape(0.001, 125e6)), (1, 0): ("b>a", LinkShape(0.001, 125e6))}

@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.transport.message import Tag
 from farpipe.transport.wire import (
     CONTROL_HEADER_BYTES,
     DATA_HEADER_BYTES,
@@ -10,6 +9,7 @@ from farpipe.transport.wire import (
     ControlFrame,
     ControlHeader,
     FragmentHeader,
+    Tag,
     WireError,
     pack_control,
     pack_fragment,

@@ -140,7 +140,7 @@ def _draw(outcomes: "list[FleetOutcome]", scenario: "Scenario", plot: Path | Non
 
         draw_fleet(outcomes, plot)
     if charts is not None:
-        from farpipe.report.fleet_charts import draw_charts
+        from farpipe.report.fleet import draw_charts
 
         draw_charts(outcomes, charts, scenario.locations)
 

@@ -80,8 +80,7 @@ def import_(options: ImportOptions) -> None:
 
     What was not understood is listed, and nothing is run or guessed in silence.
     """
-    from farpipe.cli.import_lists import import_lists
-    from farpipe.cli.import_log import import_log
+    from farpipe.cli.import_lists import import_lists, import_log
 
     form, files, output, as_json = options.form, options.files, options.output, options.as_json
     if form not in FORMATS.split(", "):

@@ -1,16 +1,23 @@
-"""Lists that a fleet is simulated with: jobs of a scheduler, prices and carbon of a market, for ``farpipe import``."""
+"""Lists and logs of others for ``farpipe import``: jobs of a scheduler, prices and carbon, steps of a training."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import typer
 
-from farpipe.cli.output import expect_new, log, print_json
+from farpipe.cli.output import console, expect_new, log, print_json
 from farpipe.errors import InputError, UsageError
 from farpipe.interop.job_lists import as_trace, read_jobs_of
+from farpipe.interop.logs import StepLog, is_log, read_log, read_log_of
 from farpipe.interop.price_lists import as_table, read_prices
+from farpipe.interop.steady_steps import Measured, log_data, measured, rows_of
+from farpipe.report.tables import TableView, to_rich
+from farpipe.spec import load_job
 from farpipe.strict import write_text
+from farpipe.units import format_seconds
 
 
 def import_lists(files: Sequence[Path], given: Mapping[str, str], output: Path | None, as_json: bool) -> bool:
@@ -56,3 +63,43 @@ def _prices(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, 
     measure = next(iter(read.values()))[0]
     carbon = f"carbon: {given.get('carbon', 'direct')} (--set carbon=direct or life-cycle)"
     return measure, text, [carbon] if measure == "g/kWh" else []
+
+
+def import_log(files: Sequence[Path], job: Path | None, output: Path | None, as_json: bool) -> bool:
+    """True if `files` is the log of a training, whose steps then were written as CSV, printed as JSON or summed up."""
+    logs = [file for file in files if is_log(file)]
+    if not logs:
+        return False
+    if len(files) > 1:
+        raise UsageError(f"{logs[0]}: it is a training's log: import it alone, or `farpipe check JOB --log {logs[0]}`")
+    found = read_log(logs[0]) if job is None else read_log_of(logs[0], load_job(job))
+    steps = measured(found, str(logs[0]))
+    if output is not None:
+        expect_new(output)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([("attempt", "step", "step_s", "kind"), *rows_of(found)])
+        write_text(output, text.getvalue())
+    if as_json:
+        print_json(log_data(found, steps))
+    else:
+        console().print(to_rich(_table(found, steps)))
+    if job is None:
+        log(f"the prediction beside it: `farpipe check JOB --log {logs[0]}`")
+    return True
+
+
+def _table(found: StepLog, steps: Measured) -> TableView:
+    """Figures of the step, the training and its devices, by the log."""
+    rows = [("step", format_seconds(steps.step_s), f"median of {steps.num_steps} steps, +- {steps.spread:.1%}")]
+    batch, length = found.facts.get("global_batch"), found.facts.get("sequence_length")
+    if batch and length:
+        rows.append(("tokens", f"{batch * length / steps.step_s:,.0f} /s", f"{batch} x {length} a step"))
+    if found.memory_bytes:
+        rows.append(("memory", f"{found.memory_bytes / 2**30:.1f} GiB", "the largest of any device, by its allocator"))
+    if found.tflops:
+        middle = sorted(found.tflops)[len(found.tflops) // 2]
+        rows.append(("rate", f"{middle:.0f} TFLOP/s", "per device, by the framework's count"))
+    sizes = found.facts | ({"num_devices": found.num_devices} if found.num_devices else {})
+    rows += [(name.replace("_", " "), f"{size:,}", "by the log") for name, size in sizes.items()]
+    rows += [("note", "", note) for note in steps.notes]
+    return TableView(f"Steps, by {found.framework}", ("", "measured", ""), tuple(rows), frozenset({1}))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farpipe.cli.efficiency import of_a_device
-from farpipe.cli.shown import plan_report
+from farpipe.cli.shown import of_a_device, plan_report
 from farpipe.errors import InputError
 from farpipe.plan import Plan
 from farpipe.report import RunView, write_report, write_trace

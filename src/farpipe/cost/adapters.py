@@ -10,7 +10,7 @@ from farpipe.cost import flops
 from farpipe.cost.flops import Product
 from farpipe.cost.layout import Layout
 from farpipe.spec import Lora, Model, Training
-from farpipe.spec.lora import attention_modules
+from farpipe.spec.training import attention_modules
 
 
 def adapted(

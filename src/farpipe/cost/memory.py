@@ -12,8 +12,7 @@ from typing import Final
 from farpipe.cost.adapters import layout_adapted
 from farpipe.cost.layout import Layout
 from farpipe.spec import Device, Lora, Matmul, Model, Precision, Training, recomputed_of
-from farpipe.spec.lora import attention_modules
-from farpipe.spec.training import QUANTIZED
+from farpipe.spec.training import QUANTIZED, attention_modules
 
 MASK_BYTES: Final = 1
 

@@ -12,8 +12,7 @@ from farpipe.plan.bandwidth import link_bytes
 from farpipe.plan.candidates import Candidate
 from farpipe.plan.in_flight import InFlight, in_flight_targets, minimum_in_flight
 from farpipe.plan.orders import AUTO, QUICK, best_order, quick_orders
-from farpipe.plan.partition import Division, divide_layers
-from farpipe.plan.stage_modes import StageModes, missing_bytes, stage_options
+from farpipe.plan.partition import Division, StageModes, divide_layers, missing_bytes, stage_options
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import ORDERS, is_in_file
 from farpipe.simulate import Timeline

@@ -8,7 +8,6 @@ from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.changes import LIMIT_S, changes_that_help, still_helping
 from farpipe.plan.decided import expect_devices, largest_sites, left_out_note
 from farpipe.plan.evaluate import Evaluated, Rejected
-from farpipe.plan.infeasible import explain_infeasible
 from farpipe.plan.limits import limit_of, limits_in_words, trust_of
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Plan, Strategy
@@ -16,7 +15,7 @@ from farpipe.plan.quote import quote_of
 from farpipe.plan.refine import best_refined, predict, predicted, rank_robustly
 from farpipe.plan.search import Progress, search_stages_of_zero
 from farpipe.plan.strategies import LOCAL_STEPS, strategies_of
-from farpipe.plan.why_not import other_sites, runners_up, use_of_sites
+from farpipe.plan.why_not import explain_infeasible, other_sites, runners_up, use_of_sites
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, FoundOrder
 from farpipe.search import Progress as SearchProgress

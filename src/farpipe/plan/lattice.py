@@ -30,9 +30,9 @@ from farpipe.plan.lattice_tables import (
     rows_of,
     tables_of,
 )
+from farpipe.plan.partition import coarse_modes
 from farpipe.plan.placement import MAX_SITES
 from farpipe.plan.site_paths import best_paths
-from farpipe.plan.stage_modes import coarse_modes
 from farpipe.spec import Cluster, ContextExchange, Job, Site
 
 MAX_ORDERED: Final = 3

@@ -23,8 +23,8 @@ from farpipe.plan.candidates import (
     shares_experts,
     tensor_degrees,
 )
+from farpipe.plan.partition import coarse_modes
 from farpipe.plan.placement import MAX_SITES
-from farpipe.plan.stage_modes import coarse_modes
 from farpipe.spec import Job, Model, Site
 from farpipe.step import occupied_s
 

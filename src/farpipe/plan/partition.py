@@ -1,17 +1,22 @@
 """Partition of the layers into stages, each with its recomputation: exact, by dynamic programming."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.cost import JobCosts, StageCost
 from farpipe.errors import InfeasibleError
-from farpipe.spec import Recompute
+from farpipe.plan.candidates import Candidate
+from farpipe.spec import Model, Recompute, Site, Training, possible_operations
+from farpipe.spec.recompute import spelled
 
 Floats = NDArray[np.float64]
-
 
 MAX_KNOWN: Final = 4096
 """Largest number of divisions that are remembered: three in four of a plan's, of its strategies' and of its changes'
@@ -32,6 +37,155 @@ class StageOption(NamedTuple):
     def most_of(self, num_layers: int) -> int:
         """Largest number of `num_layers` layers that fit."""
         return num_layers if self.most_layers is None else min(num_layers, self.most_layers)
+
+
+@dataclass(frozen=True)
+class StageMode:
+    """One stage with one mode of recomputing; all that it costs is linear in its number of layers."""
+
+    recompute: Recompute
+    none: StageCost
+    """Costs without layers: embedding, head, fixed overhead."""
+    one: StageCost
+    """Costs with one layer."""
+
+    @property
+    def layer_s(self) -> float:
+        """Seconds that a layer adds to forward and backward of one microbatch."""
+        return self.one.seconds - self.none.seconds
+
+    def layer_bytes(self, in_flight: int) -> float:
+        """Bytes that a layer adds with `in_flight` microbatches."""
+        return self.one.held_bytes(in_flight) - self.none.held_bytes(in_flight)
+
+
+def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
+    """The modes of recomputing that the job leaves open; under flash attention there are no scores to select.
+
+    Where a device was measured, only those that its profile tells of.
+    """
+    wanted = "none" if costs.training.cpu_offloading_num_layers else costs.training.recompute
+    if wanted != "auto":
+        return (wanted,)
+    profiles = [costs.profiles[name] for name in {site.device.name for site in sites} if name in costs.profiles]
+    useful = every_mode(costs.model, costs.training)
+    return tuple(mode for mode in useful if all(profile.tells_of(mode) for profile in profiles)) or ("none",)
+
+
+def coarse_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
+    """Modes of `open_modes` that are tried first: no sets of operations but attention's core."""
+    modes = open_modes(costs, sites)
+    return tuple(mode for mode in modes if mode in ("none", "selective", "full")) or modes
+
+
+def every_mode(model: Model, training: Training) -> tuple[Recompute, ...]:
+    """``none``, every set of operations that frees something, ``full``."""
+    useful = [o for o in possible_operations(model) if o != "core_attn" or not training.flash_attention]
+    sets = (spelled(some) for count in range(len(useful) + 1) for some in combinations(useful, count))
+    return (*dict.fromkeys(sets), "full")
+
+
+class StageModes:
+    """The stages of one candidate, taken apart; identical ones (site, first, last) once."""
+
+    def __init__(self, costs: JobCosts, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.open = open_modes(costs, candidate.sites)
+        """The modes of recomputing that the job leaves open, the lightest first."""
+        self.coarse = coarse_modes(costs, candidate.sites)
+        self._costs, self._last = costs, candidate.layout.num_stages - 1
+        self._known: dict[tuple[str, bool, bool, Recompute], StageMode] = {}
+
+    def of(self, index: int, recompute: Recompute) -> StageMode:
+        """Stage `index` if it recomputes so."""
+        site = self.candidate.sites[self.candidate.ranks[index]]
+        key = (site.name, index == 0, index == self._last, recompute)
+        if key not in self._known:
+            layout = self.candidate.layout
+            parts = self._costs.apart(layout, site, recompute, embedding=key[1], head=key[2])
+            self._known[key] = StageMode(recompute, *parts)
+        return self._known[key]
+
+    def all(self, recompute: Recompute) -> list[StageMode]:
+        """Every stage if it recomputes so."""
+        return [self.of(index, recompute) for index in range(self._last + 1)]
+
+
+def stage_options(
+    stages: StageModes, in_flight: Sequence[int], modes: Sequence[Recompute], pinned: Sequence[int] | None = None
+) -> list[list[StageOption]]:
+    """The `modes` of every stage, each with as many layers as fit with `in_flight[stage]` microbatches under way.
+
+    Stages of one rank share its memory so that all could hold equally many layers, or in proportion to `pinned`, in the
+    first of the modes; so whichever modes they take, together they fit. With one mode what is left over holds one layer
+    more of as many stages as it is enough for, the last ones first, which need least.
+    """
+    candidate = stages.candidate
+    parts = [stages.all(mode) for mode in modes]
+    shares = _shares(candidate, parts[0], in_flight, pinned or [1] * len(parts[0]))
+    options: list[list[StageOption]] = [[] for _ in candidate.ranks]
+    for mine in parts:
+        free = _free_bytes(candidate, mine if candidate.layout.virtual == 1 else parts[-1], in_flight)
+        each = zip(mine, shares, candidate.ranks, in_flight, strict=True)
+        most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
+        if len(modes) == 1 and pinned is None and candidate.layout.virtual > 1:
+            _use_rest(candidate, [part.layer_bytes(n) for part, n in zip(mine, in_flight, strict=True)], free, most)
+        for of_stage, part, number in zip(options, mine, most, strict=True):
+            of_stage.append(StageOption(part.layer_s, part.none.seconds, number, part.recompute))
+    return options
+
+
+def _use_rest(candidate: Candidate, sizes: Sequence[float], free: Sequence[float], most: list[int]) -> None:
+    """Add a layer to the stages of every rank, the last one first, as long as its memory is enough."""
+    rest = list(free)
+    for rank, size, number in zip(candidate.ranks, sizes, most, strict=True):
+        rest[rank] -= size * number
+    for index in reversed(range(len(most))):
+        rank = candidate.ranks[index]
+        if sizes[index] <= rest[rank]:
+            rest[rank] -= sizes[index]
+            most[index] += 1
+
+
+def _shares(
+    candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int], layers: Sequence[int]
+) -> list[float]:
+    """The part of its rank's memory that every stage takes which has so many `layers`."""
+    each = zip(parts, in_flight, layers, strict=True)
+    sizes = [count * part.layer_bytes(number) for part, number, count in each]
+    of_rank = [0.0] * candidate.layout.pipeline
+    for rank, size in zip(candidate.ranks, sizes, strict=True):
+        of_rank[rank] += size
+    return [size / (of_rank[rank] or 1.0) for rank, size in zip(candidate.ranks, sizes, strict=True)]
+
+
+def _free_bytes(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
+    """Bytes that each rank has for layers; of all modes, recomputing most has the largest working memory."""
+    free = [site.plannable_bytes - part.one.working_bytes for site, part in zip(candidate.sites, parts, strict=False)]
+    for part, rank, number in zip(parts, candidate.ranks, in_flight, strict=True):
+        free[rank] -= part.none.held_bytes(number)
+    return free
+
+
+def _most_layers(part: StageMode, free_bytes: float, in_flight: int) -> int:
+    return math.floor(free_bytes / part.layer_bytes(in_flight) * (1 + 1e-9))
+
+
+def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int]) -> float:
+    """Memory that all ranks together lack for the layers, recomputing most; bytes of one tensor-parallel device each.
+
+    Zero where every stage holds a layer and all of them together all layers.
+    """
+    stages = StageModes(costs, candidate)
+    parts = stages.all(stages.open[-1])
+    shares = _shares(candidate, parts, in_flight, [1] * len(parts))
+    free = _free_bytes(candidate, parts, in_flight)
+    each = zip(parts, shares, candidate.ranks, in_flight, strict=True)
+    most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
+    if sum(most) >= costs.model.num_layers and min(most) >= 1:
+        return 0.0
+    sizes = [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
+    return max(1.0, costs.model.num_layers * sum(sizes) / len(sizes) - sum(free))
 
 
 class Division(NamedTuple):

@@ -16,8 +16,8 @@ from farpipe.cost import JobCosts, Placement, StageCost, step_cost
 from farpipe.plan.bandwidth import link_bytes
 from farpipe.plan.evaluate import ROUNDING, Evaluated, finish, staggered_like, whole
 from farpipe.plan.orders import AUTO, try_orders, try_quickly
+from farpipe.plan.partition import StageModes
 from farpipe.plan.plan import Prediction
-from farpipe.plan.stage_modes import StageModes
 from farpipe.plan.step_samples import StepSamples
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import lower_bound_s

@@ -13,14 +13,13 @@ from typing import Final, NamedTuple
 
 from farpipe.cost import JobCosts, Layout, Profile
 from farpipe.errors import InfeasibleError
-from farpipe.plan.candidates import Candidate, why_none
+from farpipe.plan.candidates import Candidate, neighbours, why_none
 from farpipe.plan.decided import ZERO_STAGES, decided
 from farpipe.plan.evaluate import ROUNDING, Evaluated, Rejected, evaluate, reject, whole
 from farpipe.plan.in_flight import minimum_in_flight
 from farpipe.plan.lattice import Estimate, Lattice, SiteSet
-from farpipe.plan.neighbours import neighbours
 from farpipe.plan.orders import AUTO, QUICK, best_order
-from farpipe.plan.stage_modes import missing_bytes
+from farpipe.plan.partition import missing_bytes
 from farpipe.spec import Job
 
 Progress = Callable[[int, int], None]

@@ -7,9 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, shorten
+from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, covered, shorten
 from farpipe.report.gantt_frame import extent
-from farpipe.report.intervals import covered
 from farpipe.report.lines import Curve, LineChart
 from farpipe.report.views import RunView
 from farpipe.simulate.timeline import Timeline

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.report.axis import PLAIN, Scale, duration, ticks
-from farpipe.report.figure import Block, Figure, at, stack
-from farpipe.report.markup import Markup, join, tag
+from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.report.tables import TableView
 from farpipe.report.views import RunView
 from farpipe.sequences import Chunk, Slice

@@ -1,13 +1,56 @@
-"""A figure: SVG that stands in a page or in a file of its own."""
+"""Figures: SVG that stands in a page or in a file of its own, of text that is escaped by construction."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from farpipe.report.markup import Markup, join, number, tag
 from farpipe.strict import write_text
+
+_EMPTY: Final = frozenset({"br", "circle", "input", "line", "link", "meta", "path", "polyline", "rect"})
+
+Value = str | float | int | None
+
+
+class Markup(str):
+    """Text that is already valid markup."""
+
+    __slots__ = ()
+
+
+def safe(content: str) -> Markup:
+    """`content` as markup: itself when it is Markup, escaped otherwise."""
+    return content if isinstance(content, Markup) else Markup(escape(content, quote=False))
+
+
+def join(parts: Iterable[str], between: str = "") -> Markup:
+    """All `parts`, one after the other, each escaped where needed."""
+    return Markup(between.join(safe(part) for part in parts))
+
+
+def tag(name: str, *children: str, **attributes: Value) -> Markup:
+    """One element.
+
+    An attribute's ``_`` stands for ``-`` and a trailing one is dropped (``class_``); None leaves it out.
+    """
+    head = name + "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
+    if name in _EMPTY and not children:
+        return Markup(f"<{head}/>")
+    return Markup(f"<{head}>{join(children)}</{name}>")
+
+
+def _attribute(key: str, value: Value) -> str:
+    text = number(value) if isinstance(value, float | int) else escape(str(value))
+    return f' {key.rstrip("_").replace("_", "-")}="{text}"'
+
+
+def number(value: float) -> str:
+    """A coordinate with at most two decimals and nothing superfluous: ``3.5``, ``12``."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
 
 _MARGIN_PX: Final = 12.0
 """White space around a picture that is a file of its own."""

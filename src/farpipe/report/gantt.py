@@ -11,12 +11,10 @@ import numpy as np
 
 from farpipe.plan import Plan
 from farpipe.report.axis import shorten
-from farpipe.report.figure import Block, Figure, at, stack
+from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.report.gantt_frame import GanttFrame, Panel, choose_frame, extent
-from farpipe.report.gantt_rows import BOX_PX, FALL_PX, action_boxes, link_row, shades, wait_boxes
-from farpipe.report.gantt_strip import strips
+from farpipe.report.gantt_rows import BOX_PX, FALL_PX, action_boxes, link_row, shades, strips, wait_boxes
 from farpipe.report.legend import legend
-from farpipe.report.markup import Markup, join, tag
 from farpipe.simulate import Timeline, simulate
 from farpipe.step import site_of
 from farpipe.units import format_seconds

@@ -6,9 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.figure import Block, at, stack
+from farpipe.report.figure import Block, Markup, at, join, stack, tag
 from farpipe.report.gantt_frame import CRITICAL, SPARE, GanttFrame, Panel
-from farpipe.report.markup import Markup, join, tag
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.step import KINDS
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.report.axis import Quantity, Scale, spread, ticks
-from farpipe.report.figure import Block, Figure
-from farpipe.report.markup import Markup, join, number, tag
+from farpipe.report.figure import Block, Figure, Markup, join, number, tag
 
 Floats = NDArray[np.float64]
 

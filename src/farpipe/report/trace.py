@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.report.axis import lanes
 from farpipe.report.charts import memory_over_time
 from farpipe.report.gantt_rows import link_name
-from farpipe.report.intervals import lanes
 from farpipe.simulate.events import makers, users
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.simulate.waits import waits

@@ -13,12 +13,12 @@ from farpipe.spec.load import (
     preset_model,
     preset_site,
 )
-from farpipe.spec.lora import Lora, possible_modules
 from farpipe.spec.model import Model, RotaryScaling
 from farpipe.spec.recompute import Recompute, operations_of, possible_operations, recomputed_of
 from farpipe.spec.training import (
     ContextExchange,
     Data,
+    Lora,
     Matmul,
     MetricsSettings,
     Precision,
@@ -26,6 +26,7 @@ from farpipe.spec.training import (
     Training,
     WireType,
     Zero,
+    possible_modules,
 )
 
 __all__ = [

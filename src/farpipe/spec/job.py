@@ -7,11 +7,10 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.spec.cluster import Cluster, Site
-from farpipe.spec.lora import possible_modules
 from farpipe.spec.model import Model
 from farpipe.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.spec.recompute import operations_of, possible_operations
-from farpipe.spec.training import ContextExchange, Data, Matmul, MetricsSettings, Training
+from farpipe.spec.training import ContextExchange, Data, Matmul, MetricsSettings, Training, possible_modules
 from farpipe.spec.write import as_toml, link_table, site_table
 from farpipe.strict import nearest
 from farpipe.units import format_bytes

@@ -26,11 +26,10 @@ from farpipe.runtime.stages.deferred import WeightGradStore
 from farpipe.runtime.staging import Staging
 from farpipe.step import Schedule
 from farpipe.torch.backend import farpipe_group
-from farpipe.torch.inputs import Microbatches, cut, from_lists
 from farpipe.torch.order_changes import OrderChanges, from_first, shared_mesh
 from farpipe.torch.orders import Agreed, Asked, agree
 from farpipe.torch.records import Records
-from farpipe.torch.stages import CalledStage
+from farpipe.torch.stages import CalledStage, Microbatches, cut, from_lists
 from farpipe.torch.works import as_torch, raised_as_torch
 
 _STEPS_EACH: Final = 1 << 40

@@ -1,19 +1,120 @@
-"""A user's module as a stage: called with the user's arguments, its weight gradients put off until W."""
+"""A user's module as a stage: arguments by microbatch, messages of several tensors, weight gradients put off until W."""
 
+import math
+import struct
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from farpipe.errors import InputError
+from farpipe.errors import InputError, RunError
+from farpipe.runtime.peers import describe, form_of
 from farpipe.runtime.site.sharding import StepReduction
 from farpipe.runtime.stages.deferred import WeightGradStore, defer
-from farpipe.torch.inputs import Microbatches
-from farpipe.torch.tuples import joined, parted
+
+MAX_TENSORS: Final = 64
+_ALIGNMENT: Final = 16
+"""Bytes of which every tensor begins at a multiple."""
+_LENGTH: Final = struct.Struct("<I")
+_MAX_HEAD_BYTES: Final = 1 << 13
+
+Values = tuple[Tensor | None, ...]
+
+
+def joined(values: Sequence[Tensor | None]) -> Tensor:
+    """One tensor for all of `values`: the only one itself, unless it looks like several; else their bytes.
+
+    InputError for too many, and for tensors that have no form on the wire.
+    """
+    if len(values) > MAX_TENSORS:
+        raise InputError(f"a stage passes on {len(values)} tensors; the limit is {MAX_TENSORS}")
+    if len(values) == 1 and values[0] is not None and values[0].dtype != torch.uint8:
+        return values[0].detach()
+    there = [value.detach() for value in values if value is not None]
+    words = [b"" if value is None else describe(value) for value in values]
+    head = b"".join(bytes([len(word)]) + word for word in words)
+    device = there[0].device if there else torch.device("cpu")
+    start = torch.frombuffer(bytearray(_LENGTH.pack(len(head)) + head), dtype=torch.uint8).to(device)
+    flat = [value.contiguous().reshape(-1).view(torch.uint8) for value in there]
+    return torch.cat([functional.pad(part, (0, -len(part) % _ALIGNMENT)) for part in (start, *flat)])
+
+
+def parted(tensor: Tensor) -> Values:
+    """The values of which `joined` made `tensor`, without a copy; RunError where it made none like it.
+
+    On a GPU this waits for the message: sizes are read on the host.
+    """
+    if tensor.dtype != torch.uint8:
+        return (tensor,)
+    try:
+        return tuple(_parts(tensor))
+    except (ValueError, IndexError, struct.error, RuntimeError) as error:
+        raise RunError(f"a message of {tensor.nbytes} bytes is no tuple of tensors: {error}") from None
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor | None]:
+    head = tensor[:_MAX_HEAD_BYTES].cpu().numpy().tobytes()
+    (length,) = _LENGTH.unpack_from(head)
+    place, at = _LENGTH.size, _aligned(_LENGTH.size + length)
+    while place < _LENGTH.size + length:
+        end = place + 1 + head[place]
+        if end == place + 1:
+            yield None
+        else:
+            dtype, shape = form_of(head[place + 1 : end])
+            num_bytes = math.prod(shape) * dtype.itemsize
+            yield tensor[at : at + num_bytes].view(dtype).view(shape)
+            at += _aligned(num_bytes)
+        place = end
+
+
+def _aligned(num_bytes: int) -> int:
+    return num_bytes + -num_bytes % _ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """Arguments of a step on one rank, by microbatch."""
+
+    args: Sequence[tuple[Any, ...]]
+    """Positional arguments of the first stage."""
+    kwargs: Sequence[Mapping[str, Any]]
+    """Keyword arguments, which every stage gets."""
+    targets: Sequence[Any] | None = None
+    loss_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    keep_outputs: bool = False
+    """True if the last stage keeps what its module returns."""
+
+
+def cut(number: int, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, **further: Any) -> Microbatches:
+    """`number` microbatches of a whole batch, whose tensors are cut along the first dimension.
+
+    InputError for a batch that has fewer rows.
+    """
+    cut_args, cut_kwargs = split_args_kwargs_into_chunks(args, kwargs, number) if args or kwargs else ((), ())
+    targets = None if target is None else [one for (one,) in split_args_kwargs_into_chunks((target,), {}, number)[0]]
+    return from_lists(number, cut_args or None, cut_kwargs or None, targets, **further)
+
+
+def from_lists(
+    number: int,
+    args: Sequence[tuple[Any, ...]] | None,
+    kwargs: Sequence[Mapping[str, Any]] | None,
+    targets: Sequence[Any] | None,
+    **further: Any,
+) -> Microbatches:
+    """Microbatches out of lists with an entry for each; None: nothing. InputError for a list of another length."""
+    for name, found in {"arguments": args, "keyword arguments": kwargs, "targets": targets}.items():
+        if found is not None and len(found) != number:
+            raise InputError(f"{name} of {number} microbatches are needed, found {len(found)}")
+    return Microbatches(args or [()] * number, kwargs or [{}] * number, targets, **further)
 
 
 class CalledStage:

@@ -4,19 +4,19 @@ One message's path, with the file of each station (a tensor comes to it through 
 
     sender    Transport.send       transport.py       finds the channel: peer and kind, such as forward
               Outbox               outbox.py          bounded queue; cuts messages into fragments for its streams
-              Stream.sender        frame_sender.py    fragment -> frame (wire.py), kept until it is acknowledged
+              Stream.sender        frames.py          fragment -> frame (wire.py), kept until it is acknowledged
               Connection           connection.py      one TCP connection, within TLS (security/), paced (tcp.py)
                   the network
     receiver  Connection           connection.py
-              Stream.receiver      frame_receiver.py  bytes -> frames, counted and acknowledged
+              Stream.receiver      frames.py          bytes -> frames, counted and acknowledged
               FragmentReceiver     inbox.py           frame -> fragment, checked against what was said of the message
               Inbox                inbox.py           fragments -> message, in bounded memory, until it is asked for
               Transport.receive    transport.py       hands it over, or says what was waited for and how long
 
 Around it:
 
-    start     meeting.py and rendezvous.py (who is where), listener.py and handshake.py (who may connect),
-              dialler.py (who calls), tcp.py (options, rates, up to speed before the first message)
+    start     meeting.py and rendezvous.py (who is where), handshake.py (who may connect),
+              dialler.py (who calls, who listens), tcp.py (options, rates, up to speed before the first message)
     threads   loop.py: a few threads serve all streams (stream.py)
     trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
               health.py ends every wait when that takes too long, or when a process gives up
@@ -30,9 +30,9 @@ from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import PeerError
 from farpipe.transport.link_events import LinkEvent
 from farpipe.transport.meeting import connect
-from farpipe.transport.message import ChannelKind, Message, MessageTimes, Tag
 from farpipe.transport.rendezvous import Rendezvous
 from farpipe.transport.transport import Transport
+from farpipe.transport.wire import ChannelKind, Message, MessageTimes, Tag
 
 __all__ = [
     "ChannelKind",

@@ -9,8 +9,8 @@ from typing import Final
 
 from farpipe.emulate import LinkShape, OwnPath
 from farpipe.errors import InputError
-from farpipe.transport.message import ChannelKind, Tag
 from farpipe.transport.security.tls import TlsFiles
+from farpipe.transport.wire import ChannelKind, Tag
 
 MAX_STREAMS: Final = 1024
 SILENCE_S: Final = 5.0

@@ -15,9 +15,8 @@ from farpipe.transport.clock import PingTimes, offset_ns
 from farpipe.transport.control_link import ControlInbox, ControlLink, ControlMessage
 from farpipe.transport.control_topology import ControlTopology
 from farpipe.transport.health import Health, PeerError
-from farpipe.transport.message import CHANNEL_KINDS, ChannelKind
 from farpipe.transport.reconnector import Reconnector
-from farpipe.transport.wire import EVERYBODY, ControlFrame, WireError
+from farpipe.transport.wire import CHANNEL_KINDS, EVERYBODY, ChannelKind, ControlFrame, WireError
 
 NUM_PINGS: Final = 12
 """Round trips per peer for one estimate of its clock; the shortest counts."""

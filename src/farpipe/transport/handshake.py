@@ -20,8 +20,8 @@ import struct
 import time
 from typing import Final, NamedTuple
 
-from farpipe.transport.message import CHANNEL_KINDS, ChannelKind
 from farpipe.transport.security.tls import RefusedError, explained
+from farpipe.transport.wire import CHANNEL_KINDS, ChannelKind
 
 NONCE_BYTES: Final = 16
 PROOF_BYTES: Final = 32

@@ -10,8 +10,17 @@ from farpipe.errors import RunError
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import Health, Later, PeerError
-from farpipe.transport.message import Channel, ChannelKind, Message, MessageTimes, Tag
-from farpipe.transport.wire import FragmentHeader, Frame, WireError, unpack_fragment
+from farpipe.transport.wire import (
+    Channel,
+    ChannelKind,
+    FragmentHeader,
+    Frame,
+    Message,
+    MessageTimes,
+    Tag,
+    WireError,
+    unpack_fragment,
+)
 from farpipe.units import format_bytes
 
 Allocate = Callable[[int], memoryview]

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from farpipe.errors import RunError
-from farpipe.transport.message import ChannelKind, Tag
 from farpipe.transport.transport import Transport
+from farpipe.transport.wire import ChannelKind, Tag
 
 SERVER, CLIENT = 0, 1
 """Ranks of the side that listens and the side that asks."""

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 from farpipe.errors import RunError
 from farpipe.transport import handshake
 from farpipe.transport.config import TransportConfig
+from farpipe.transport.dialler import Listener
 from farpipe.transport.handshake import HandshakeError, Purpose, nonce, prove, receive_before
 from farpipe.transport.link_figures import CLIENT, MAX_SECONDS, SERVER, LinkFigures, answer, ask
-from farpipe.transport.listener import Listener
 from farpipe.transport.meeting import connect
 from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 from farpipe.transport.tcp import listen, prepare

@@ -13,10 +13,9 @@ from farpipe.errors import InputError, RunError
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import Health
-from farpipe.transport.message import Channel, Tag
 from farpipe.transport.reconnector import Reconnector
 from farpipe.transport.stream import Stream
-from farpipe.transport.wire import MAX_DESCRIPTION_BYTES, FragmentHeader, Frame, WireError, pack_fragment
+from farpipe.transport.wire import MAX_DESCRIPTION_BYTES, Channel, FragmentHeader, Frame, Tag, WireError, pack_fragment
 from farpipe.units import format_bytes
 
 SMALLEST_FRAGMENT_BYTES: Final = 32 << 10

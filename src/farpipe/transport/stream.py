@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 
 from farpipe.transport.connection import Connection, Retransmissions
-from farpipe.transport.frame_receiver import FrameReceiver
-from farpipe.transport.frame_sender import FrameSender
+from farpipe.transport.frames import FrameReceiver, FrameSender
 from farpipe.transport.handshake import ClosedError
 from farpipe.transport.loop import Loop
 from farpipe.transport.tcp import TcpRamp

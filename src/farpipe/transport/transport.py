@@ -15,20 +15,18 @@ from farpipe.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.transport.control_link import ControlInbox, ControlLink
 from farpipe.transport.control_plane import ControlPlane
 from farpipe.transport.control_topology import ControlTopology
-from farpipe.transport.dialler import Dialler
+from farpipe.transport.dialler import Dialler, Listener
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
 from farpipe.transport.inbox import Allocate, FragmentReceiver, Inbox, allocate_bytes
 from farpipe.transport.link_events import LinkEvent, LinkEventLog
-from farpipe.transport.listener import Listener
 from farpipe.transport.loop import Loop
-from farpipe.transport.message import Channel, ChannelKind, Message, Tag, as_bytes
 from farpipe.transport.outbox import Outbox
 from farpipe.transport.reconnector import Dial, Reconnector, Surroundings
 from farpipe.transport.rendezvous import Introduction
 from farpipe.transport.security.tls import Credentials, RefusedError, check_site
 from farpipe.transport.tcp import TcpRamp, num_threads
-from farpipe.transport.wire import FrameEndpoint
+from farpipe.transport.wire import Channel, ChannelKind, FrameEndpoint, Message, Tag, as_bytes
 
 FAREWELL_S: Final = 1.0
 """Time for which a rank that leaves tries to report why, and then waits for its threads."""
