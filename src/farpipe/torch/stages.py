@@ -1,4 +1,4 @@
-"""A user's module as a stage: arguments by microbatch, messages of several tensors, weight gradients put off until W."""
+"""A user's module as a stage: its arguments by microbatch, tensors as one message, weight gradients until W."""
 
 import math
 import struct

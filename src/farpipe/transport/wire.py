@@ -1,4 +1,13 @@
-"""Messages and the form of their frames on a connection; what a stream needs of whoever gives and takes them."""
+"""Messages and the form of their frames on a connection; what a stream needs of whoever gives and takes them.
+
+frame:           prefix (kind, length of head and body, frames received so far), head, body, stamp
+acknowledgement: prefix alone; also a sign of life of a side that has nothing else to say
+padding:         prefix and bytes without meaning, during a TCP ramp (see TcpRamp); not counted, not kept
+
+Heads are fixed binary headers that are checked before anything is allocated for what follows. The frames of a data
+stream have a fragment of a message as their body and the message's description behind the header; those of a control
+stream have the payload, and its name behind the header. All numbers are little-endian.
+"""
 
 import struct
 from dataclasses import dataclass
