@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farpipe.cost import JobCosts
 from farpipe.plan import make_plan
-from farpipe.plan.decided import MAX_PLANNED_SITES, decided
+from farpipe.plan.candidates import MAX_PLANNED_SITES, decided
 from farpipe.plan.evaluate import Evaluated, evaluate, whole
 from farpipe.plan.lattice import Lattice
 from farpipe.plan.refine import best_refined, refined

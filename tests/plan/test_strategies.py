@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from farpipe.cost import JobCosts
 from farpipe.plan import Plan, make_plan
+from farpipe.plan.candidates import decided
 from farpipe.plan.changes import COSTS, WORTH_LISTING, changes_that_help, still_helping
-from farpipe.plan.decided import decided
 from farpipe.plan.find_plans import find_plans, refine, reorder
 from farpipe.plan.limits import limit_of
 from farpipe.plan.plan import Change

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from farpipe.report.charts import (
     MAX_CHARTS,
+    Curve,
     _identical,
     link_charts,
     loss_chart,
@@ -14,7 +15,6 @@ from farpipe.report.charts import (
     metric,
     step_time_chart,
 )
-from farpipe.report.lines import Curve
 from farpipe.schedule import memory_curve
 from farpipe.simulate import simulate
 from farpipe.units import format_percent

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from farpipe.report.axis import PLAIN, TIME
-from farpipe.report.lines import MAX_POINTS, Curve, LineChart
+from farpipe.report.charts import MAX_POINTS, Curve, LineChart
 
 SVG = "{http://www.w3.org/2000/svg}"
 

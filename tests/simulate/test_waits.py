@@ -5,9 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from farpipe.simulate import simulate
-from farpipe.simulate.events import inputs, makers, users
+from farpipe.simulate.events import inputs, makers, users, waits
 from farpipe.simulate.timeline import MESSAGE_KINDS
-from farpipe.simulate.waits import waits
 from farpipe.step import KINDS, is_inter_site
 from report.steps import play, two_sites
 from strategies import problems_with_schedules

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.transport.control_topology import FAN_OUT, ControlTopology
+from farpipe.transport.control_plane import FAN_OUT, ControlTopology
 
 SITES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=60)
 

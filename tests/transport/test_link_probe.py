@@ -11,8 +11,7 @@ from attempts import assert_most_of_five
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, RunError
 from farpipe.transport import Tag, TransportConfig, handshake, link_figures, link_probe
-from farpipe.transport.link_figures import answer, arrival_rate, ask
-from farpipe.transport.link_probe import ProbeServer, Sides, measure
+from farpipe.transport.link_probe import ProbeServer, Sides, answer, arrival_rate, ask, measure
 from transports import connected, in_parallel, tls_files
 from wans import both_ways, free_name, needs_wan
 

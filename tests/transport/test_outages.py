@@ -17,8 +17,7 @@ from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.transport import PeerError, Tag, TransportConfig, meeting
 from farpipe.transport.connection import Connection
 from farpipe.transport.control_link import ControlInbox, ControlMessage
-from farpipe.transport.control_plane import ControlPlane
-from farpipe.transport.control_topology import ControlTopology
+from farpipe.transport.control_plane import ControlPlane, ControlTopology
 from farpipe.transport.health import Health
 from farpipe.transport.loop import Loop
 from farpipe.transport.stream import Stream

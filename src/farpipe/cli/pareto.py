@@ -26,7 +26,7 @@ def pareto(
 ) -> None:
     """Show the layouts that no other beats in one objective without losing in another."""
     from farpipe.plan import objective
-    from farpipe.plan.decided import left_out_note
+    from farpipe.plan.candidates import left_out_note
     from farpipe.plan.planner import Planner
     from farpipe.report.plan_tables import front_data, front_table
     from farpipe.spec import load_job

@@ -15,8 +15,7 @@ from farpipe.strict import nearest, read_text, write_text
 from farpipe.units import BYTES_PER_S, format_seconds
 
 if TYPE_CHECKING:
-    from farpipe.transport.link_figures import LinkFigures
-    from farpipe.transport.link_probe import Sides
+    from farpipe.transport.link_probe import LinkFigures, Sides
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from farpipe.optical.blocking import TrafficOutcome, play_traffic, poisson_blocking
 from farpipe.optical.modulation import find_modulation
+from farpipe.optical.network_files import find_network
 from farpipe.optical.paths import k_shortest, load_paths
 from farpipe.optical.policies import POLICIES, find_policy
 from farpipe.optical.spectrum import Grid
-from farpipe.optical.topologies import find_network
 from farpipe.optical.traffic import PoissonTraffic, load_trace
 
 __all__ = [

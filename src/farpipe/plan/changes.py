@@ -7,8 +7,7 @@ from typing import Any, Final, get_args
 
 from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError
-from farpipe.plan.candidates import Candidate, placed
-from farpipe.plan.decided import decided
+from farpipe.plan.candidates import Candidate, decided, placed
 from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.plan import Change, CostClass
 from farpipe.plan.refine import predicted, refined

@@ -11,7 +11,7 @@ from farpipe.cost import busy_notes
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import FarpipeError, InputError
-from farpipe.plan.decided import expect_devices
+from farpipe.plan.candidates import expect_devices
 from farpipe.plan.plan import Plan
 from farpipe.plan.refine import predict
 from farpipe.sequences import BatchPlan, StepPlan, options_of, plan_batch, plan_sequences, shares, step_plan

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from farpipe.cost import JobCosts, Layout, Profile, busy_notes
 from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.plan.candidates import expect_devices, largest_sites, left_out_note
 from farpipe.plan.changes import LIMIT_S, changes_that_help, still_helping
-from farpipe.plan.decided import expect_devices, largest_sites, left_out_note
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.limits import limit_of, limits_in_words, trust_of
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order

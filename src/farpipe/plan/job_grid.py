@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from farpipe import __version__
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.batch_strategies import strategies_of_batch
-from farpipe.plan.decided import largest_sites
+from farpipe.plan.candidates import largest_sites
 from farpipe.plan.plan import Strategy
 from farpipe.plan.search import search_stages_of_zero
 from farpipe.plan.strategies import LOCAL_STEPS, strategies_of

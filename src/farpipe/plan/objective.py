@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from farpipe.errors import InfeasibleError
-from farpipe.plan.decided import largest_sites
+from farpipe.plan.candidates import largest_sites
 from farpipe.plan.planner import Planner
 from farpipe.plan.quote import OBJECTIVES, Objective, Quote
 from farpipe.spec import Job, Pins

@@ -5,8 +5,7 @@ from typing import Final
 
 from farpipe.cost import JobCosts, Profile
 from farpipe.errors import InfeasibleError
-from farpipe.plan.candidates import Candidate, placed
-from farpipe.plan.decided import decided
+from farpipe.plan.candidates import Candidate, decided, placed
 from farpipe.plan.evaluate import Evaluated, evaluate, peak_bytes, whole
 from farpipe.plan.find_plans import as_plan, make_plan
 from farpipe.plan.lattice import Estimate, Lattice, Left

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from farpipe.cost import JobCosts, Layout, Profile
 from farpipe.errors import InfeasibleError
-from farpipe.plan.candidates import Candidate, neighbours, why_none
-from farpipe.plan.decided import ZERO_STAGES, decided
+from farpipe.plan.candidates import ZERO_STAGES, Candidate, decided, neighbours, why_none
 from farpipe.plan.evaluate import ROUNDING, Evaluated, Rejected, evaluate, reject, whole
 from farpipe.plan.in_flight import minimum_in_flight
 from farpipe.plan.lattice import Estimate, Lattice, SiteSet

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from farpipe.report.axis import TIME, AxisTick, Scale, duration, moment, ticks
 from farpipe.simulate import Slack, slack
+from farpipe.simulate.events import waits
 from farpipe.simulate.timeline import Timeline
-from farpipe.simulate.waits import waits
 from farpipe.step import KINDS
 
 MAX_BOXES: Final = 2500

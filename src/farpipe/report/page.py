@@ -6,12 +6,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from farpipe.report.charts import ChartGroup, link_charts, loss_chart, memory_charts, step_time_chart
+from farpipe.report.charts import ChartGroup, LineChart, link_charts, loss_chart, memory_charts, step_time_chart
 from farpipe.report.chunk_map import draw_chunk_map, stage_table
 from farpipe.report.figure import Markup, figures_css, join, tag
 from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
-from farpipe.report.lines import LineChart
 from farpipe.report.summary import StepRow, link_event_view, step_row, step_time_view
 from farpipe.report.tables import MAX_TURNED, TableView, turned
 from farpipe.report.views import Picture, RunReport, RunView

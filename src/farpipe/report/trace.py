@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from farpipe.report.axis import lanes
 from farpipe.report.charts import memory_over_time
 from farpipe.report.gantt_rows import link_name
-from farpipe.simulate.events import makers, users
+from farpipe.simulate.events import makers, users, waits
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
-from farpipe.simulate.waits import waits
 from farpipe.step import KINDS, Problem
 from farpipe.strict import write_text
 from farpipe.units import format_seconds

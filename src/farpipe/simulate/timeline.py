@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from farpipe.document import Document
 from farpipe.errors import InputError
-from farpipe.simulate.events import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Events
-from farpipe.simulate.waits import waits
+from farpipe.simulate.events import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Events, waits
 from farpipe.step import KINDS, Action, is_inter_site
 from farpipe.strict import finite
 from farpipe.units import format_percent

@@ -3,7 +3,7 @@
 from farpipe.step.action import KINDS, Action, Kind, awaited, draw_grid, handed_to
 from farpipe.step.arrays import step_arrays
 from farpipe.step.codes import BACKWARD, FORWARD
-from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep
+from farpipe.step.light_paths import LightPath, LightPaths, LitHop, LitStep, retimed, stagger
 from farpipe.step.links import (
     COLLECTIVE_KINDS,
     Collective,
@@ -31,7 +31,6 @@ from farpipe.step.memory import (
     num_fitting,
     peaks,
 )
-from farpipe.step.message_times import retimed, stagger
 from farpipe.step.messages import NOTHING, Collectives, Messages
 from farpipe.step.problem import MAX_MICROBATCHES, Problem, Rank, Stage
 from farpipe.step.round_trips import hiding_forwards, round_trip_s, upstream_sums

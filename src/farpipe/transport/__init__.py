@@ -20,10 +20,10 @@ Around it:
     threads   loop.py: a few threads serve all streams (stream.py)
     trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
               health.py ends every wait when that takes too long, or when a process gives up
-    control   control_plane.py (exchanges, posts, pings, outages, farewells), control_topology.py (between whom),
+    control   control_plane.py (exchanges, posts, pings, outages, farewells; between whom),
               control_link.py (a neighbour's connection, and what has come)
     measure   clock.py (offsets between machines), link_events.py (outages, reconnections, retransmissions),
-              link_probe.py and link_figures.py (`farpipe probe`: a run of two ranks)
+              link_probe.py (`farpipe probe`: a run of two ranks)
 """
 
 from farpipe.transport.config import TransportConfig

@@ -13,8 +13,7 @@ from farpipe.errors import RunError
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.transport.control_link import ControlInbox, ControlLink
-from farpipe.transport.control_plane import ControlPlane
-from farpipe.transport.control_topology import ControlTopology
+from farpipe.transport.control_plane import ControlPlane, ControlTopology
 from farpipe.transport.dialler import Dialler, Listener
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
@@ -321,7 +320,7 @@ class Transport:
     def close(self) -> None:
         """Send what is queued, say goodbye, end all threads and connections.
 
-        A process through which others talk (see control_topology.py) waits for their farewells, `timeout_s` at most.
+        A process through which others talk (see control_plane.py) waits for their farewells, `timeout_s` at most.
         RunError when what is queued can't be sent within `timeout_s` or the run breaks meanwhile. If it was broken
         before, nothing is sent and nothing raised. A second call does nothing.
         """
