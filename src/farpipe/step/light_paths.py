@@ -1,7 +1,8 @@
 """Other times of a step's messages: given ones, staggered replicas, and light paths (``farpipe/light-paths/1``).
 
-Light paths have of every message its wait, rate and delay: `farpipe optical simulate` writes them, the engine's emulated links carry the messages like this, and the same figures
-make the Problem that is simulated for the prediction. Seconds and bytes per second; one figure per microbatch.
+Light paths have of every message its wait, rate and delay: `farpipe optical simulate` writes them, the engine's
+emulated links carry the messages like this, and the same figures make the Problem that is simulated for the
+prediction. Seconds and bytes per second; one figure per microbatch.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
