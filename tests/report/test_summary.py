@@ -4,14 +4,8 @@ import io
 import pytest
 from rich.console import Console
 
-from farpipe.report import (
-    ComparisonRow,
-    TableView,
-    comparison_view,
-    step_row,
-    step_time_view,
-    to_rich,
-)
+from farpipe.report.summary import ComparisonRow, comparison_view, step_row, step_time_view
+from farpipe.report.tables import TableView, to_rich
 from report.steps import run_view
 
 

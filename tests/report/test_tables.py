@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farpipe.plan.plan import Strategy
-from farpipe.report import ComparisonRow, StepRow, TableView, comparison_view, step_time_view, to_rich
 from farpipe.report.plan_tables import strategy_table
-from farpipe.report.tables import fitted, turned
+from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, step_time_view
+from farpipe.report.tables import TableView, fitted, to_rich, turned
 from farpipe.units import format_seconds
 
 ROWS = [

@@ -17,7 +17,7 @@ from farpipe.units import format_percent, format_seconds
 if TYPE_CHECKING:
     from farpipe.plan import Plan
     from farpipe.plan.orders import Outcome
-    from farpipe.report import ComparisonRow
+    from farpipe.report.summary import ComparisonRow
     from farpipe.step import Problem, Schedule
 
 SEARCHED = ("greedy", "auto")
@@ -48,7 +48,7 @@ class CompareOptions:
 def compare(options: CompareOptions) -> None:
     """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links."""
     from farpipe.cli.planned import load_step
-    from farpipe.report import obstacles
+    from farpipe.report.summary import obstacles
 
     check_picture(options.plot, kinds=(".svg",))
     check_folder(options.plot, keeping=(options.step,))
@@ -72,8 +72,8 @@ def compare(options: CompareOptions) -> None:
 
 
 def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") -> None:
-    from farpipe.report import comparison_view
     from farpipe.report.plan_tables import trust_note
+    from farpipe.report.summary import comparison_view
 
     out = console()
     out.print(to_rich(comparison_view(rows)))
@@ -138,7 +138,7 @@ def _makespan_s(outcome: "Outcome") -> float:
 
 
 def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: float) -> "ComparisonRow":
-    from farpipe.report import ComparisonRow
+    from farpipe.report.summary import ComparisonRow
     from farpipe.schedule import peak_memory_bytes
 
     timeline = outcome.timeline

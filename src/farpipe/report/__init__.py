@@ -7,8 +7,6 @@ if TYPE_CHECKING:
     from farpipe.report.gantt import draw_gantt, draw_small_multiples
     from farpipe.report.gantt_frame import Panel
     from farpipe.report.page import write_report
-    from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, obstacles, step_row, step_time_view
-    from farpipe.report.tables import FittedTable, TableView, to_rich
     from farpipe.report.trace import write_trace
     from farpipe.report.views import RunReport, RunView
 
@@ -17,38 +15,12 @@ _HOME: Final = {
     "draw_gantt": "gantt",
     "draw_small_multiples": "gantt",
     "write_report": "page",
-    "ComparisonRow": "summary",
-    "StepRow": "summary",
-    "obstacles": "summary",
-    "step_row": "summary",
-    "FittedTable": "tables",
-    "comparison_view": "summary",
-    "step_time_view": "summary",
-    "to_rich": "tables",
     "write_trace": "trace",
     "RunReport": "views",
     "RunView": "views",
-    "TableView": "tables",
 }
 
-__all__ = [
-    "ComparisonRow",
-    "FittedTable",
-    "Panel",
-    "RunReport",
-    "RunView",
-    "StepRow",
-    "TableView",
-    "comparison_view",
-    "draw_gantt",
-    "draw_small_multiples",
-    "obstacles",
-    "step_row",
-    "step_time_view",
-    "to_rich",
-    "write_report",
-    "write_trace",
-]
+__all__ = ["Panel", "RunReport", "RunView", "draw_gantt", "draw_small_multiples", "write_report", "write_trace"]
 
 
 def __getattr__(name: str) -> Any:
