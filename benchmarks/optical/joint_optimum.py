@@ -25,7 +25,7 @@ from benchmarks.optical.optical_grid import Setting as Usual
 from benchmarks.optical.optical_training import pipeline_problem, scenario
 from farpipe.optical import find_modulation, find_network
 from farpipe.optical.confidence import mean_interval
-from farpipe.optical.demands import CANDIDATES, TransferStrategy, find_strategy
+from farpipe.optical.demands import CANDIDATES, TransferPolicy, find_transfer_policy
 from farpipe.optical.joint import joint_order, nominal_problem
 from farpipe.optical.paths import PathTable
 from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
@@ -416,11 +416,11 @@ class Setting:
         shared = where.shared(draw, where.begin_s + 60.0, paths)
         return Case(nominal_problem(problem, nodes, paths, MAX_GBIT), nodes, shared, where.begin_s)
 
-    def order(self, case: Case, strategy: TransferStrategy) -> Schedule:
+    def order(self, case: Case, policy: TransferPolicy) -> Schedule:
         """The order that `farpipe optical` takes, chosen on another background."""
         where = scenario(self.load, self.holding_s, modulation="gnpy")
         other = where.shared(1_000_000, where.begin_s + 60.0, case.shared.paths)
-        return joint_order(other, case.problem, case.nodes, strategy, begin_s=where.begin_s)
+        return joint_order(other, case.problem, case.nodes, policy, begin_s=where.begin_s)
 
 
 SETTINGS = (
@@ -434,12 +434,12 @@ SETTINGS = (
 )
 
 
-def step_s(case: Case, schedule: Schedule, strategy: TransferStrategy, rounds: int = 1) -> float:
-    """Time of the step under a strategy; with `rounds` of the same one, from which it learns, the best of them."""
+def step_s(case: Case, schedule: Schedule, policy: TransferPolicy, rounds: int = 1) -> float:
+    """Time of the step under a policy; with `rounds` of the same one, from which it learns, the best of them."""
     training, last, best_s = case.training(schedule), None, inf
     for _ in range(rounds):
-        last = NetworkPlayer(case.shared, training, strategy.rule, begin_s=case.begin_s).step(
-            strategy.demands(training, last)
+        last = NetworkPlayer(case.shared, training, policy.rule, begin_s=case.begin_s).step(
+            policy.demands(training, last)
         )
         best_s = min(best_s, last.makespan_s)
     return best_s
@@ -449,21 +449,21 @@ def draw_of(setting: Setting, draw: int, limit_s: float) -> dict[str, float]:
     """Step times of one draw by what made them, in seconds; "optimum" and bounds among them."""
     live = setting.case(draw)
     case, found = live.still(), {}
-    strategies = {name: find_strategy(name, **TIMES) for name in ("cd-cba", "earliest", "widen")}
+    policies = {name: find_transfer_policy(name, **TIMES) for name in ("cd-cba", "earliest", "widen")}
     fixed = {f"fixed {name}": replace(one, rule=replace(one.rule, **TIMES)) for name, one in FIXED.items()}
-    for name, strategy in (strategies | fixed).items():
+    for name, policy in (policies | fixed).items():
         here = case.among(candidates_of(Usual(), case.nodes, *CANDIDATES.get(name, (8, "km"))))
-        schedule = setting.order(here, strategy)
-        found[name] = step_s(here, schedule, strategy, 5 if name == "cd-cba" else 1)
+        schedule = setting.order(here, policy)
+        found[name] = step_s(here, schedule, policy, 5 if name == "cd-cba" else 1)
         if name in ("earliest", "widen"):
-            found[f"{name}, live"] = step_s(live, schedule, strategy)
-    found["1f1b"] = step_s(case, order("1f1b", case.problem), strategies["earliest"])
+            found[f"{name}, live"] = step_s(live, schedule, policy)
+    found["1f1b"] = step_s(case, order("1f1b", case.problem), policies["earliest"])
     single_s = min(seconds for name, seconds in found.items() if name != "widen" and "live" not in name)
     best = solve(program_of(case, single_s), limit_s)
     found |= {"optimum": min(best.makespan_s, single_s), "bound": best.bound_s}
     found["any"] = solve(program_of(case, single_s, with_spectrum=False), limit_s).bound_s
     if best.schedule is not None:
-        found |= {f"{name}, its order": step_s(case, best.schedule, strategies[name]) for name in ("earliest", "widen")}
+        found |= {f"{name}, its order": step_s(case, best.schedule, policies[name]) for name in ("earliest", "widen")}
     return found
 
 

@@ -22,7 +22,7 @@ from benchmarks.optical.optical_grid import LABELS
 from benchmarks.optical.optical_training import candidates, scenario, training
 from farpipe.optical import PoissonTraffic, find_modulation, find_network
 from farpipe.optical.confidence import mean_interval, paired_change
-from farpipe.optical.demands import STRATEGIES, Cba, Fixed
+from farpipe.optical.demands import TRANSFER_POLICIES, Cba, Fixed
 from farpipe.optical.paths import Pair
 from farpipe.optical.policies import POLICIES
 from farpipe.optical.study import OpticalSetting, Run, bound_s, compare, no_network_s, random_nodes
@@ -63,12 +63,12 @@ def bursts(one: LightTraining, step_s: float, size: int) -> Bursts:
     return Bursts(load, HOLDING_S, 4, 20, moments_s=moments, step_s=step_s, size=size)
 
 
-def strategies() -> dict[str, Any]:
+def policies() -> dict[str, Any]:
     """The paper's three rules of paths, each with and without CBA; the ten-line rule and ours."""
     rules = {name: TransferRule(policy=POLICIES[name], retry_s=RETRY_S) for name in ("ksp-ff", "sd-ff", "cd")}
     found: dict[str, Any] = {name: Fixed(rule=rule) for name, rule in rules.items()}
     found |= {name: Cba(rule=rules[plain]) for name, plain in PLAIN.items()}
-    best = {name: STRATEGIES[name] for name in ("earliest", "widen")}
+    best = {name: TRANSFER_POLICIES[name] for name in ("earliest", "widen")}
     return found | {name: replace(one, rule=replace(one.rule, retry_s=RETRY_S)) for name, one in best.items()}
 
 
@@ -81,15 +81,15 @@ def runs(order: str, shared: bool, draw: int, size: int) -> tuple[float, float, 
     step_s, settled = 1.5 * no_network_s(one), where
     for _ in range(ROUNDS):
         settled = replace(where, background=bursts(one, step_s, size))
-        step_s = _played(settled, {"ksp-ff": strategies()["ksp-ff"]}, one, draw)["ksp-ff"].step_s
-    found = _played(settled, strategies(), one, draw)
+        step_s = _played(settled, {"ksp-ff": policies()["ksp-ff"]}, one, draw)["ksp-ff"].step_s
+    found = _played(settled, policies(), one, draw)
     assert settled.background is not None
     return bound_s(where, one, candidates(shared=shared, k=8)), settled.background.load_erlang, found
 
 
 def _played(where: OpticalSetting, chosen: dict[str, Any], one: LightTraining, draw: int) -> dict[str, Run]:
     wide = candidates(shared=where.paths.network.shared, k=8)
-    arms = {name: (one, strategy, wide if name in ("earliest", "widen") else None) for name, strategy in chosen.items()}
+    arms = {name: (one, policy, wide if name in ("earliest", "widen") else None) for name, policy in chosen.items()}
     return {name: found[0] for name, found in compare(where, arms, [draw], num_steps=2, skipped=2).runs.items()}
 
 
@@ -101,7 +101,7 @@ def table(order: str, shared: bool, draws: int, size: int) -> Iterator[str]:
     yield f"\n{order}, {fibres} fibres, {draws} placements; bound {bound:.2f} s, background {load:.0f} E on average:\n"
     yield "| policy | step s | on plain | against the ten-line rule | refused % | background refused % |"
     yield "|---" * 6 + "|"
-    for name in strategies():
+    for name in policies():
         steps = {other: [one[2][other].step_s for one in found] for other in (name, PLAIN.get(name, name), "earliest")}
         mean = mean_interval(steps[name])
         changes = [_change(steps, name, other) for other in (PLAIN.get(name, name), "earliest")]

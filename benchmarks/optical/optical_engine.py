@@ -24,7 +24,7 @@ from statistics import median
 from benchmarks.optical.optical_training import pipeline_problem
 from farpipe.emulate.wan import Wan, links_of_problem
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
-from farpipe.optical.demands import find_strategy
+from farpipe.optical.demands import find_transfer_policy
 from farpipe.optical.joint import nominal_problem, play_steps
 from farpipe.optical.lit_problem import light_paths
 from farpipe.optical.modulation import Modulation
@@ -118,9 +118,9 @@ def step_s(problem: Problem, training: LightTraining, share: float) -> float:
 
 def print_messages(training: LightTraining, num_steps: int, seed: int) -> None:
     """Run with a light path per message, every step three times, and print every light path's step."""
-    scenario, strategy = make_scenario(), find_strategy("earliest", unit_gbit=75 / SCALE)
+    scenario, policy = make_scenario(), find_transfer_policy("earliest", unit_gbit=75 / SCALE)
     shared = scenario.shared(seed, 100.0)
-    steps = play_steps(shared, training, strategy, num_steps=num_steps, begin_s=scenario.begin_s).steps
+    steps = play_steps(shared, training, policy, num_steps=num_steps, begin_s=scenario.begin_s).steps
     nominal = {name: Link(latency_s=0.02, bandwidth_bytes_per_s=1e7) for name in training.problem.links}
     spec = RunSpec(
         problem=training.problem.model_copy(update={"links": nominal}),
@@ -154,10 +154,10 @@ def make_training() -> LightTraining:
 
 def make_phases(training: LightTraining, count: int, seed: int) -> tuple[Phase, ...]:
     scenario = make_scenario()
-    strategy = find_strategy("earliest", keep_s=1.0, unit_gbit=75 / SCALE)
+    policy = find_transfer_policy("earliest", keep_s=1.0, unit_gbit=75 / SCALE)
     shared = scenario.shared(seed, count * 100.0)
-    coupled = NetworkPlayer(shared, training, replace(strategy.rule, keep_s=KEEP_S), begin_s=scenario.begin_s)
-    demands, phases = strategy.demands(training, None), []
+    coupled = NetworkPlayer(shared, training, replace(policy.rule, keep_s=KEEP_S), begin_s=scenario.begin_s)
+    demands, phases = policy.demands(training, None), []
     for _ in range(count):
         lit = coupled.step(demands)  # in the first step of a phase messages wait until light paths are there
         phases.append(Phase(links_of(shared, lit), coupled.step(demands).makespan_s))

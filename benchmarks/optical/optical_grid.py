@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.optical.optical_training import scenario, training
 from farpipe.optical import find_modulation, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval
-from farpipe.optical.demands import CANDIDATES, Fixed, TransferStrategy, find_strategy
+from farpipe.optical.demands import CANDIDATES, Fixed, TransferPolicy, find_transfer_policy
 from farpipe.optical.policies import POLICIES
 from farpipe.optical.study import OpticalSetting, PolicyComparison, Run, bound_s, compare, no_network_s, random_nodes
 from farpipe.schedule import peak_memory_bytes
@@ -75,10 +75,10 @@ class Setting:
         """8 stages of a Llama-3 8B."""
         return training(self.scenario().paths, order or self.order, nodes)
 
-    def ruled(self, strategy: TransferStrategy) -> Any:
-        """The strategy with this setting's times of set-up and release."""
+    def ruled(self, policy: TransferPolicy) -> Any:
+        """The policy with this setting's times of set-up and release."""
         times = {"setup_s": self.setup_s, "release_s": self.release_s, "keep_s": self.keep_s}
-        return replace(strategy, rule=replace(strategy.rule, ahead=True, **times))
+        return replace(policy, rule=replace(policy.rule, ahead=True, **times))
 
 
 HEADLINE = tuple(
@@ -113,15 +113,15 @@ def candidates_of(setting: Setting, nodes: tuple[str, ...], k: int, by: str) -> 
     return k_shortest(net, pairs, k=k, by=by, modulation=find_modulation(setting.modulation))
 
 
-Arms = dict[str, tuple[TransferStrategy, Any]]
+Arms = dict[str, tuple[TransferPolicy, Any]]
 KEPT = ("ksp-ff", "earliest", "widen")
 
 
 def policies(setting: Setting, nodes: tuple[str, ...]) -> Arms:
     """Policies by name, each with its candidates."""
 
-    def own(name: str) -> tuple[TransferStrategy, Any]:
-        return setting.ruled(find_strategy(name)), candidates_of(setting, nodes, *CANDIDATES[name])
+    def own(name: str) -> tuple[TransferPolicy, Any]:
+        return setting.ruled(find_transfer_policy(name)), candidates_of(setting, nodes, *CANDIDATES[name])
 
     near = candidates_of(setting, nodes, 8, "km")
     fixed = {f"fixed {name}": (setting.ruled(one), near) for name, one in FIXED.items()}
@@ -130,7 +130,7 @@ def policies(setting: Setting, nodes: tuple[str, ...]) -> Arms:
 
 def without(setting: Setting, nodes: tuple[str, ...]) -> Arms:
     """Ours, and what each rule of it brings: without it, or with what was left out of it."""
-    base = find_strategy("widen")
+    base = find_transfer_policy("widen")
     near = candidates_of(setting, nodes, 8, "km")
 
     def changed(**rule: Any) -> Any:
@@ -140,7 +140,7 @@ def without(setting: Setting, nodes: tuple[str, ...]) -> Arms:
         "ours": base,
         "without widening": changed(widen=False),
         "whole units": replace(changed(unit_gbit=75.0), parts=1),
-        "neither: the ten-line rule": find_strategy("earliest"),
+        "neither: the ten-line rule": find_transfer_policy("earliest"),
         "last fit": changed(policy=POLICIES["last-fit"]),
         "best fit": changed(policy=POLICIES["best-fit"]),
     }
@@ -215,7 +215,7 @@ def setup_rows(draws: int) -> Iterator[list[str]]:
 def _setup_row(setting: Setting, units: int, draws: int) -> list[str]:
     def arms(setting: Setting, nodes: tuple[str, ...]) -> Arms:
         near = candidates_of(setting, nodes, 8, "km")
-        return {name: (setting.ruled(find_strategy(name, units)), near) for name in KEPT}
+        return {name: (setting.ruled(find_transfer_policy(name, units)), near) for name in KEPT}
 
     found, first = over_draws(setting, arms, draws), over_draws(setting, arms, draws, num_steps=1, skipped=0)
     nodes = [placement(setting, draw) for draw in range(draws)]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache
 
 from farpipe.optical import Grid, PoissonTraffic, find_modulation, find_network, k_shortest
-from farpipe.optical.demands import STRATEGIES, Cba, Fixed
+from farpipe.optical.demands import TRANSFER_POLICIES, Cba, Fixed
 from farpipe.optical.joint import nominal_problem
 from farpipe.optical.policies import POLICIES
 from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s
@@ -106,11 +106,11 @@ def settings_of(one, hops8):
     fewer = {f"ksp-ff {n}, fewer": Fixed(n, True) for n in (3, 6)}
     of_policy = {name: TransferRule(policy=POLICIES[name]) for name in ("sd-ff", "cd")}
     theirs = {name: Fixed(rule=rule) for name, rule in of_policy.items()}
-    theirs |= {"cba": Cba(), "cba-sd-ff": Cba(rule=of_policy["sd-ff"]), "cd-cba": STRATEGIES["cd-cba"]}
-    same = {"cd-cba, 8 by hops": STRATEGIES["cd-cba"], "ksp-ff 6, fewer, 8 by hops": Fixed(6, True)}
-    found = {name: (one, strategy, None) for name, strategy in (fixed | fewer | theirs).items()}
-    found |= {name: (one, strategy, hops8) for name, strategy in same.items()}
-    return found | {name: (one, STRATEGIES[name], candidates(k=8)) for name in ("earliest", "widen")}
+    theirs |= {"cba": Cba(), "cba-sd-ff": Cba(rule=of_policy["sd-ff"]), "cd-cba": TRANSFER_POLICIES["cd-cba"]}
+    same = {"cd-cba, 8 by hops": TRANSFER_POLICIES["cd-cba"], "ksp-ff 6, fewer, 8 by hops": Fixed(6, True)}
+    found = {name: (one, policy, None) for name, policy in (fixed | fewer | theirs).items()}
+    found |= {name: (one, policy, hops8) for name, policy in same.items()}
+    return found | {name: (one, TRANSFER_POLICIES[name], candidates(k=8)) for name in ("earliest", "widen")}
 
 
 def main_tables(seeds, orders):
@@ -141,8 +141,8 @@ def published_tables(seeds):
     }
     show("Where 28 to 31 % come from: gpipe", where, settings, seeds, ("1 unit, one light path per hop", "3 units"))
     one = training(where.paths, "1f1b")
-    kinds = {"published guess": STRATEGIES["cd-cba"]}
-    base = STRATEGIES["cd-cba"]
+    kinds = {"published guess": TRANSFER_POLICIES["cd-cba"]}
+    base = TRANSFER_POLICIES["cd-cba"]
     for figure, values in {
         "start": (1, 6),
         "more": (0, 2),

@@ -1,4 +1,4 @@
-"""Strategies, orders chosen with the network, and fair comparisons."""
+"""Policies, orders chosen with the network, and fair comparisons."""
 
 from dataclasses import replace
 
@@ -8,7 +8,14 @@ import pytest
 from farpipe.errors import InputError, UsageError
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval, paired_change, t_975
-from farpipe.optical.demands import STRATEGIES, Cba, Fixed, communication_bound, find_strategy, first_microbatch
+from farpipe.optical.demands import (
+    TRANSFER_POLICIES,
+    Cba,
+    Fixed,
+    communication_bound,
+    find_transfer_policy,
+    first_microbatch,
+)
 from farpipe.optical.joint import joint_order, nominal_problem
 from farpipe.optical.shared_network import NetworkPlayer
 from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s, run_once
@@ -30,10 +37,10 @@ def training_of(name, num_microbatches=8):
     return LightTraining(nominal, order(name, nominal), NODES)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_plays_and_never_beats_the_bound_of_its_order(name):
+@pytest.mark.parametrize("name", TRANSFER_POLICIES)
+def test_every_policy_plays_and_never_beats_the_bound_of_its_order(name):
     training = training_of("1f1b")
-    run = run_once(SCENARIO, training, STRATEGIES[name], 0, num_steps=2, skipped=1)
+    run = run_once(SCENARIO, training, TRANSFER_POLICIES[name], 0, num_steps=2, skipped=1)
     assert run.step_s >= bound_s(SCENARIO, training) - 1e-9
     figures = run.figures()
     assert 1 <= figures["mean_units"] <= 6
@@ -63,22 +70,22 @@ def test_cba_labels_what_the_pipeline_waited_for():
 
 def test_cba_asks_for_fewer_where_it_was_refused():
     training = training_of("1f1b")
-    strategy = Cba(start=6)
-    coupled = NetworkPlayer(SCENARIO.shared(1, 60.0), training, strategy.rule, begin_s=2.0)
-    step = coupled.step(strategy.demands(training, None))
+    policy = Cba(start=6)
+    coupled = NetworkPlayer(SCENARIO.shared(1, 60.0), training, policy.rule, begin_s=2.0)
+    step = coupled.step(policy.demands(training, None))
     assert step.num_refused > 0
     refused = step.out.refused
-    assert (strategy.demands(training, step).want[refused] == step.demands.want[refused] - 1).all()
+    assert (policy.demands(training, step).want[refused] == step.demands.want[refused] - 1).all()
 
 
 def test_the_joint_order_is_no_slower_than_1f1b():
     problem = pipeline_problem([0.026] * 4, [0.052] * 4, 8, NODES, 512e6)
-    strategy = STRATEGIES["earliest"]
-    schedule = joint_order(SCENARIO.shared(7, 60.0), problem, NODES, strategy, begin_s=2.0)
+    policy = TRANSFER_POLICIES["earliest"]
+    schedule = joint_order(SCENARIO.shared(7, 60.0), problem, NODES, policy, begin_s=2.0)
     nominal = nominal_problem(problem, NODES, KM4, 450.0)
     joint, plain = LightTraining(nominal, schedule, NODES), training_of("1f1b")
     found = compare(
-        SCENARIO, {"plain": (plain, strategy, None), "joint": (joint, strategy, None)}, [0, 1], num_steps=2, skipped=0
+        SCENARIO, {"plain": (plain, policy, None), "joint": (joint, policy, None)}, [0, 1], num_steps=2, skipped=0
     )
     assert found.change("joint").mean < 0
     assert max(peak_memory_bytes(nominal, schedule)) >= 4
@@ -114,9 +121,9 @@ def test_intervals_are_student_s():
 
 
 @pytest.mark.parametrize(("name", "says"), [("cd-cbaa", r"did you mean 'cd-cba'\?"), ("best-fit", "known: ksp-ff")])
-def test_unknown_strategies_are_refused(name, says):
+def test_unknown_policies_are_refused(name, says):
     with pytest.raises(UsageError, match=says):
-        find_strategy(name)
+        find_transfer_policy(name)
 
 
 @pytest.mark.slow
@@ -142,7 +149,7 @@ def test_a_picture_is_drawn(tmp_path):
 
 def test_a_trace_that_is_over_before_the_step_harms_nobody():
     over = replace(SCENARIO, background=SCENARIO.background.draw(tuple(KM4.of_pair), 10, 0), first_s=100.0)
-    run = run_once(over, training_of("1f1b"), STRATEGIES["widen"], 0, num_steps=1, skipped=0)
+    run = run_once(over, training_of("1f1b"), TRANSFER_POLICIES["widen"], 0, num_steps=1, skipped=0)
     assert (run.harm, run.harm_by_slots) == (0.0, 0.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.optical.joint_optimum import RULE, TICK_S, TIMES, Case, Setting, Taken, program_of, solve, step_s
 from benchmarks.optical.optical_training import pipeline_problem
 from farpipe.optical import Grid, find_modulation, find_network, k_shortest
-from farpipe.optical.demands import find_strategy
+from farpipe.optical.demands import find_transfer_policy
 from farpipe.optical.joint import nominal_problem
 from farpipe.optical.shared_network import SharedNetwork
 from farpipe.schedule.library import order
@@ -95,7 +95,7 @@ def test_no_policy_is_below_the_bound_and_an_answer_overlaps_nothing():
     best = solve(program_of(case, 2.0), 60.0)
     assert best.bound_s - 1e-9 <= best.makespan_s <= best.bound_s + 50 * TICK_S
     for name in ("1f1b", "zb-h1"):
-        assert step_s(case, order(name, case.problem), find_strategy("earliest", **TIMES)) >= best.bound_s
+        assert step_s(case, order(name, case.problem), find_transfer_policy("earliest", **TIMES)) >= best.bound_s
     for (fibres, slots, held), (others, their_slots, their_held) in combinations(blocks_of(case, best), 2):
         meet = slots[0] < their_slots[1] and their_slots[0] < slots[1]
         if fibres & others and meet:

@@ -16,7 +16,7 @@ from farpipe.errors import UsageError
 if TYPE_CHECKING:
     from farpipe.cli.light_settings import LightSettings
     from farpipe.optical import PoissonTraffic
-    from farpipe.optical.demands import TransferStrategy
+    from farpipe.optical.demands import TransferPolicy
     from farpipe.optical.modulation import Modulation as ModulationTable
     from farpipe.optical.network import Network as OpticalNetwork
     from farpipe.optical.paths import PathTable
@@ -141,11 +141,11 @@ class LightOptions:
         traffic, paths = self._background
         return OpticalSetting(candidates, paths, grid, traffic, self.modulations, of_trace, self.settings.begin)
 
-    def strategy(self, name: str) -> "TransferStrategy":
-        """The strategy called `name` with what the options say of units, set-up, release and keeping."""
-        from farpipe.optical.demands import find_strategy
+    def policy(self, name: str) -> "TransferPolicy":
+        """The policy called `name` with what the options say of units, set-up, release and keeping."""
+        from farpipe.optical.demands import find_transfer_policy
 
-        return find_strategy(
+        return find_transfer_policy(
             name,
             self.settings.units,
             setup_s=self.settings.setup,
@@ -157,7 +157,7 @@ class LightOptions:
         )
 
     def training(
-        self, loaded: "Loaded", nodes: tuple[str, ...], scenario: "OpticalSetting", strategy: "TransferStrategy"
+        self, loaded: "Loaded", nodes: tuple[str, ...], scenario: "OpticalSetting", policy: "TransferPolicy"
     ) -> "LightTraining":
         """The step at its nodes, in the order that was asked for, the plan's own, or the joint one."""
         from farpipe.optical.joint import joint_order, nominal_problem
@@ -172,7 +172,7 @@ class LightOptions:
             return LightTraining(nominal, named(str(self.order), nominal), nodes)
         shared = scenario.shared(1_000_000, scenario.begin_s + 600)  # a background that no result is measured on
         with status("choosing an order"):
-            chosen = joint_order(shared, problem, nodes, strategy, begin_s=scenario.begin_s)
+            chosen = joint_order(shared, problem, nodes, policy, begin_s=scenario.begin_s)
         return LightTraining(nominal, chosen, nodes)
 
 

@@ -17,7 +17,7 @@ from farpipe.strict import write_text
 from farpipe.units import counted, format_change, format_percent
 
 if TYPE_CHECKING:
-    from farpipe.optical.demands import TransferStrategy
+    from farpipe.optical.demands import TransferPolicy
     from farpipe.optical.study import OpticalSetting, PolicyComparison, Run
     from farpipe.optical.transfers import LightTraining
 
@@ -36,7 +36,7 @@ def common() -> None:
 Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
 
 POLICIES = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
-"""Names of transfer strategies (`optical.demands`), each with its assignment policy; for users both are the policy."""
+"""Names of transfer policies (`optical.demands`)."""
 _EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
 """Columns that a narrow terminal leaves out, in this order."""
 
@@ -74,7 +74,7 @@ def simulate(
     check_folder(*files, keeping=(job, options.paths, options.trace))
     cases, runs = _run(job, options, [policy], seeds)
     facts = _facts(cases, policy, runs.runs[policy])
-    _draw(outputs, window_s, cases[0], options.strategy(policy), policy)
+    _draw(outputs, window_s, cases[0], options.policy(policy), policy)
     if outputs.light_paths is not None:
         _write_light_paths(outputs.light_paths, runs.runs[policy][0])
     if as_json:
@@ -115,13 +115,13 @@ def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tup
     from farpipe.optical.study import PolicyComparison
     from farpipe.optical.study import compare as compared
 
-    strategies, loaded = {name: options.strategy(name) for name in names}, load_step(job)
+    policies, loaded = {name: options.policy(name) for name in names}, load_step(job)
     cases: list[Case] = []
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for draw, nodes in enumerate(options.node_choices(loaded)):
         scenario = options.scenario(options.candidates(names[0], nodes))
-        training = options.training(loaded, nodes, scenario, strategies[names[0]])
-        settings = {name: (training, strategies[name], options.candidates(name, nodes)) for name in names}
+        training = options.training(loaded, nodes, scenario, policies[names[0]])
+        settings = {name: (training, policies[name], options.candidates(name, nodes)) for name in names}
         drawn = range(seeds) if options.placements is None else [draw]
         with progress_bar("simulating", "runs") as progress:
             found = compared(
@@ -195,7 +195,7 @@ def _cell(key: str, row: dict[str, Any]) -> str:
 
 
 def _draw(
-    outputs: LightOutputs, window_s: tuple[float, float], case: "Case", strategy: "TransferStrategy", policy: str
+    outputs: LightOutputs, window_s: tuple[float, float], case: "Case", policy: "TransferPolicy", name: str
 ) -> None:
     """Draw and list the light paths of one step."""
     if outputs.plot is None and outputs.report is None and outputs.log is None:
@@ -206,13 +206,13 @@ def _draw(
 
     shared = scenario.shared(0, scenario.begin_s + 600)
     played = play_steps(
-        shared, training, strategy, num_steps=1, begin_s=scenario.begin_s, skipped=2, num_logged=1_000_000
+        shared, training, policy, num_steps=1, begin_s=scenario.begin_s, skipped=2, num_logged=1_000_000
     )
     drawn = (played.steps[0], shared.table, played.log)
     if outputs.plot is not None:
         draw_light(outputs.plot, *drawn, shared.grid.num_slots, window_s)
     if outputs.report is not None:
-        title = f"{policy} over {scenario.paths.network.name}"
+        title = f"{name} over {scenario.paths.network.name}"
         write_light_page(outputs.report, *drawn, shared.grid.num_slots, window_s, title=title)
     if outputs.log is not None:
         write_text(outputs.log, "\n".join(light_rows(*drawn)) + "\n")

@@ -1,4 +1,4 @@
-"""Strategies: demands of the messages of the next step, from what became of those of the last one.
+"""Policies: demands of the messages of the next step, from what became of those of the last one.
 
 The baselines ask for a fixed number of units. CBA labels the tasks that the pipeline waited for and lets their messages
 ask for more. `widen`, ours, asks for little parts of a unit and adds to them while a message is sent.
@@ -20,7 +20,7 @@ from farpipe.strict import nearest
 _LATER_S: Final = 1e-9
 
 
-class TransferStrategy(Protocol):
+class TransferPolicy(Protocol):
     """Decides what messages ask for."""
 
     @property
@@ -109,25 +109,27 @@ def _input_of(training: LightTraining, row: Any) -> int | None:
 _PARTS: Final = 6
 """Parts of a unit: 12.5 Gbit/s, what a slot of 12.5 GHz carries at 1 bit/s/Hz."""
 _WIDEN: Final = TransferRule(unit_gbit=UNIT_GBIT / _PARTS, earliest=True, widen=True)
-STRATEGIES: Final[dict[str, TransferStrategy]] = {
+TRANSFER_POLICIES: Final[dict[str, TransferPolicy]] = {
     "ksp-ff": Fixed(),
     "ksp-ff-fewer": Fixed(fewer=True),
     "cd-cba": Cba(rule=TransferRule(policy=POLICIES["cd"])),
     "earliest": Fixed(6, fewer=True, rule=TransferRule(earliest=True)),
     "widen": Fixed(6, fewer=True, parts=_PARTS, rule=_WIDEN),
 }
-"""The strategies by the names that users write."""
-CANDIDATES: Final = dict.fromkeys(STRATEGIES, (8, "km")) | {"cd-cba": (4, "km")}
-"""Candidate paths of each strategy, number and order: CBA's are four."""
+"""The policies by the names that users write."""
+CANDIDATES: Final = dict.fromkeys(TRANSFER_POLICIES, (8, "km")) | {"cd-cba": (4, "km")}
+"""Candidate paths of each policy, number and order: CBA's are four."""
 
 
-def find_strategy(name: str, units: int | None = None, **rule: Any) -> TransferStrategy:
-    """The strategy called `name`, with `units` at most (of a fixed one: exactly) and other figures of its rule."""
-    if name not in STRATEGIES:
-        raise UsageError(f"there is no policy {name!r}{nearest(name, STRATEGIES)}; known: {', '.join(STRATEGIES)}")
-    found: Any = STRATEGIES[name]
+def find_transfer_policy(name: str, units: int | None = None, **rule: Any) -> TransferPolicy:
+    """The policy called `name`, with `units` at most (of a fixed one: exactly) and other figures of its rule."""
+    if name not in TRANSFER_POLICIES:
+        raise UsageError(
+            f"there is no policy {name!r}{nearest(name, TRANSFER_POLICIES)}; known: {', '.join(TRANSFER_POLICIES)}"
+        )
+    found: Any = TRANSFER_POLICIES[name]
     if units is not None:
         fixed = isinstance(found, Fixed)
         found = replace(found, **({"units": units} if fixed else {"most": units, "start": min(found.start, units)}))
-    strategy: TransferStrategy = replace(found, rule=replace(found.rule, **rule))
-    return strategy
+    policy: TransferPolicy = replace(found, rule=replace(found.rule, **rule))
+    return policy

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
-from farpipe.optical.demands import TransferStrategy
+from farpipe.optical.demands import TransferPolicy
 from farpipe.optical.paths import PathTable
 from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
 from farpipe.optical.transfers import BYTES_PER_GBIT, UNIT_GBIT, LightTraining, Step, over_pairs
@@ -43,18 +43,18 @@ class PlayedSteps:
 def play_steps(
     shared: SharedNetwork,
     training: LightTraining,
-    strategy: TransferStrategy,
+    policy: TransferPolicy,
     *,
     num_steps: int,
     begin_s: float = 0.0,
     skipped: int = 0,
     num_logged: int = 0,
 ) -> PlayedSteps:
-    """`num_steps` steps after `skipped` more, in which a strategy that learns from steps settles."""
-    player = NetworkPlayer(shared, training, strategy.rule, begin_s=begin_s, num_logged=num_logged)
+    """`num_steps` steps after `skipped` more, in which a policy that learns from steps settles."""
+    player = NetworkPlayer(shared, training, policy.rule, begin_s=begin_s, num_logged=num_logged)
     last, steps = None, []
     for _ in range(skipped + num_steps):
-        last = player.step(strategy.demands(training, last))
+        last = player.step(policy.demands(training, last))
         steps.append(last)
     return PlayedSteps(training.schedule, tuple(steps[skipped:]), player.background_path, player.log)
 
@@ -100,7 +100,7 @@ def joint_order(
     shared: SharedNetwork,
     problem: Problem,
     nodes: tuple[str, ...],
-    strategy: TransferStrategy,
+    policy: TransferPolicy,
     *,
     num_steps: int = 3,
     begin_s: float = 0.0,
@@ -114,9 +114,7 @@ def joint_order(
     if not candidates:
         raise InfeasibleError("none of the orders fits in the memory of the ranks")
     played = [
-        play_steps(
-            shared, LightTraining(nominal, one, nodes), strategy, num_steps=num_steps, begin_s=begin_s, skipped=1
-        )
+        play_steps(shared, LightTraining(nominal, one, nodes), policy, num_steps=num_steps, begin_s=begin_s, skipped=1)
         for one in candidates
     ]
     return min(played, key=lambda each: each.mean_s).schedule

@@ -1,4 +1,4 @@
-"""Studies of trainings over light paths: seeds side by side, strategies on the same background, harm to it."""
+"""Studies of trainings over light paths: seeds side by side, policies on the same background, harm to it."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 from farpipe.errors import InputError
 from farpipe.optical.confidence import Interval, mean_interval, paired_change
-from farpipe.optical.demands import TransferStrategy
+from farpipe.optical.demands import TransferPolicy
 from farpipe.optical.joint import PlayedSteps, nominal_problem, play_steps
 from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.network import Network
@@ -122,7 +122,7 @@ def _refused_share(played: PlayedSteps) -> float:
 def run_once(
     scenario: OpticalSetting,
     training: LightTraining,
-    strategy: TransferStrategy,
+    policy: TransferPolicy,
     seed: int,
     *,
     num_steps: int,
@@ -133,7 +133,7 @@ def run_once(
     until_s = scenario.begin_s + (skipped + num_steps) * 2 * bound_s(scenario, training, paths)
     while True:
         shared = scenario.shared(seed, until_s, paths)
-        played = play_steps(shared, training, strategy, num_steps=num_steps, begin_s=scenario.begin_s, skipped=skipped)
+        played = play_steps(shared, training, policy, num_steps=num_steps, begin_s=scenario.begin_s, skipped=skipped)
         end_s = played.steps[-1].end_s
         traffic = shared.traffic
         if traffic is None or traffic is scenario.background or end_s < traffic.arrival_s[-1]:
@@ -227,19 +227,19 @@ def _finite(interval: Interval) -> list[float] | None:
 
 def compare(
     scenario: OpticalSetting,
-    settings: Mapping[str, tuple[LightTraining, TransferStrategy, PathTable | None]],
+    settings: Mapping[str, tuple[LightTraining, TransferPolicy, PathTable | None]],
     seeds: Sequence[int],
     *,
     num_steps: int,
     skipped: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PolicyComparison:
-    """Every setting (training, strategy, candidates or None for the scenario's) on the same backgrounds."""
+    """Every setting (training, policy, candidates or None for the scenario's) on the same backgrounds."""
     runs: dict[str, list[Run]] = {}
-    for name, (training, strategy, paths) in settings.items():
+    for name, (training, policy, paths) in settings.items():
         runs[name] = []
         for seed in seeds:
-            found = run_once(scenario, training, strategy, seed, num_steps=num_steps, skipped=skipped, paths=paths)
+            found = run_once(scenario, training, policy, seed, num_steps=num_steps, skipped=skipped, paths=paths)
             runs[name].append(found)
             progress(sum(map(len, runs.values())), len(settings) * len(seeds))
     return PolicyComparison(runs)
