@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from attempts import assert_most_of_five
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, RunError
-from farpipe.transport import Tag, TransportConfig, handshake, link_figures, link_probe
+from farpipe.transport import Tag, TransportConfig, handshake, link_probe
 from farpipe.transport.link_probe import ProbeServer, Sides, answer, arrival_rate, ask, measure
 from transports import connected, in_parallel, tls_files
 from wans import both_ways, free_name, needs_wan
@@ -109,13 +109,13 @@ def test_a_side_that_dies_in_the_middle_is_told_and_the_next_one_is_measured(ser
 )
 def test_a_command_that_makes_no_sense_is_an_error(text):
     with pytest.raises(RunError, match="asks for what is not offered; are both sides of the same version"):
-        link_figures._parse(text)
+        link_probe._parse(text)
 
 
 @pytest.mark.parametrize("text", [b"", b"no JSON", b"[]", b"0", b"-1", b"1e999", b"true", b"[" * 100_000, b"1" * 5000])
 def test_an_answer_that_makes_no_sense_is_an_error(server, monkeypatch, text):
-    monkeypatch.setattr(link_figures, "_take_batch", lambda *_: 1.0)
-    monkeypatch.setattr(link_figures, "_send_batch", lambda *_: None)
+    monkeypatch.setattr(link_probe, "_take_batch", lambda *_: 1.0)
+    monkeypatch.setattr(link_probe, "_send_batch", lambda *_: None)
 
     def nonsense(transport):
         for number in range(1, 100):
@@ -149,10 +149,10 @@ def test_the_rate_is_that_from_the_first_arrival_to_the_last():
 
 @given(st.integers(1, 1 << 44))
 def test_a_batch_has_about_its_bytes_in_messages_of_bounded_size(num_bytes):
-    count, size = link_figures._sizes(num_bytes)
-    assert count >= link_figures.LEAST_MESSAGES
-    assert size <= link_figures.MESSAGE_BYTES
-    assert count * size <= max(num_bytes, link_figures.LEAST_MESSAGES)
+    count, size = link_probe._sizes(num_bytes)
+    assert count >= link_probe.LEAST_MESSAGES
+    assert size <= link_probe.MESSAGE_BYTES
+    assert count * size <= max(num_bytes, link_probe.LEAST_MESSAGES)
 
 
 @pytest.mark.slow
