@@ -209,7 +209,6 @@ def _kind_table(plan: "BatchPlan") -> "TableView":
 
 
 def _group_table(plan: "BatchPlan") -> "TableView":
-    from farpipe.report import TableView
     from farpipe.units import format_seconds
 
     rows, tensor = [], plan.layout.layout.tensor
