@@ -52,7 +52,7 @@ from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InfeasibleError
 from farpipe.sequences import BatchOptions, cut, plan_batch, sample_lengths
-from farpipe.sequences.device_groups import MOST_TIMES, grouped
+from farpipe.sequences.device_groups import TRIED_SHARES, grouped
 from farpipe.spec import Cluster, Job, Model, Pins, Training
 
 Step = tuple[float, str]
@@ -122,7 +122,7 @@ def dynamic_context(model: Model, lengths: Any) -> Step:
         if not np.isfinite(seconds).any(axis=0).all():
             continue
         mean_s = float(np.min(seconds * np.array(degrees)[:, None], axis=0).sum()) / NUM_DEVICES
-        for share in MOST_TIMES:
+        for share in TRIED_SHARES:
             step_s = grouped(seconds, degrees, NUM_DEVICES, mean_s / share)[0] + overhead_s
             found.append((step_s, f"below 1/{share:.0f}, again {again}"))
     return min(found)

@@ -100,6 +100,11 @@ def test_the_text_is_read_before_anything_is_planned(farpipe, job, monkeypatch):
     assert (done.returncode, "there is no file or folder 'absent.txt'" in done.stderr) == (3, True), done.stderr
 
 
+def test_what_every_machine_reads_is_named(farpipe, job):
+    done = farpipe("prepare", job, "--run-dir", "run")
+    assert done.stdout.rstrip().endswith("from where it starts: text"), done.stdout + done.stderr
+
+
 def test_a_plan_is_no_job(farpipe, job):
     assert farpipe("plan", job, "-o", "plan.json").returncode == 0
     done = farpipe("prepare", "plan.json", "--run-dir", "run")

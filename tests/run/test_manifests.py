@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,12 @@ def test_devices_are_left_out_on_a_cpu_and_have_skypilot_s_names(tmp_path):
         "mi300x": "MI300X",
     }.items():
         assert documents(tmp_path, {"west": device})[1]["resources"]["accelerators"] == f"{name}:8"
+
+
+def test_a_relative_run_directory_is_found_from_where_pods_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in jobsets(machines(), Path("runs/one"), 3, with_gpus=False).values():
+        assert f"farpipe.run.rank_main {tmp_path}/runs/one " in text
 
 
 def test_a_job_set_has_a_pod_for_every_machine(tmp_path):

@@ -227,6 +227,7 @@ def test_the_dashboard_asks_for_what_the_endpoint_has(tmp_path):
     finally:
         sink.close()
     assert 'farpipe_link_events_total{kind="outage",link="a>b",run="tiny"} 2.0' in text
+    assert 'farpipe_link_events_total{kind="reconnection",link="a>b",run="tiny"} 0.0' in text, "there before the first"
     missing = wanted - set(re.findall(r"^(farpipe_\w+)\{", text, re.MULTILINE))
     assert not missing - {gauge_name(name) for name in OPTIONAL}, missing
 

@@ -38,6 +38,9 @@ def prepare(
     with only_run(place.run_dir, make=True):
         write_run_dir(plan, spec, place)
         _show_how_to_start(plan, spec, place.run_dir, options.max_restarts, launch_format, hostfile)
+    named = (spec.model and spec.model.hugging_face, spec.data.source, spec.data.tokenizer)
+    if paths := [path for path in named if path and Path(path).exists()]:
+        typer.echo(f"\nEvery machine reads these too, at the same path from where it starts: {', '.join(paths)}")
 
 
 def _show_how_to_start(

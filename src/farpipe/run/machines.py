@@ -171,11 +171,15 @@ def by_site(machines: Sequence[Machine]) -> list[Group]:
 def script_of(
     machines: Sequence[Machine], group: Group, run_dir: Path, max_restarts: int, variable: str, host: str
 ) -> str:
-    """The shell script of every machine of a group, whose number in the group is in `variable`."""
+    """The shell script of every machine of a group, whose number in the group is in `variable`.
+
+    It starts beside the run directory, where its volume is mounted.
+    """
+    run_dir = run_dir.absolute()
     sizes = " ".join(str(machine.num_processes) for machine in group.machines)
     rank = f"$(({group.first_node} + {variable}))"
     command = _command(machines, run_dir, max_restarts, f"${{SIZES[${variable}]}}", rank, host, "$MASTER_ADDR")
-    return f"cd {run_dir.absolute().parent}\nSIZES=({sizes})\nexec " + " \\\n  ".join(command)
+    return f"cd {run_dir.parent}\nSIZES=({sizes})\nexec " + " \\\n  ".join(command)
 
 
 def _sbatch(machines: Sequence[Machine], group: Group, run_dir: Path, max_restarts: int, with_gpus: bool) -> str:

@@ -21,7 +21,7 @@ from farpipe.sequences.layout import ChunkLayout, chunk_layout, longest_first, s
 from farpipe.sequences.planner import SequencePlan, plan_sequences
 from farpipe.spec import Job
 
-MOST_TIMES: Final = np.geomspace(1, 64, 25)
+TRIED_SHARES: Final = np.geomspace(1, 64, 25)
 """Tried limits of a document's time: the batch's time, if all devices were always busy, over these."""
 _MAX_PLANNED: Final = 4
 """Number of assignments of documents to groups that are planned to the end, the best by the estimate."""
@@ -113,7 +113,7 @@ def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s
     tried = [
         (least_s + one.outside_s, number, groups)
         for number, one in enumerate(families)
-        for share in MOST_TIMES
+        for share in TRIED_SHARES
         for least_s, groups in [grouped(one.seconds, one.degrees, one.num_devices, one.ideal_s / share)]
     ]
     best = None

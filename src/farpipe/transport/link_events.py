@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from farpipe.units import format_bytes, format_seconds
 
@@ -14,12 +14,15 @@ MAX_EVENTS: Final = 1000
 BURST_PACKETS: Final = 10
 """Fewer packets sent again between two calls of `take` are no event: a few are lost on every link."""
 
+Kind = Literal["outage", "reconnection", "retransmissions"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
 
 @dataclass(frozen=True)
 class LinkEvent:
     """One event on the link between this process and `peer`; fields that don't belong to its kind are zero."""
 
-    kind: Literal["outage", "reconnection", "retransmissions"]
+    kind: Kind
     """An outage is reported when it begins, a reconnection when the last of its connections is back."""
     unix_s: float
     """Time of the event, seconds since 1970."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from farpipe.errors import InputError
 from farpipe.spec import MetricsSettings
+from farpipe.transport.link_events import KINDS
 
 TENSORBOARD_NAME: Final = "tensorboard"
 _HINT: Final = "pip install 'farpipe[metrics]'"
@@ -123,6 +125,8 @@ class Prometheus:
                 words = _HELP.get(name, f"{name.replace('_', ' ')} of the newest step")
                 self._gauges[name] = self._gauge(gauge_name(name), words, list(labels), registry=self._registry)
             self._gauges[name].labels(**labels).set(value)
+        for link, kind in product(line.get("link_bytes", ()), KINDS):
+            self._events.labels(self._run, link, kind)  # from zero on, else Prometheus misses the first event
         for event in line.get("link_events", ()):
             self._events.labels(self._run, event.get("link", "-"), event["kind"]).inc()
 
