@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
-# Rooms whose slow tests only compute: they run side by side.
-COMPUTING = $(addprefix tests/,fleet optical report schedule sequences simulate spec step test_crosspipe.py)
+# Slow tests that only compute run side by side.
+COMPUTING = $(addprefix tests/,fleet interop optical plan report schedule search sequences simulate spec step test_crosspipe.py)
+COMPUTING += $(addprefix tests/runtime/,test_checkpoint.py test_chunk_stage.py test_executor.py)
 .PHONY: demo test test-fast check bench docs format clean
 
 $(READY): pyproject.toml constraints.txt
