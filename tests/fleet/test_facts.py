@@ -22,7 +22,7 @@ from farpipe.fleet.events import (
     StepReported,
     Tick,
 )
-from farpipe.fleet.job import FleetJob, JobState, Kind
+from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.policies.protocol import Decision
 from farpipe.fleet.quotes import StopCosts
@@ -195,6 +195,13 @@ def test_a_job_that_stops_and_starts_in_one_moment_has_a_line_for_each():
     lines = [json.loads(line) for line in log.getvalue().splitlines() if json.loads(line)["time_s"] == 50.0]
     found = [(line["event"], line["phase"], line["devices"]) for line in lines]
     assert found == [("preempt", "queued", {}), ("start", "starting", {"b": 8})]
+
+
+def test_what_was_found_out_of_the_old_fields_is_not_taken_along():
+    here = JobPlacement((("amber", 4),), 1.0)
+    assert (here.num_devices, here.sites) == (4, ("amber",))
+    there = replace(here, devices=(("birch", 2), ("cedar", 1)))
+    assert (there.num_devices, there.sites) == (3, ("birch", "cedar"))
 
 
 def test_replacing_is_that_of_dataclasses():
