@@ -132,4 +132,6 @@ def test_what_torchtitan_does_otherwise_is_told():
     )
     assert "beside other degrees torchtitan has no DDP" in torchtitan_config(plan(0, **PIPELINE))
     assert "Not as planned" not in torchtitan_config(plan(**PIPELINE))
+    narrow = plan(training={"precision": "bf16", "grad_reduce_in_fp32": False}, **PIPELINE)
+    assert "# Not as planned: torchtitan reduces gradients in float32" in torchtitan_config(narrow)
     assert 'mixed_precision_param = "float32"' in torchtitan_config(plan(training={"precision": "fp32"}, **PIPELINE))

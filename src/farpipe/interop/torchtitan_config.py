@@ -192,6 +192,8 @@ def _notes(plan: "Plan", training: "Training", shards: _Shards) -> list[str]:
         notes.append("torchtitan gathers weights and reduces gradients in every microbatch, the plan once a step.")
     if training.precision == "bf16" and not shards.fsdp and at.pipeline * at.tensor > 1:
         notes.append('without FSDP torchtitan computes in float32; with training.dtype = "bfloat16" all is in 16 bit.')
+    if training.grad_reduce_in_fp32 is False and shards.fsdp:
+        notes.append("torchtitan reduces gradients in float32, the plan in 16 bit.")
     if training.cuda_graphs:
         notes.append("torchtitan has no setting for CUDA graphs, with which the plan counts.")
     return [f"# Not as planned: {note}" for note in notes]
