@@ -10,7 +10,6 @@ from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InputError
 from farpipe.plan import Plan
-from farpipe.plan.chunked import better_layout, plan_on_chunks
 from farpipe.plan.find_plans import FoundPlans, find_plans
 from farpipe.spec import Job, load_job
 from farpipe.step import Problem, Schedule
@@ -40,6 +39,7 @@ def _planned_on_chunks(
     job: Job, path: Path, profiles: Measured
 ) -> tuple[Plan, ChunkCosts, Callable[[], tuple[str, ...]]]:
     """The same, and what finds a better layout for that batch."""
+    from farpipe.plan.chunked import better_layout, plan_on_chunks
     from farpipe.runtime.data.batches import load_document_batches
 
     try:

@@ -16,7 +16,6 @@ from farpipe.plan.quote import money_data
 from farpipe.processes.cpu_share import other_work
 from farpipe.report import RunReport, RunView
 from farpipe.report.plan_tables import derivation_tables, plan_tables
-from farpipe.report.summary import link_event_view, step_row, step_time_view
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.simulate import simulate
 from farpipe.units import (
@@ -183,11 +182,15 @@ def _sites(plan: Plan) -> str:
 
 def step_table(views: list[RunView]) -> FittedTable:
     """Predicted and measured step time of runs."""
+    from farpipe.report.summary import step_row, step_time_view  # loads the transport, which no plan needs
+
     return to_rich(step_time_view([step_row(view) for view in views]))
 
 
 def link_event_tables(views: list[RunView]) -> list[FittedTable]:
     """Outages, reconnections and retransmission bursts, a table for every run that had any."""
+    from farpipe.report.summary import link_event_view
+
     named = [(view, view.name if len(views) > 1 else "") for view in views]
     return [to_rich(table) for view, name in named if (table := link_event_view(view.metrics, name)) is not None]
 
