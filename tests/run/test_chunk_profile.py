@@ -16,7 +16,7 @@ from farpipe.errors import InputError
 from farpipe.run.profile import chunk_profile, profile_chunks
 from farpipe.runtime.data.batches import load_document_batches
 from farpipe.runtime.profile_request import STACK_NAMES, ChunkTimes
-from farpipe.runtime.stack_times import Point, points
+from farpipe.runtime.stack_times import TimedSequence, points
 from farpipe.runtime.train import train_rank
 from farpipe.sequences import Chunk, Slice, plan_sequences
 from farpipe.sequences.chunk import load_of
@@ -65,8 +65,8 @@ def made(longest=4096, noise=0.0):
 def test_points_are_whole_sequences_and_slices_behind_prefixes():
     found = points(4096)
     assert len(found) == 20
-    assert Point(4096, 3072) in found
-    assert [chunk.slices[0].start for chunk in Point(4096, 3072).chunks] == [0, 3072]
+    assert TimedSequence(4096, 3072) in found
+    assert [chunk.slices[0].start for chunk in TimedSequence(4096, 3072).chunks] == [0, 3072]
     assert all(sum(chunk.num_tokens for chunk in point.chunks) == point.length for point in found)
     packed = [point for point in found if point.packed]
     assert [len(chunk.runs) for point in packed for chunk in point.chunks] == [16] * 5

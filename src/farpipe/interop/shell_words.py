@@ -57,7 +57,7 @@ Token = Word | str
 """A word, or an operator: a new line, ``;``, ``;;``, ``&``, ``&&``, ``|``, ``||`` or a bracket."""
 
 
-class _Reader:
+class _Scanner:
     """A position in the text of a script."""
 
     def __init__(self, text: str) -> None:
@@ -202,4 +202,4 @@ class _Reader:
 
 def tokenize(text: str) -> Iterator[Token]:
     """Words and operators of a script, in their order."""
-    return _Reader(text).tokens()
+    return _Scanner(text).tokens()

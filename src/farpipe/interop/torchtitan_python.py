@@ -38,7 +38,7 @@ def tables_of_python(text: str, source: str, wanted: str | None = None) -> tuple
     name = wanted or next(iter(functions))
     if name not in functions:
         raise InputError(f"{source}: no configuration {name!r}; it has {', '.join(functions)}")
-    reader = _Reader(functions)
+    reader = _Interpreter(functions)
     tables = reader.tables_of(name, 0)
     if (model := _MODELS.search(f"{name} {source}")) is not None:
         tables["model"].setdefault("name", model[1])
@@ -49,7 +49,7 @@ def _is_config(node: ast.FunctionDef) -> bool:
     return node.returns is not None and ast.unparse(node.returns).strip("'\"").endswith("Trainer.Config")
 
 
-class _Reader:
+class _Interpreter:
     """Follows the statements of functions that return a configuration."""
 
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:

@@ -19,13 +19,13 @@ from farpipe.plan.lattice_tables import (
     Bounds,
     Floats,
     Ints,
+    LatticeTables,
     LinkTable,
     OrderTable,
     Question,
     Rows,
     SiteTable,
     Split,
-    Tables,
     most_tensor,
     rows_of,
     tables_of,
@@ -126,7 +126,7 @@ class Lattice:
         return list(self._table_rows)
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> LatticeTables:
         """Costs by kind of site and row, as `lattice_kernel.estimate` reads them."""
         return tables_of(self.job, self.costs, self._kinds, self.rows, self._table_rows, self.one_rank)
 

@@ -128,7 +128,7 @@ class StageTable(NamedTuple):
     """Share of computing beside which collectives run."""
 
 
-class Tables(NamedTuple):
+class LatticeTables(NamedTuple):
     """Costs that `lattice_kernel.estimate` reads."""
 
     stages: StageTable
@@ -164,7 +164,7 @@ class Question(NamedTuple):
     """[V]: order in which rows are estimated, those with the least work first, so that the best are known early."""
     sites: SiteTable
     links: LinkTable
-    tables: Tables
+    tables: LatticeTables
     bounds: Bounds
 
 
@@ -220,7 +220,7 @@ def tables_of(
     rows: Rows,
     row_of: Mapping[Split, int],
     one_rank: OneRank,
-) -> Tables:
+) -> LatticeTables:
     """The costs of a lattice: `kinds` has one site of each kind, `row_of` the row of every split.
 
     A layer costs `one` less `none`, stages with one layer and without.
@@ -254,7 +254,9 @@ def tables_of(
     overlap = min(costs.calibration(site).overlap_fraction for site in kinds) if training.overlap else 0.0
     stages = StageTable(*times, state[:, 0], job.model.num_layers, sync, MemoryTable(*sizes, *params, limits), overlap)
     exchanged = trained_model_params(job.model, training) * memory.gradient_bytes(training)
-    return Tables(stages, message, hop_s, exchanged, max(costs.calibration(site).step_overhead_s for site in kinds))
+    return LatticeTables(
+        stages, message, hop_s, exchanged, max(costs.calibration(site).step_overhead_s for site in kinds)
+    )
 
 
 def _fill(

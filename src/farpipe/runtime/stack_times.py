@@ -153,7 +153,7 @@ def _optimizer_s_per_param(stage: TorchStage, request: ProfileRequest) -> float:
     return median_s(undisturbed(samples, MIN_REPEATS)) / sum(parameter.numel() for parameter in parameters)
 
 
-class Point(NamedTuple):
+class TimedSequence(NamedTuple):
     """A sequence that is measured, in one slice or in two; or several short ones, packed."""
 
     length: int
@@ -171,15 +171,15 @@ class Point(NamedTuple):
         return tuple(Chunk((Slice(0, start, end - start, self.length),)) for start, end in bounds)
 
 
-def points(longest: int) -> list[Point]:
+def points(longest: int) -> list[TimedSequence]:
     """Sequences to measure, from the shortest to the longest in equal steps of their logarithm, then packed ones.
 
     Packed sequences are of unequal lengths, so that each takes a call of attention.
     """
     shares = [SHORTEST_SHARE ** (1 - index / (NUM_LENGTHS - 1)) for index in range(NUM_LENGTHS)]
     lengths = sorted({max(4, round(longest * share)) for share in shares})
-    single = [Point(length, round(length * share)) for length in lengths for share in CUTS]
-    return single + [Point(sum(sizes), 0, sizes) for length in lengths for sizes in [_unequal(length)] if sizes]
+    single = [TimedSequence(length, round(length * share)) for length in lengths for share in CUTS]
+    return single + [TimedSequence(sum(sizes), 0, sizes) for length in lengths for sizes in [_unequal(length)] if sizes]
 
 
 def _unequal(length: int) -> tuple[int, ...]:
@@ -230,7 +230,7 @@ class ChunkStacks:
             cpu_share=cpu_share(undisturbed(row, LEAST_REPEATS - 1) for row in _settled(rows)),
         )
 
-    def _run(self, stage: ChunkStage, point: Point, number: int, forward: Samples, backward: Samples) -> None:
+    def _run(self, stage: ChunkStage, point: TimedSequence, number: int, forward: Samples, backward: Samples) -> None:
         chunks = point.chunks
         self._begin(stage, chunks, 0)
         for index, chunk in enumerate(chunks):
@@ -248,7 +248,7 @@ class ChunkStacks:
     def _held(self, stage: ChunkStage, layers: int, slices: int = 1) -> float:
         """Bytes per token between the forwards and backwards of one sequence, whole or in `slices` equal ones."""
         length = max(point.length for point in self._points if not point.packed)
-        chunks = Point(length, 0 if slices == 1 else length // slices).chunks
+        chunks = TimedSequence(length, 0 if slices == 1 else length // slices).chunks
         self._begin(stage, chunks, layers)
         for index, chunk in enumerate(chunks):
             stage.forward(index, self._input(stage, chunk.num_tokens))

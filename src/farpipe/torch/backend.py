@@ -18,7 +18,7 @@ from farpipe.runtime.peers import TensorPeers
 from farpipe.runtime.rendezvous import TorchStore
 from farpipe.runtime.replicas.background import BackgroundThread
 from farpipe.runtime.staging import message_memory
-from farpipe.torch.collectives import Collectives, Line, reduction_name
+from farpipe.torch.collectives import GroupCollectives, GroupMessages, reduction_name
 from farpipe.torch.options import Options
 from farpipe.torch.point_to_point import DEVICES, PointToPoint, expect_path
 from farpipe.torch.works import FutureWork, raised_as_torch
@@ -79,7 +79,7 @@ class FarpipeGroup(dist.ProcessGroup):
         self.transport, self._name = transport, name
         self._messages = PointToPoint(TensorPeers(transport))
         sites = [transport.site(rank) for rank in range(transport.world_size)]
-        self._collectives = Collectives(transport.rank, sites)
+        self._collectives = GroupCollectives(transport.rank, sites)
         self._numbers = itertools.count()
         self._beside = BackgroundThread(f"farpipe collectives of {transport.rank}")
         self._closed = False
@@ -132,13 +132,17 @@ class FarpipeGroup(dist.ProcessGroup):
     # Collectives: done one after the other by a thread, on copies
 
     def _start(
-        self, what: str, inputs: Sequence[Tensor], work: Callable[[list[Tensor], Line], list[Tensor]], outputs: Any
+        self,
+        what: str,
+        inputs: Sequence[Tensor],
+        work: Callable[[list[Tensor], GroupMessages], list[Tensor]],
+        outputs: Any,
     ) -> FutureWork:
         """Do `work` on contiguous copies of `inputs` in CPU memory; what it returns is copied to `outputs`."""
         with raised_as_torch():
             for tensor in (*inputs, *outputs):
                 expect_path(tensor)
-        line = Line(self.transport, next(self._numbers), what)
+        line = GroupMessages(self.transport, next(self._numbers), what)
         copies = [_host_copy(tensor) for tensor in inputs]
         targets = [tensor.detach() for tensor in outputs]
         on_gpu = any(tensor.is_cuda for tensor in targets)
@@ -198,7 +202,7 @@ class FarpipeGroup(dist.ProcessGroup):
         op = _reduction(opts)
         what = _named(f"reduce_scatter {op}", outputs)
 
-        def work(own: list[Tensor], line: Line) -> list[Tensor]:
+        def work(own: list[Tensor], line: GroupMessages) -> list[Tensor]:
             return [self._collectives.reduce_scatter(torch.cat([part.view(-1) for part in own]), op, line)]
 
         return self._start(what, inputs[0], work, outputs)
@@ -241,7 +245,7 @@ class FarpipeGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base
 
     def barrier(self, opts: Any = None) -> FutureWork:
-        def work(_: list[Tensor], line: Line) -> list[Tensor]:
+        def work(_: list[Tensor], line: GroupMessages) -> list[Tensor]:
             self.transport.exchange(f"farpipe.torch {number}", b"", waiting_for="barrier")
             return []
 

@@ -44,7 +44,7 @@ def reduction_name(op: Any) -> str:
     raise InputError(f"farpipe has no reduction {op}; it has {', '.join(_REDUCTIONS)}")
 
 
-class Line:
+class GroupMessages:
     """Messages of the group's collective number `number`, called `what`; all ranks must be in the same."""
 
     def __init__(self, transport: Transport, number: int, what: str) -> None:
@@ -69,7 +69,7 @@ class Line:
         return tensor_of(data, description[:end])
 
 
-class Collectives:
+class GroupCollectives:
     """The collectives of rank `rank` of a group, `sites` by rank. Tensors are contiguous and in CPU memory."""
 
     def __init__(self, rank: int, sites: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class Collectives:
         self._ring = Ring(tuple(range(self.size)), rank)
         self._others = [other for other in range(self.size) if other != rank]
 
-    def all_reduce(self, tensor: Tensor, op: str, line: Line) -> Tensor:
+    def all_reduce(self, tensor: Tensor, op: str, line: GroupMessages) -> Tensor:
         """Return the reduction over all ranks' `tensor`, which is spoilt."""
         combine = _REDUCTIONS[op]
         flat = tensor.view(-1)
@@ -92,21 +92,21 @@ class Collectives:
         total = flat.view(tensor.shape)
         return total / self.size if op == "AVG" else total
 
-    def reduce_scatter(self, tensor: Tensor, op: str, line: Line) -> Tensor:
+    def reduce_scatter(self, tensor: Tensor, op: str, line: GroupMessages) -> Tensor:
         """This rank's share of the reduction over all ranks' `tensor`, whose length is a multiple of theirs."""
         if _REDUCTIONS[op] is not torch.add:
             return self.all_reduce(tensor, op, line).view(-1).tensor_split(self.size)[self.rank]
         share = self._ring.reduce_scatter(tensor.view(-1), line)  # type: ignore[arg-type]
         return share / self.size if op == "AVG" else share
 
-    def all_gather(self, tensor: Tensor, line: Line) -> Tensor:
+    def all_gather(self, tensor: Tensor, line: GroupMessages) -> Tensor:
         """All ranks' tensors, flat, one after the other; they have one size."""
         flat = tensor.new_empty(self.size * tensor.numel())
         flat.tensor_split(self.size)[self.rank].copy_(tensor.view(-1))
         self._ring.all_gather(flat, line)  # type: ignore[arg-type]
         return flat
 
-    def broadcast(self, tensor: Tensor, root: int, line: Line) -> Tensor:
+    def broadcast(self, tensor: Tensor, root: int, line: GroupMessages) -> Tensor:
         """The tensor of rank `root`, on every rank; it crosses once to each other site."""
         source, *targets = self._tree(root)
         found = tensor if self.rank == root else line.receive(source)
@@ -124,14 +124,14 @@ class Collectives:
         far = [other for other in leaders.values() if other != root] if self.rank == root else []
         return [root, *far, *members]
 
-    def gather(self, tensor: Tensor, root: int, line: Line) -> list[Tensor]:
+    def gather(self, tensor: Tensor, root: int, line: GroupMessages) -> list[Tensor]:
         """All ranks' tensors by rank on rank `root`, nothing elsewhere."""
         if self.rank != root:
             line.send(root, tensor)
             return []
         return [tensor if other == root else line.receive(other) for other in range(self.size)]
 
-    def scatter(self, tensors: Sequence[Tensor], root: int, line: Line) -> Tensor:
+    def scatter(self, tensors: Sequence[Tensor], root: int, line: GroupMessages) -> Tensor:
         """This rank's one of the `tensors` of rank `root`."""
         if self.rank != root:
             return line.receive(root)
@@ -139,7 +139,7 @@ class Collectives:
             line.send(other, tensors[other])
         return tensors[root]
 
-    def to_all(self, tensors: Sequence[Tensor], line: Line) -> list[Tensor]:
+    def to_all(self, tensors: Sequence[Tensor], line: GroupMessages) -> list[Tensor]:
         """Tensors that every rank has for this one, by rank; ``tensors[r]`` is this one's for rank r."""
         for other in self._others:
             line.send(other, tensors[other])

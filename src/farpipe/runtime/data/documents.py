@@ -77,14 +77,14 @@ def form_of(data: Data, files: list[Path]) -> Form:
     return next(iter(forms), "text")
 
 
-class Document(NamedTuple):
+class TrainingText(NamedTuple):
     """A text to train on, and one before it that is only read."""
 
     text: str
     prompt: str = ""
 
 
-def documents(data: Data, files: list[Path]) -> Iterator[Document]:
+def documents(data: Data, files: list[Path]) -> Iterator[TrainingText]:
     """The texts of all files; InputError names the file and line that can't be read."""
     form = form_of(data, files)
     for file in files:
@@ -93,7 +93,7 @@ def documents(data: Data, files: list[Path]) -> Iterator[Document]:
         elif form in ("parquet", "arrow"):
             yield from _table_rows(file, data)
         else:
-            yield Document(read_whole(file).decode("utf-8"))
+            yield TrainingText(read_whole(file).decode("utf-8"))
 
 
 def has_tokens(data: Data, files: list[Path]) -> bool:
@@ -139,7 +139,7 @@ def unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"data.source: {path}: can't be read: {error.strerror or error}")
 
 
-def _json_lines(path: Path, data: Data) -> Iterator[Document]:
+def _json_lines(path: Path, data: Data) -> Iterator[TrainingText]:
     try:
         with opened(path) as file:
             for number, line in enumerate(file, 1):
@@ -156,9 +156,9 @@ def _parse(line: bytes, path: Path, number: int) -> Any:
         raise InputError(f"data.source: {path}:{number}: not JSON: {error}") from None
 
 
-def _document(row: Any, data: Data, place: str) -> Document:
+def _document(row: Any, data: Data, place: str) -> TrainingText:
     prompt = "" if data.prompt_key is None else _text_of(row, data.prompt_key, "prompt_key", place)
-    return Document(_text_of(row, data.text_key, "text_key", place), prompt)
+    return TrainingText(_text_of(row, data.text_key, "text_key", place), prompt)
 
 
 def _text_of(row: Any, key: str, setting: str, place: str) -> str:
@@ -168,7 +168,7 @@ def _text_of(row: Any, key: str, setting: str, place: str) -> str:
     return str(row[key])
 
 
-def _table_rows(path: Path, data: Data) -> Iterator[Document]:
+def _table_rows(path: Path, data: Data) -> Iterator[TrainingText]:
     columns = [data.text_key, *([] if data.prompt_key is None else [data.prompt_key])]
     for batch in rows(path, columns):
         yield from (_document(row, data, str(path)) for row in batch.to_pylist())
@@ -202,7 +202,7 @@ class ByteTokenizer:
 
     key, vocab_size, dtype = "bytes", NUM_BYTES, np.dtype("uint8")
 
-    def encoded(self, documents: Iterable[Document]) -> Iterator[Encoded]:
+    def encoded(self, documents: Iterable[TrainingText]) -> Iterator[Encoded]:
         """The bytes of all texts, with an empty line behind each but the last."""
         for number, document in enumerate(documents):
             if number:
@@ -235,7 +235,7 @@ class LearnedTokenizer:
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         self.dtype = np.dtype("uint16" if self.vocab_size <= 1 << 16 else "uint32")
 
-    def encoded(self, documents: Iterable[Document]) -> Iterator[Encoded]:
+    def encoded(self, documents: Iterable[TrainingText]) -> Iterator[Encoded]:
         """The tokens of all texts, with the end of text behind each document."""
         marked = _marked(documents)
         while group := [*islice(marked, _PIECES_AT_ONCE)]:
@@ -252,7 +252,7 @@ class _Piece(NamedTuple):
     is_counted: bool
 
 
-def _marked(documents: Iterable[Document]) -> Iterator[_Piece]:
+def _marked(documents: Iterable[TrainingText]) -> Iterator[_Piece]:
     """The texts and prompts in pieces."""
     for document in documents:
         if document.prompt:
