@@ -4,6 +4,8 @@ import errno
 import importlib.util
 import os
 import pickle
+import subprocess
+import sys
 
 import numba
 import pytest
@@ -120,3 +122,34 @@ def test_a_kernel_that_another_process_compiles_is_waited_for(kernel, monkeypatc
     assert asked.count("outer") == 3
     assert kernel()(3) == 107
     assert asked.count("outer") == 3, "it was there"
+
+
+DRAWS = """
+import sys
+import numpy as np
+from farpipe.step.jit import jit
+@jit
+def drawn(n):
+    np.random.seed(7)
+    return np.random.random(n) + np.arange(n)
+@jit
+def later(n):
+    return drawn(n).sum()
+print(*drawn(3), sum(drawn.stats.cache_hits.values()), "numba.typed.typedlist" in sys.modules)
+if len(sys.argv) > 1:
+    print(later(3) == drawn(3).sum())
+"""
+
+
+def test_a_cached_kernel_is_loaded_without_numbas_tables_of_types(tmp_path):
+    program = tmp_path / "draws.py"
+    program.write_text(DRAWS)
+
+    def run(*arguments):
+        command = (sys.executable, str(program), *arguments)
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout.split()
+
+    compiled, loaded, then_compiling = run(), run(), run("later")
+    assert compiled[3:] == ["0", "True"]
+    assert loaded == [*compiled[:3], "1", "False"]
+    assert then_compiling == [*loaded, "True"]

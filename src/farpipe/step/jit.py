@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from numba import njit
 from numba.core.caching import FunctionCache
+from numba.core.runtime.nrt import rtsys
 
 Function = Callable[..., Any]
 
@@ -78,8 +79,11 @@ class KernelCache(FunctionCache):
             _note(error)
 
     def _load(self, sig: Any, target_context: Any) -> Any:
+        """The kernel in the cache, with numba's runtime but without its tables of types: they take 0.14 s, and a
+        compilation fills them itself."""
+        rtsys.initialize(target_context)
         try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:  # unpickling fails in any way
             with contextlib.suppress(OSError):
                 self.flush()  # type: ignore[no-untyped-call]
