@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from farpipe.cost.chunk_profile import ChunkProfile
+from farpipe.cost.profile import model_shape
 from farpipe.errors import InputError
 from farpipe.plan.chunked import better_layout, plan_on_chunks
 from farpipe.spec import Cluster, Data, Job, Model, Pins, SiteLink, Training, parse_job, preset_site
@@ -42,11 +44,21 @@ def test_a_plan_says_why_documents_are_cut_or_not():
     assert whole.advice[-1].startswith("No chunks: every sequence stays whole")
 
 
-def test_the_pins_of_a_better_layout_give_the_step_that_is_told():
-    plan = plan_on_chunks(far_apart(), LENGTHS, 512)[0]
-    (told,) = better_layout(plan, LENGTHS, 512)
+def measured():
+    """A profile of `far_apart`'s model on its device, slower than the cost model has it."""
+    law = {"pair_s": 1e-9, "token_s": 1e-5, "fixed_s": 1e-3}
+    part = {"forward": law, "backward": law, "held_bytes": 8.0}
+    sizes = {"recomputed_bytes": 1.0, "boundary_bytes": 1.0, "action_forward_s": 0.0, "action_backward_s": 0.0}
+    known = {"device": "cpu", "shape": model_shape(far_apart().model), "precision": "fp32", "longest": 512}
+    return ChunkProfile(**known, **sizes, errors={}, embedding=part, layer=part, head=part)
+
+
+@pytest.mark.parametrize("profiles", [(), (measured(),)], ids=["cost model", "measured"])
+def test_the_pins_of_a_better_layout_give_the_step_that_is_told(profiles):
+    plan = plan_on_chunks(far_apart(), LENGTHS, 512, profiles)[0]
+    (told,) = better_layout(plan, LENGTHS, 512, profiles)
     found = re.search(r"takes (\S+) times .* pipeline = (\d+), data = (\d+)(.*), sites = \[(.*)\]\.", told)
     pins = {"pipeline": int(found[2]), "data": int(found[3]), "sites": tuple(re.findall(r'"(\w+)"', found[5]))}
-    pinned = plan_on_chunks(far_apart(**pins, replicas="across" if found[4] else None), LENGTHS, 512)[0]
+    pinned = plan_on_chunks(far_apart(**pins, replicas="across" if found[4] else None), LENGTHS, 512, profiles)[0]
     assert pinned.prediction.step_s / plan.prediction.step_s == pytest.approx(float(found[1]), abs=0.006)
-    assert better_layout(pinned, LENGTHS, 512) == ()
+    assert better_layout(pinned, LENGTHS, 512, profiles) == ()

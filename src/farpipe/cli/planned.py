@@ -48,7 +48,7 @@ def _planned_on_chunks(
         plan, costs = plan_on_chunks(job, lengths, longest, profiles)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return plan, costs, partial(better_layout, plan, lengths, longest)
+    return plan, costs, partial(better_layout, plan, lengths, longest, profiles)
 
 
 def find_plans_of(job: Job, path: Path, profiles: Measured = (), **options: Any) -> FoundPlans:

@@ -60,11 +60,14 @@ def plan_on_chunks(
     return plan.model_copy(update={"advice": (*busy_notes(profiles), *plan.advice, *reason)}), found.costs
 
 
-def better_layout(plan: Plan, lengths: NDArray[np.int64], longest: int) -> tuple[str, ...]:
+def better_layout(
+    plan: Plan, lengths: NDArray[np.int64], longest: int, profiles: Sequence[ChunkProfile] = ()
+) -> tuple[str, ...]:
     """Sentence about the fastest layout for this batch that the pins leave open and the engine can run; none where that
     is less than 2 % faster than the plan, or packing is not elastic.
 
-    `longest` as of `plan_on_chunks`, whose step under these pins is told.
+    `longest` and `profiles` as of `plan_on_chunks`, whose step under these pins is told: with profiles the cost model
+    proposes the layout, and measured chunks time it, as they do the plan.
     """
     job = plan.job
     if job.data.packing != "elastic":
@@ -75,7 +78,7 @@ def better_layout(plan: Plan, lengths: NDArray[np.int64], longest: int) -> tuple
         fastest = plan_batch(free, lengths)
         kinds = (fastest, *fastest.others)
         best = next((one for one in kinds if job.training.global_batch % one.layout.layout.data == 0), fastest)
-        pinned = plan_on_chunks(_pinned(job, best), lengths, longest)[0]
+        pinned = plan_on_chunks(_pinned(job, best), lengths, longest, profiles)[0]
     except FarpipeError:
         return ()
     ratio, at = pinned.prediction.step_s / plan.prediction.step_s, best.layout.layout
