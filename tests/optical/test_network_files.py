@@ -36,6 +36,22 @@ def gnpy_json(metres=False):
     return json.dumps({"elements": elements, "connections": connections})
 
 
+def gnpy_of_transceivers():
+    """As optical-rl-gym's converter writes it: numbers for names, no ROADM, cities without a name, one direction."""
+    elements = [{"uid": i, "type": "Transceiver", "metadata": {"location": {"city": ""}}} for i in range(3)]
+    connections = []
+    for (a, b), km in KM.items():
+        elements.append({"uid": f"Fiber ({a} to {b})", "type": "Fiber", "params": {"length": km, "length_units": "km"}})
+        chain = ["abc".index(a), elements[-1]["uid"], "abc".index(b)]
+        connections += [{"from_node": x, "to_node": y} for x, y in itertools.pairwise(chain)]
+    return json.dumps({"gnpy-network-topology:topology": {"elements": elements, "connections": connections}})
+
+
+def gym_text(links=3):
+    lines = "".join(f"{a} {b} {km}\n" for (a, b), km in KM.items())
+    return f"# made up\n3\n{links}\n{lines}"
+
+
 def graphml(km_of=KM, head=""):
     nodes = "".join(f'<node id="{name}"/>' for name in "abc")
     edges = "".join(f'<edge source="{a}" target="{b}"><data key="k">{km}</data></edge>' for (a, b), km in km_of.items())
@@ -91,6 +107,7 @@ def read(tmp_path, name, text):
         ("n.graphml", graphml()),
         ("n.xml", graphml()),
         ("n.gml", gml()),
+        ("n.txt", gym_text()),
     ],
 )
 def test_every_format_gives_the_same_network(tmp_path, name, text):
@@ -113,6 +130,38 @@ def test_dist_is_a_great_circle_and_parallel_edges_are_one(tmp_path):
     assert read(tmp_path, "n.json", json.dumps(data)).km["a", "b"] == 90
 
 
+def test_gml_may_repeat_an_edge_as_the_topology_zoo_does(tmp_path):
+    again = "edge [ source 1 target 0 km 90 ]\n]\n"
+    assert read(tmp_path, "n.gml", gml()[:-2] + again).km["a", "b"] == 90
+
+
+def test_transceivers_are_sites_of_a_file_without_roadms(tmp_path):
+    network = read(tmp_path, "n.json", gnpy_of_transceivers())
+    assert {(edge.a, edge.b): edge.km for edge in network.edges} == {("0", "1"): 100, ("1", "2"): 200, ("0", "2"): 400}
+
+
+def test_roadms_of_one_city_are_not_one_site(tmp_path):
+    network = read(tmp_path, "n.json", gnpy_json().replace('"city": "b"', '"city": "a"'))
+    assert {(edge.a, edge.b): edge.km for edge in network.edges} == {
+        (f"roadm {a}", f"roadm {b}"): km for (a, b), km in KM.items()
+    }
+
+
+def located_gml(names, edges):
+    at = {name: "Longitude {} Latitude {}".format(*place) for name, place in PLACES.items()} | {"e": "lon 9.9 lat 53.5"}
+    nodes = "".join(f'node [ id {i} label "{name}" {at.get(name, "")} ]\n' for i, name in enumerate(names))
+    links = "".join(f"edge [ source {names.index(a)} target {names.index(b)} ]\n" for a, b in edges)
+    return f"graph [\n{nodes}{links}]\n"
+
+
+def test_nodes_that_lie_nowhere_are_left_out_and_named(tmp_path):
+    """The Topology Zoo draws other networks as nodes without a position."""
+    network = read(tmp_path, "n.gml", located_gml("abcd", ("ab", "bc", "db")))
+    assert (network.nodes, network.left_out) == (("a", "b", "c"), ("d",))
+    with pytest.raises(InputError, match=r"not connected without d, which have no position: no path from a to c, e;"):
+        read(tmp_path, "n.gml", located_gml("abcde", ("ab", "bd", "dc", "ce")))
+
+
 BOMB = '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
 ROUND = {"uid": "x", "type": "Edfa"}
 ROADM = {"uid": "r", "type": "Roadm"}
@@ -132,10 +181,17 @@ START = {"from_node": "r", "to_node": "x"}
         (
             "n.gml",
             gml().replace("km", "color"),
-            "edge 0: no length: give km of fibre as one of km, length, weight, distance",
+            "no edge between two nodes has a length: give km of fibre as one of km, length, weight, distance",
         ),
+        ("n.txt", gym_text(4), "the second line says 4 links, found 3 lines"),
+        ("n.txt", gym_text().replace("100.0", ""), "or optical-rl-gym's: the number of nodes"),
+        ("n.txt", gym_text().replace("100.0", "nan"), "edge 0: km: expected a number, found 'nan'"),
         ("n.txt", "NODES (\n)", "first line is '.SNDlib native format"),
-        ("n.txt", sndlib_native().replace("13.4", "1340"), "node 'a': longitude: must be at most 180, found 1340"),
+        (
+            "n.txt",
+            sndlib_native().replace("13.4", "1340"),
+            "node 'a': expected longitude and latitude in degrees, found 1340, 52.5; from pixels no",
+        ),
         ("n.txt", sndlib_native().replace("( a c )", "( a d )"), "edge 2: there is no node 'd'"),
         ("n.json", json.dumps({"nodes": [{"id": 1}], "links": [{"source": 1}]}), "KeyError: 'target'"),
         ("n.json", json.dumps({"nodes": 7, "links": []}), "TypeError"),
@@ -143,7 +199,7 @@ START = {"from_node": "r", "to_node": "x"}
         (
             "n.json",
             json.dumps({"elements": [ROADM, ROUND], "connections": [START, {"from_node": "x", "to_node": "x"}]}),
-            "goes in a circle",
+            "a network needs at least one edge",
         ),
         ("n.xls", "x", r"a network is a file \.csv"),
     ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.optical_blocking import Guard, Modulation, Network, PathsFile, SlotGhz, Slots
+from farpipe.cli.optical_blocking import Guard, Modulation, Network, PathsFile, SlotGhz, Slots, net_called
 from farpipe.cli.options import Given, settings
 from farpipe.cli.output import status
 from farpipe.errors import UsageError
@@ -81,9 +81,7 @@ class LightOptions:
     @cached_property
     def net(self) -> "OpticalNetwork":
         """The network."""
-        from farpipe.optical import find_network
-
-        return find_network(self.network, shared=not self.settings.directed)
+        return net_called(self.network, shared=not self.settings.directed)
 
     @cached_property
     def modulations(self) -> "ModulationTable":

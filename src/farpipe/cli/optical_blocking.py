@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farpipe.cli.options import AsJson, Given, refuse, settings, typed, with_groups
-from farpipe.cli.output import print_json, status
+from farpipe.cli.output import log, print_json, status
 from farpipe.errors import UsageError
 from farpipe.units import format_percent
 
@@ -69,9 +69,7 @@ class BlockingOptions:
     @cached_property
     def net(self) -> "OpticalNetwork":
         """The network."""
-        from farpipe.optical import find_network
-
-        return find_network(self.network, shared=self.shared)
+        return net_called(self.network, shared=self.shared)
 
     @cached_property
     def setting(self) -> "tuple[AssignmentPolicy, optical.Grid, ModulationTable]":
@@ -92,6 +90,16 @@ class BlockingOptions:
             return found
         with status("finding paths"):
             return k_shortest(self.net, pairs, k=self.details.k, by=self.details.by, modulation=self.setting[2])
+
+
+def net_called(name: str, *, shared: bool) -> "OpticalNetwork":
+    """The network called `name`; a line on stderr names nodes of its file that it lacks."""
+    from farpipe.optical import find_network
+
+    found = find_network(name, shared=shared)
+    if found.left_out:
+        log(f"{name}: without {', '.join(found.left_out)}: neither lengths nor positions say how far they are")
+    return found
 
 
 @with_groups

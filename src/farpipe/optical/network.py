@@ -4,7 +4,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,8 @@ class Network:
     name: str
     edges: tuple[Edge, ...]
     shared: bool = False
+    left_out: tuple[str, ...] = ()
+    """Nodes of its file that have no edge here, for the file has neither lengths nor positions for them."""
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -104,10 +106,13 @@ class Network:
         )
 
 
-def build_network(name: str, rows: Iterable[tuple[str, Mapping[str, Any]]], *, shared: bool = False) -> Network:
+def build_network(
+    name: str, rows: Iterable[tuple[str, Mapping[str, Any]]], *, shared: bool = False, given: Iterable[str] = ()
+) -> Network:
     """The network of `rows`, each with the place to name in errors and its figures a, b, km and optionally fibres.
 
-    InputError for a length that is not a positive number, a loop, a duplicate edge, or nodes that can't be reached.
+    `given` are the nodes of its file, of which some may have no edge in `rows`. InputError for a length that is not a
+    positive number, a loop, a duplicate edge, or nodes that can't be reached.
     """
     edges: dict[frozenset[str], Edge] = {}
     for place, row in rows:
@@ -121,7 +126,8 @@ def build_network(name: str, rows: Iterable[tuple[str, Mapping[str, Any]]], *, s
         edges[ends] = edge
     if not edges:
         raise InputError(f"{name}: a network needs at least one edge")
-    network = Network(name, tuple(edges.values()), shared)
+    known = {node for ends in edges for node in ends}
+    network = Network(name, tuple(edges.values()), shared, tuple(node for node in given if node not in known))
     _expect_connected(network)
     return network
 
@@ -230,8 +236,12 @@ def _expect_connected(network: Network) -> None:
                 left.append(node)
     apart = [node for node in network.nodes if node not in seen]
     if apart:
-        names = ", ".join(apart[:8]) + (", ..." if len(apart) > 8 else "")
+        without = f" without {_few(network.left_out)}, which have no position" if network.left_out else ""
         raise InputError(
-            f"{network.name}: the network is not connected: no path from {network.nodes[0]} to {names}; "
+            f"{network.name}: the network is not connected{without}: no path from {network.nodes[0]} to {_few(apart)}; "
             "add the missing edges or leave these nodes out"
         )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -1,7 +1,6 @@
 """Networks by name (topohub, gnpy), and files of others: gnpy, SNDlib (XML, native), node-link JSON, GraphML, GML."""
 
 import importlib.util
-import itertools
 import json
 import math
 import re
@@ -24,6 +23,9 @@ FIBRE_KM_KEYS: Final = ("km", "length", "weight", "distance")
 _LONGITUDE, _LATITUDE = ("lon", "longitude", "x"), ("lat", "latitude", "y")
 _EARTH_KM: Final = 6371.0
 _NAMESPACE: Final = re.compile(r"\{.*?\}")
+_YANG: Final = "gnpy-network-topology:topology"
+"""Key of the elements in gnpy's JSON by YANG."""
+_GML_GRAPH: Final = re.compile(r"^\s*graph\s*\[", re.M)
 _SNDLIB_LINE: Final = re.compile(r"^\s*(\S+)\s*\(\s*(\S+)\s+(\S+)\s*\)")
 
 
@@ -39,21 +41,18 @@ class Graph:
 def load_topology(path: Path | str, *, shared: bool = False) -> Network:
     """Read a network file of any known format; InputError with the place of whatever is wrong in it."""
     source, kind = str(path), Path(path).suffix.lower()
+    readers = {".xml": _of_xml, ".graphml": _of_xml, ".gml": _of_gml, ".txt": _of_text}
+    if kind not in (".csv", ".json", *readers):
+        raise InputError(f"{source}: a network is a file .csv, .json, .xml, .graphml, .gml or .txt")
     if kind == ".csv":
         return load_network(path, shared=shared)
     text = read_text(path)
-    if kind == ".json":
-        data = parse_json(text, source)
-        if not isinstance(data, dict) or "format" in data or not {"elements", "nodes"} & data.keys():
-            return load_network(path, shared=shared)
-        with _as_input_errors(source):
-            return network_of_data(Path(path).stem, data, source, shared=shared)
-    readers = {".xml": _of_xml, ".graphml": _of_xml, ".gml": _of_gml, ".txt": _of_native}
-    if kind not in readers:
-        raise InputError(
-            f"{source}: a network is a file .csv, .json, .xml, .graphml, .gml or .txt (SNDlib's own format)"
-        )
+    data = parse_json(text, source) if kind == ".json" else None
+    if kind == ".json" and not (isinstance(data, dict) and {"elements", "nodes", _YANG} & data.keys()):
+        return load_network(path, shared=shared)
     with _as_input_errors(source):
+        if data is not None:
+            return network_of_data(Path(path).stem, data, source, shared=shared)
         return _network(Path(path).stem, readers[kind](text, source), source, shared=shared)
 
 
@@ -75,8 +74,9 @@ def _as_input_errors(source: str) -> Iterator[None]:
 
 def network_of_data(name: str, data: dict[str, Any], source: str, *, shared: bool = False) -> Network:
     """Network of gnpy's JSON (elements and connections) or of node-link JSON (nodes, and links or edges)."""
+    data = data.get(_YANG, data)
     if "elements" in data:
-        return build_network(name, rows_of(source, _spans(data, source)), shared=shared)
+        return _network(name, _of_elements(data, source), source, shared=shared)
     nodes = {node["id"]: node for node in data["nodes"]}
     edges = [(edge["source"], edge["target"], edge) for edge in data["links" if "links" in data else "edges"]]
     return _network(name, _graph(nodes, edges), source, shared=shared)
@@ -106,7 +106,7 @@ def _graph(nodes: Mapping[Any, Attributes], edges: list[tuple[Any, Any, Attribut
 
 
 def _network(name: str, graph: Graph, source: str, *, shared: bool) -> Network:
-    """The network of a graph; of parallel edges the shortest, loops left out."""
+    """The network of a graph; of parallel edges the shortest, loops and nodes without a known edge left out."""
     names = _names(graph.names)
     edges: dict[frozenset[str], tuple[str, str, float]] = {}
     for index, (a, b, attributes) in enumerate(graph.edges):
@@ -114,32 +114,37 @@ def _network(name: str, graph: Graph, source: str, *, shared: bool) -> Network:
             if node not in names:
                 raise InputError(f"{source}: edge {index}: there is no node {node!r}")
         km, ends = _edge_km(f"{source}: edge {index}", graph, (a, b), attributes), frozenset((names[a], names[b]))
-        if len(ends) == 2 and (ends not in edges or km < edges[ends][2]):
+        if km is not None and len(ends) == 2 and (ends not in edges or km < edges[ends][2]):
             edges[ends] = (names[a], names[b], km)
-    return build_network(name, rows_of(source, edges.values()), shared=shared)
+    if graph.edges and not edges:
+        raise InputError(
+            f"{source}: no edge between two nodes has a length: give km of fibre as one of {', '.join(FIBRE_KM_KEYS)}, "
+            "or longitude and latitude of the nodes"
+        )
+    left_out = tuple(dict.fromkeys(names[node] for a, b, _ in graph.edges for node in (a, b)))
+    return build_network(name, rows_of(source, edges.values()), shared=shared, given=left_out)
 
 
-def _edge_km(place: str, graph: Graph, ends: tuple[Any, Any], attributes: Attributes) -> float:
-    """Fibre km of an edge: given, or estimated from the great-circle distance, ``dist`` or between positions."""
+def _edge_km(place: str, graph: Graph, ends: tuple[Any, Any], attributes: Attributes) -> float | None:
+    """Fibre km of an edge: given, or estimated from the great circle, ``dist`` or between positions; None: unknown."""
     for key in FIBRE_KM_KEYS:
         if key in attributes:
             return number(place, key, attributes[key], exclusive=True)
     if "dist" in attributes:
         return fibre_km(number(place, "dist", attributes["dist"]))
-    for node in ends:
-        if node not in graph.positions:
-            raise InputError(
-                f"{place}: no length: give km of fibre as one of {', '.join(FIBRE_KM_KEYS)}, or longitude and latitude "
-                f"of node {node!r}"
-            )
+    if not all(node in graph.positions for node in ends):
+        return None
     return fibre_km(_great_circle_km(*(_radians(f"{place}: node {node!r}", graph.positions[node]) for node in ends)))
 
 
 def _radians(place: str, position: Position) -> tuple[float, float]:
     """Longitude and latitude; InputError for pixels."""
-    most = (180.0, 90.0)
-    named = zip(("longitude", "latitude"), position, most, strict=True)
-    longitude, latitude = (number(place, what, value, least=-limit, most=limit) for what, value, limit in named)
+    longitude, latitude = (number(place, "position", value, least=-math.inf) for value in position)
+    if abs(longitude) > 180 or abs(latitude) > 90:
+        raise InputError(
+            f"{place}: expected longitude and latitude in degrees, found {longitude:g}, {latitude:g}; from pixels no "
+            f"length follows: give edges their km of fibre ({', '.join(FIBRE_KM_KEYS)}), or write them as CSV (a,b,km)"
+        )
     return math.radians(longitude), math.radians(latitude)
 
 
@@ -186,19 +191,35 @@ def _of_xml(text: str, source: str) -> Graph:
 
 
 def _of_gml(text: str, source: str) -> Graph:
+    """Graph of GML; parallel edges need no ``multigraph 1``, which the Topology Zoo's files lack."""
     import networkx
 
-    return _of_networkx(networkx.parse_gml(text, label="id"))
+    several = text if re.search(r"^\s*multigraph\s", text, re.M) else _GML_GRAPH.sub(r"\g<0> multigraph 1\n", text, 1)
+    return _of_networkx(networkx.parse_gml(several, label="id"))
 
 
 def _of_networkx(graph: Any) -> Graph:
     return _graph(dict(graph.nodes(data=True)), list(graph.edges(data=True)))
 
 
-def _of_native(text: str, source: str) -> Graph:
+def _of_text(text: str, source: str) -> Graph:
+    """Graph of SNDlib's native format, or of optical-rl-gym's text: how many nodes and links, then lines ``a b km``."""
+    if text.lstrip().startswith("?SNDlib native format"):
+        return _of_native(text)
+    rows = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if [len(row) for row in rows[:3]] != [1, 1, 3] or not {len(row) for row in rows[2:]} == {3}:
+        raise InputError(
+            f"{source}: expected SNDlib's native format, whose first line is '?SNDlib native format; ...', or "
+            "optical-rl-gym's: the number of nodes, that of links, and a line 'a b km' for each link"
+        )
+    if len(rows) - 2 != number(source, "number of links", rows[1][0]):
+        raise InputError(f"{source}: the second line says {rows[1][0]} links, found {len(rows) - 2} lines 'a b km'")
+    names = {node: node for a, b, _ in rows[2:] for node in (a, b)}
+    return Graph(names, {}, [(a, b, {"km": km}) for a, b, km in rows[2:]])
+
+
+def _of_native(text: str) -> Graph:
     """Graph of SNDlib's native format: lines ``id ( x y )`` and ``id ( from to ) ...`` in NODES and LINKS."""
-    if not text.lstrip().startswith("?SNDlib native format"):
-        raise InputError(f"{source}: expected SNDlib's native format, whose first line is '?SNDlib native format; ...'")
     section, nodes = "", dict[str, Attributes]()
     edges: list[tuple[Any, Any, Attributes]] = []
     for line in text.splitlines():
@@ -212,40 +233,40 @@ def _of_native(text: str, source: str) -> Graph:
     return _graph(nodes, edges)
 
 
-def _spans(data: dict[str, Any], source: str) -> list[tuple[str, str, float]]:
-    """Edges between sites from gnpy's chain of elements: the fibres and amplifiers between two ROADMs added up."""
-    kinds = {element["uid"]: element for element in data["elements"]}
-    after: dict[str, list[str]] = {}
+def _of_elements(data: dict[str, Any], source: str) -> Graph:
+    """Graph of gnpy's elements: sites are ROADMs and transceivers, edges the fibres between two of them added up."""
+    elements = {element["uid"]: element for element in data["elements"]}
+    after: dict[Any, list[Any]] = {uid: [] for uid in elements}
     for index, link in enumerate(data["connections"]):
         for uid in (link["from_node"], link["to_node"]):
-            if uid not in kinds:
-                raise InputError(f"{source}: connections[{index}]: there is no element {uid!r}{nearest(uid, kinds)}")
-        after.setdefault(link["from_node"], []).append(link["to_node"])
-    edges: dict[frozenset[str], tuple[str, str, float]] = {}
-    for uid, element in kinds.items():
-        for there in after.get(uid, []) if element["type"] == "Roadm" else []:
-            at, km = _follow(there, kinds, after, source)
-            ends = frozenset((_site(element), _site(kinds[at])))
-            if km > 0 and len(ends) == 2:
-                edges.setdefault(ends, (_site(element), _site(kinds[at]), km))
-    return list(edges.values())
+            if uid not in elements:
+                raise InputError(f"{source}: connections[{index}]: there is no element {uid!r}{nearest(uid, elements)}")
+        after[link["from_node"]].append(link["to_node"])
+    ends = {uid for uid, element in elements.items() if element["type"] in ("Roadm", "Transceiver")}
+    km = {uid: _span_km(element, source) for uid, element in elements.items()}
+    edges: list[tuple[Any, Any, Attributes]] = []
+    for uid in filter(ends.__contains__, elements):
+        edges += [(uid, at, {"km": far}) for at, far in _lines(uid, ends, after, km, source) if far and at != uid]
+    places = {uid: elements[uid].get("metadata", {}).get("location", {}) for a, b, _ in edges for uid in (a, b)}
+    return Graph({uid: place.get("city") for uid, place in places.items()}, {}, edges)
 
 
-def _follow(at: str, kinds: dict[str, Any], after: dict[str, list[str]], source: str) -> tuple[str, float]:
-    """The ROADM or transceiver at the end of a line that begins with element `at`, and km to there."""
-    km, first = 0.0, at
-    for _ in itertools.repeat(None, len(kinds)):
-        if kinds[at]["type"] in ("Roadm", "Transceiver"):
-            return at, km
-        km += _span_km(kinds[at], source)
-        if not after.get(at):
-            raise InputError(f"{source}: connections: nothing follows {at!r}; a line ends at a Roadm or Transceiver")
-        at = after[at][0]
-    raise InputError(f"{source}: connections: the line from {first!r} goes in a circle and meets no Roadm")
-
-
-def _site(element: dict[str, Any]) -> str:
-    return _clean(element.get("metadata", {}).get("location", {}).get("city") or element["uid"])
+def _lines(
+    begin: Any, ends: set[Any], after: Mapping[Any, list[Any]], km: Mapping[Any, float], source: str
+) -> Iterator[tuple[Any, float]]:
+    """Ends of the lines that begin at a site, and km to there; fused halves of an amplifier lead on and back."""
+    left, seen = [(there, 0.0) for there in after[begin]], set()
+    while left:
+        at, far = left.pop()
+        if at in ends:
+            yield at, far
+        elif at not in seen:
+            seen.add(at)
+            left += [(there, far + km[at]) for there in after[at]]
+            if not after[at]:
+                raise InputError(
+                    f"{source}: connections: nothing follows {at!r}; a line ends at a Roadm or Transceiver"
+                )
 
 
 def _span_km(element: dict[str, Any], source: str) -> float:
