@@ -231,3 +231,14 @@ def test_a_plan_runs_over_the_light_paths_that_were_simulated_for_it(farpipe, tm
     without = farpipe(*over_light, "--no-emulate", "--run-dir", tmp_path / "other")
     assert without.returncode == 2
     assert "is for emulated links" in without.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("--network", "a,b,km\n1,2,100\n"), ("--modulation", "reach_km,bit_s_hz\ninf,1\n")]
+)
+def test_a_log_never_takes_the_place_of_a_file_that_is_read(farpipe, small_step, tmp_path, option, text):
+    read = tmp_path / "read.csv"
+    read.write_text(text)
+    run = farpipe("optical", "simulate", small_step, "--nodes", "1,2,1", option, read, "--log", read)
+    assert (run.returncode, read.read_text()) == (3, text)
+    assert "this command reads it; write to another file" in run.stderr

@@ -193,7 +193,8 @@ START = {"from_node": "r", "to_node": "x"}
             "node 'a': expected longitude and latitude in degrees, found 1340, 52.5; from pixels no",
         ),
         ("n.txt", sndlib_native().replace("( a c )", "( a d )"), "edge 2: there is no node 'd'"),
-        ("n.json", json.dumps({"nodes": [{"id": 1}], "links": [{"source": 1}]}), "KeyError: 'target'"),
+        ("n.json", json.dumps({"nodes": [{"id": 1}], "links": [{"source": 1}]}), "an entry lacks 'target'"),
+        ("n.json", json.dumps({"nodes": [{"id": 1}, {"id": 1}], "links": []}), "entry 1: id 1 is there already"),
         ("n.json", json.dumps({"nodes": 7, "links": []}), "TypeError"),
         ("n.json", json.dumps({"elements": [ROADM, ROUND], "connections": [START]}), "nothing follows 'x'"),
         (

@@ -71,6 +71,12 @@ class LightOptions:
         if self.paths is not None and (self.settings.k or self.settings.by):
             raise UsageError("--set k and by are for paths that farpipe finds; --paths gives them")
 
+    @property
+    def inputs(self) -> tuple[Path | None, ...]:
+        """Files that the options may name."""
+        named = (self.network, self.modulation, self.settings.trace_modulation)
+        return (self.paths, self.trace, *(Path(name) for name in named if name))
+
     @cached_property
     def settings(self) -> "LightSettings":
         """The settings that `--set` names."""

@@ -71,7 +71,7 @@ def simulate(
     check_picture(outputs.plot)
     window_s = _window_s(outputs.window)
     files = (outputs.plot, outputs.report, outputs.light_paths, outputs.log)
-    check_folder(*files, keeping=(job, options.paths, options.trace))
+    check_folder(*files, keeping=(job, *options.inputs))
     cases, runs = _run(job, options, [policy], seeds)
     facts = _facts(cases, policy, runs.runs[policy])
     _draw(outputs, window_s, cases[0], options.policy(policy), policy)

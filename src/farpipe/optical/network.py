@@ -92,11 +92,6 @@ class Network:
             raise InputError(f"{place}: there is no node {node!r} in {self.name}{nearest(node, self.nodes)}")
         return node
 
-    def to_data(self) -> dict[str, Any]:
-        """The network as JSON data in the format ``farpipe/network/1``."""
-        edges = [{"a": e.a, "b": e.b, "km": e.km, "fibres": e.num_fibres} for e in self.edges]
-        return {"format": FORMAT, "name": self.name, "shared": self.shared, "edges": edges}
-
     def __repr__(self) -> str:
         lengths = [edge.km for edge in self.edges]
         kind = "shared by both directions" if self.shared else "directed"
@@ -125,7 +120,7 @@ def build_network(
             )
         edges[ends] = edge
     if not edges:
-        raise InputError(f"{name}: a network needs at least one edge")
+        raise InputError(f"{name}: a network needs at least one edge between two nodes, with its km of fibre")
     known = {node for ends in edges for node in ends}
     network = Network(name, tuple(edges.values()), shared, tuple(node for node in given if node not in known))
     _expect_connected(network)

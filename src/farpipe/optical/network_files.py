@@ -67,9 +67,8 @@ def _as_input_errors(source: str) -> Iterator[None]:
     except InputError:
         raise
     except (*wrong, RecursionError) as error:
-        raise InputError(
-            f"{source}: not a network in the format of its name: {type(error).__name__}: {error}"
-        ) from None
+        what = f"an entry lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{source}: not a network in the format of its name: {what}") from None
 
 
 def network_of_data(name: str, data: dict[str, Any], source: str, *, shared: bool = False) -> Network:
@@ -77,9 +76,19 @@ def network_of_data(name: str, data: dict[str, Any], source: str, *, shared: boo
     data = data.get(_YANG, data)
     if "elements" in data:
         return _network(name, _of_elements(data, source), source, shared=shared)
-    nodes = {node["id"]: node for node in data["nodes"]}
+    nodes = _by_name(data["nodes"], "id", source)
     edges = [(edge["source"], edge["target"], edge) for edge in data["links" if "links" in data else "edges"]]
     return _network(name, _graph(nodes, edges), source, shared=shared)
+
+
+def _by_name(entries: list[dict[str, Any]], key: str, source: str) -> dict[Any, dict[str, Any]]:
+    """Entries by their `key`; InputError for one that is there twice."""
+    found: dict[Any, dict[str, Any]] = {}
+    for index, entry in enumerate(entries):
+        if entry[key] in found:
+            raise InputError(f"{source}: entry {index}: {key} {entry[key]!r} is there already; give each another")
+        found[entry[key]] = entry
+    return found
 
 
 def fibre_km(great_circle_km: float) -> float:
@@ -235,7 +244,7 @@ def _of_native(text: str) -> Graph:
 
 def _of_elements(data: dict[str, Any], source: str) -> Graph:
     """Graph of gnpy's elements: sites are ROADMs and transceivers, edges the fibres between two of them added up."""
-    elements = {element["uid"]: element for element in data["elements"]}
+    elements = _by_name(data["elements"], "uid", source)
     after: dict[Any, list[Any]] = {uid: [] for uid in elements}
     for index, link in enumerate(data["connections"]):
         for uid in (link["from_node"], link["to_node"]):

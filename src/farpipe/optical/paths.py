@@ -225,13 +225,13 @@ class _Candidates:
 def load_paths(path: Path | str, network: Network) -> PathTable:
     """Read a table of paths: CSV with the columns src, dst, order, nodes (joined by ``-``), km; best first."""
     rows = read_rows(read_text(path), str(path), ("src", "dst", "order", "nodes", "km"))
-    found: dict[Pair, dict[int, Nodes]] = {}
+    found: dict[Pair, dict[float, Nodes]] = {}
     for place, row in rows:
         pair = (network.expect_node(row["src"], place), network.expect_node(row["dst"], place))
         nodes = _nodes(row, pair, network, place)
-        order = int(number(place, "order", row["order"]))
+        order = number(place, "order", row["order"])
         if order in found.setdefault(pair, {}):
-            raise InputError(f"{place}: order: {pair[0]} to {pair[1]} has a path {order} already")
+            raise InputError(f"{place}: order: {pair[0]} to {pair[1]} has a path {order:g} already")
         km = number(place, "km", row["km"], exclusive=True)
         if abs(km - network.path_km(nodes)) > 1e-6 * km:
             raise InputError(
