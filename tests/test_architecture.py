@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "torch": f"{SEARCH} sequences plan emulate transport runtime control",
     "run": f"{SEARCH} sequences plan emulate transport runtime control",
     "interop": f"{SEARCH} sequences plan",
-    "report": f"{ENGINE} fleet optical",
+    "report": f"{SEARCH} sequences plan runtime fleet optical",
     "cli": f"{ENGINE} fleet optical interop report",
 }
 """The contract: what each room may import besides itself; `docs/design.md` says why."""

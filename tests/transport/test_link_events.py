@@ -2,6 +2,7 @@
 
 import time
 
+from farpipe.runtime.figures.metrics import event_text
 from farpipe.transport import Tag
 from farpipe.transport.link_events import BURST_PACKETS, MAX_EVENTS, LinkEvent, LinkEventLog
 from transports import connected
@@ -52,7 +53,7 @@ def test_few_packets_sent_again_are_no_event_and_many_are_one():
     log.retransmitted(2, BURST_PACKETS, 1000)
     (event,) = log.take()
     assert (event.kind, event.peer, event.num_packets, event.of_packets) == ("retransmissions", 2, BURST_PACKETS, 1000)
-    assert str(event) == "10 of 1000 packets sent again by TCP"
+    assert event_text(event.to_data()) == "10 of 1000 packets sent again by TCP"
 
 
 def test_events_that_nobody_takes_are_bounded():
@@ -65,7 +66,7 @@ def test_events_that_nobody_takes_are_bounded():
 def test_an_event_survives_its_data():
     event = LinkEvent("reconnection", 5.0, 0, "it was closed", 10.2, num_connections=3)
     assert LinkEvent(**event.to_data()) == event
-    assert str(event) == "back after 10.2 s: 3 connections, 0 frames (0 B) sent again"
+    assert event_text(event.to_data()) == "back after 10.2 s: 3 connections, 0 frames (0 B) sent again"
 
 
 def test_a_broken_connection_is_told_by_both_ends_with_what_was_sent_again():

@@ -182,7 +182,7 @@ def _sites(plan: Plan) -> str:
 
 def step_table(views: list[RunView]) -> FittedTable:
     """Predicted and measured step time of runs."""
-    from farpipe.report.summary import step_row, step_time_view  # loads the transport, which no plan needs
+    from farpipe.report.summary import step_row, step_time_view  # with charts, which no verdict has
 
     return to_rich(step_time_view([step_row(view) for view in views]))
 

@@ -112,8 +112,7 @@ def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[d
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farpipe.runtime.figures.metrics import is_logged, log_line
-    from farpipe.transport.link_events import event_sentence
+    from farpipe.runtime.figures.metrics import event_sentence, is_logged, log_line
 
     shown, is_terminal = console(stderr=True), sys.stderr.isatty()
     columns = (

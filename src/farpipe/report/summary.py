@@ -11,8 +11,7 @@ from farpipe.report.axis import duration
 from farpipe.report.charts import metric
 from farpipe.report.tables import TableView
 from farpipe.report.views import RunView
-from farpipe.runtime.figures.metrics import NUM_SKIPPED_STEPS, settled_steps
-from farpipe.transport.link_events import event_text
+from farpipe.runtime.figures.metrics import NUM_SKIPPED_STEPS, event_text, settled_steps
 from farpipe.units import format_bytes, format_change, format_count, format_flops, format_hours, format_percent
 
 MISSING = "–"

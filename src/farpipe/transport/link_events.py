@@ -3,11 +3,8 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
-
-from farpipe.units import format_bytes, format_seconds
 
 MAX_EVENTS: Final = 1000
 """Events that wait to be taken; of more, the oldest are dropped."""
@@ -44,29 +41,6 @@ class LinkEvent:
     def to_data(self) -> dict[str, Any]:
         """Data for JSON: what is not zero."""
         return {name: value for name, value in asdict(self).items() if value or name in ("peer", "unix_s")}
-
-    def __str__(self) -> str:
-        match self.kind:
-            case "outage":
-                return f"outage ({self.reason})"
-            case "reconnection":
-                again = f", {self.resent_frames} frames ({format_bytes(self.resent_bytes)}) sent again"
-                connections = "1 connection" if self.num_connections == 1 else f"{self.num_connections} connections"
-                return f"back after {format_seconds(self.duration_s)}: {connections}{again}"
-            case "retransmissions":
-                return f"{self.num_packets} of {self.of_packets} packets sent again by TCP"
-
-
-def event_text(event: Mapping[str, Any]) -> str:
-    """Describe an event of ``metrics.jsonl`` in words."""
-    names = {field.name for field in fields(LinkEvent)}
-    return str(LinkEvent(**{name: value for name, value in event.items() if name in names}))
-
-
-def event_sentence(event: Mapping[str, Any]) -> str:
-    """An event of ``metrics.jsonl`` with the link and the processes that it concerns."""
-    link = f"link {event['link']}, " if "link" in event else ""
-    return f"{link}process {event['process']} to {event['peer']}: {event_text(event)}"
 
 
 @dataclass

@@ -17,7 +17,7 @@ from farpipe.document import Document
 from farpipe.errors import InputError, RunError
 from farpipe.processes.cpu_share import other_work
 from farpipe.strict import parse_json, write_bytes
-from farpipe.units import format_bytes
+from farpipe.units import counted, format_bytes, format_seconds
 
 RUN_NAME: Final = "run.json"
 PLAN_NAME: Final = "plan.json"
@@ -353,3 +353,22 @@ def log_line(line: Mapping[str, Any], num_steps: int) -> str:
     if other_work(line.get("cpu_share")):
         parts.append(f"cpu: {100 * line['cpu_share']:.0f}%")
     return "  ".join(parts)
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """Describe a link's event (see LinkEvent.to_data, which leaves out what is zero) in words."""
+    match event["kind"]:
+        case "outage":
+            return f"outage ({event.get('reason', '')})"
+        case "reconnection":
+            again = f"{event.get('resent_frames', 0)} frames ({format_bytes(event.get('resent_bytes', 0))}) sent again"
+            connections = counted(event["num_connections"], "connection")
+            return f"back after {format_seconds(event.get('duration_s', 0.0))}: {connections}, {again}"
+        case _:
+            return f"{event['num_packets']} of {event['of_packets']} packets sent again by TCP"
+
+
+def event_sentence(event: Mapping[str, Any]) -> str:
+    """An event of ``metrics.jsonl`` with the link and the processes that it concerns."""
+    link = f"link {event['link']}, " if "link" in event else ""
+    return f"{link}process {event['process']} to {event['peer']}: {event_text(event)}"

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.runtime.executor import StepEvents, instructions, received
+from farpipe.runtime.figures.metrics import event_sentence
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import Ends, RunSpec, collective_link, collectives_of
 from farpipe.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.step import KINDS, Problem, Schedule
-from farpipe.transport.link_events import event_sentence
 
 _HEADER: Final = struct.Struct("<qqqqddddqqqqqqq")
 _NONE: Final = np.zeros(0, np.int64)
