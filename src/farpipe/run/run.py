@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,30 +93,22 @@ def run(
             lock = stack.enter_context(only_run(run_dir, make=True))
             open_run_dir(spec, run_dir, resume=resume)
         follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
-        command = [sys.executable, *rank_program, str(run_dir)]
         places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_processes)] if wan else None
-        security = stack.enter_context(_security(wan, allow_plaintext))
+        command = [sys.executable, *rank_program, str(run_dir), *stack.enter_context(_security(wan, allow_plaintext))]
         request = stack.enter_context(leave_request(interrupt))
-
-        def argv_for_rank(rank: int) -> list[str]:
-            return [*command, "--host", places[rank].address, *security] if places else command
-
-        def attempt() -> None:
-            launch(
-                argv_for_rank,
-                spec.num_processes,
-                log_dir=next_log_dir(run_dir),
-                env={LOCK_VARIABLE: str(lock), RUN_SHA256_VARIABLE: digest_of(run_dir / RUN_NAME)},
-                master_port=master_port,
-                namespaces=places,
-                on_tick=follower.read,
-                request=request,
-                leave_s=LEAVE_S,
-                fds_of_rank_0=[lock],
-            )
-
+        attempt = partial(
+            launch,
+            lambda rank: [*command, "--host", places[rank].address] if places else command,
+            spec.num_processes,
+            master_port=master_port,
+            namespaces=places,
+            on_tick=follower.read,
+            request=request,
+            leave_s=LEAVE_S,
+            fds_of_rank_0=[lock],
+        )
         for restart in range(max_restarts + 1):
-            reason = _reason_to_restart(attempt, run_dir, wan, request, is_last=restart == max_restarts)
+            reason = _reason_to_restart(attempt, run_dir, lock, wan, request, is_last=restart == max_restarts)
             follower.read()
             if reason is None:
                 break
@@ -125,15 +118,16 @@ def run(
 
 
 def _reason_to_restart(
-    attempt: Callable[[], None], run_dir: Path, wan: Wan | None, request: LeaveRequest, *, is_last: bool
+    attempt: Callable[..., object], run_dir: Path, lock: int, wan: Wan | None, request: LeaveRequest, *, is_last: bool
 ) -> str | None:
     """Run one attempt; the reason for another one, or None when the run is whole.
 
     Raises what ends the run: any error of the last attempt or that another attempt would not mend, and after a request
     to leave what is left of the run.
     """
+    environment = {LOCK_VARIABLE: str(lock), RUN_SHA256_VARIABLE: digest_of(run_dir / RUN_NAME)}
     try:
-        attempt()
+        attempt(log_dir=next_log_dir(run_dir), env=environment)
     except RunError as error:
         if isinstance(error, DivergedError):
             raise
@@ -176,7 +170,7 @@ def changing_links(
 def _security(wan: Wan | None, allow_plaintext: bool) -> Iterator[list[str]]:
     """Options of the ranks on TLS. Their certificates last as long as the context, or the WAN after kill -9."""
     if allow_plaintext or wan is None:
-        yield ["--allow-plaintext"]
+        yield [] if wan is None else ["--allow-plaintext"]
         return
     from farpipe.transport.security.authority import make_throwaway
 
