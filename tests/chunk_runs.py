@@ -124,7 +124,7 @@ def train_whole(run, dtype, num_steps=None):
     documents = load_document_batches(run.data, model, training)
     losses, norms = [], []
     for step in range(num_steps or run.num_steps):
-        batch = [torch.from_numpy(one) for one in documents.batch(step)]
+        batch = [torch.from_numpy(one) for one in documents.batch(step).tokens]
         count = max(1, sum(len(one) - 1 for one in batch))
         total = 0.0
         for one in (one for one in batch if len(one) > 1):

@@ -108,7 +108,7 @@ def test_evaluation_gives_the_loss_of_whole_held_out_documents(documents, tmp_pa
     lines, whole = metrics(tmp_path), train_whole(run, torch.float32)[-1]
     assert [line["evaluation_loss"] is not None for line in lines] == [False, True, False, True]
     held_out = load_document_batches(run.data, run.model, run.training)
-    batches = [held_out.held_out_batch(index) for index in range(3)]
+    batches = [held_out.held_out_batch(index).tokens for index in range(3)]
     assert {tuple(map(len, batch)) for batch in batches} >= {tuple(map(len, batches[0]))}
     total = count = 0
     for one in (torch.from_numpy(one) for batch in batches for one in batch if len(one) > 1):
@@ -120,9 +120,9 @@ def test_evaluation_gives_the_loss_of_whole_held_out_documents(documents, tmp_pa
 def test_held_out_documents_are_never_trained_on(documents):
     run = make_run(documents, held_out=0.4, training={"evaluate_every_steps": 1, "global_batch": 2})
     batches = load_document_batches(run.data, run.model, run.training)
-    trained_on = {one.tobytes() for step in range(8) for one in batches.batch(step)}
-    assert {one.tobytes() for index in range(3) for one in batches.held_out_batch(index)}.isdisjoint(trained_on)
-    assert batches.held_out_lengths(1).tolist() == [len(one) for one in batches.held_out_batch(1)]
+    trained_on = {one.tobytes() for step in range(8) for one in batches.batch(step).tokens}
+    assert {one.tobytes() for index in range(3) for one in batches.held_out_batch(index).tokens}.isdisjoint(trained_on)
+    assert batches.held_out_lengths(1).tolist() == [len(one) for one in batches.held_out_batch(1).tokens]
 
 
 def test_a_run_leaves_its_figures_and_the_plan_of_the_step_that_it_shows(documents, tmp_path):

@@ -220,8 +220,8 @@ def test_an_epoch_has_every_token_once_and_no_sequence_is_too_long():
     found = batches([5, 20, 0, 1, 8, 16], global_batch=4)
     assert found.num_sequences == 8
     assert found.longest_sequence == 8
-    seen = [piece for step in range(2) for piece in found.batch(step)]
-    assert [len(piece) for step in range(2) for piece in found.batch(step)] == [
+    seen = [piece for step in range(2) for piece in found.batch(step).tokens]
+    assert [len(piece) for step in range(2) for piece in found.batch(step).tokens] == [
         length for step in range(2) for length in found.lengths(step)
     ]
     assert sorted(token for piece in seen for token in piece.tolist()) == list(range(50))
@@ -230,7 +230,9 @@ def test_an_epoch_has_every_token_once_and_no_sequence_is_too_long():
 
 def test_held_out_documents_are_never_trained_on_and_epochs_differ():
     found = batches([3] * 20, held_out=0.25, global_batch=5)
-    epochs = [[piece[0].item() for step in steps for piece in found.batch(step)] for steps in ((0, 1, 2), (3, 4, 5))]
+    epochs = [
+        [piece[0].item() for step in steps for piece in found.batch(step).tokens] for steps in ((0, 1, 2), (3, 4, 5))
+    ]
     assert len(set(epochs[0])) == 15
     assert set(epochs[0]) == set(epochs[1])
     assert epochs[0] != epochs[1]
@@ -256,7 +258,7 @@ def test_files_are_documents(tmp_path, monkeypatch, in_memory):
     training = Training(sequence_length=10, global_batch=5)
     found = load_document_batches(data, MODEL, training)
     assert sorted(found.lengths(0)) == [1, 2, 5, 6, 10]
-    texts = {bytes(piece.tolist()) for piece in found.batch(0)}
+    texts = {bytes(piece.tolist()) for piece in found.batch(0).tokens}
     assert texts == {b"one\n\n", b"\n\n", b"three and ", b"more\n\n", b"4"}
 
 
@@ -298,6 +300,6 @@ def test_sequences_of_documents_have_their_marks():
     marks = (text >= 20).astype(np.uint8)
     tokens = Tokens((text,), 40, ends=(np.array([15, 40]),), counted=(marks,))
     found = DocumentBatches(tokens, 8, 3, seed=1, held_out=0.2)
-    for rows, counted in ((found.batch(0), found.counted(0)), (found.held_out_batch(0), found.held_out_counted(0))):
+    for rows, counted in (found.batch(0), found.held_out_batch(0)):
         assert [(row >= 20).tolist() for row in rows] == [each.tolist() for each in counted]
-    assert DocumentBatches(Tokens((text,), 40, ends=tokens.ends), 8, 3, seed=1).counted(0) is None
+    assert DocumentBatches(Tokens((text,), 40, ends=tokens.ends), 8, 3, seed=1).batch(0).counted is None

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage, chunk_batch
-from farpipe.runtime.data.batches import DocumentBatches, load_document_batches
+from farpipe.runtime.data.batches import DocumentBatches, Documents, load_document_batches
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stage import PipelineStage, SleepStage
@@ -51,27 +51,19 @@ class ChunkTrainer(Trainer):
         return self._documents.held_out_lengths(index)
 
     def begin_step(self, step: int) -> None:
-        read = self._documents
-        self._begin(self._plan, *(None, None) if read is None else (read.batch(step), read.counted(step)))
+        self._begin(self._plan, None if self._documents is None else self._documents.batch(step))
         self._replicas.begin_step(step)
 
     def begin_evaluation(self, index: int) -> int:
-        plan, read = self.evaluation_plans[index], self._documents
-        return self._begin(
-            plan, *(None, None) if read is None else (read.held_out_batch(index), read.held_out_counted(index))
-        )
+        batch = None if self._documents is None else self._documents.held_out_batch(index)
+        return self._begin(self.evaluation_plans[index], batch)
 
-    def _begin(
-        self,
-        plan: StepPlan,
-        documents: Sequence[NDArray[np.int64]] | None,
-        counted: Sequence[NDArray[np.bool_]] | None,
-    ) -> int:
+    def _begin(self, plan: StepPlan, documents: Documents | None) -> int:
         """Give the stages the chunks of a batch; its tokens that count, 0 on a rank without text."""
         batch = ChunkBatch(plan.chunks, (), ())
         if documents is not None:
-            marks = None if counted is None else [torch.from_numpy(one) for one in counted]
-            batch = chunk_batch(plan.chunks, [torch.from_numpy(one) for one in documents], marks)
+            marks = None if documents.counted is None else [torch.from_numpy(one) for one in documents.counted]
+            batch = chunk_batch(plan.chunks, [torch.from_numpy(one) for one in documents.tokens], marks)
         for number, stage in self.torch_stages.items():
             assert isinstance(stage, ChunkStage)
             stage.begin_chunks(batch, plan.recomputed[number].tolist())

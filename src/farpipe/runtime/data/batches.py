@@ -215,6 +215,15 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return numbers ^ (numbers >> _SHIFT)
 
 
+class Documents(NamedTuple):
+    """Sequences of a batch."""
+
+    tokens: Sequence[Ints]
+    """Tokens of every sequence."""
+    counted: Sequence[NDArray[np.bool_]] | None
+    """Tokens of every sequence that are trained on; None: all."""
+
+
 class DocumentBatches:
     """The sequences of every step; of the text nothing but these is read. Needs no torch."""
 
@@ -248,13 +257,9 @@ class DocumentBatches:
         """Tokens of every sequence of `step`: [global_batch]."""
         return self._length[self._numbers(step)]
 
-    def batch(self, step: int) -> Sequence[Ints]:
-        """The tokens of every sequence of `step`."""
-        return self._tokens(self._numbers(step))
-
-    def counted(self, step: int) -> Sequence[NDArray[np.bool_]] | None:
-        """Tokens of every sequence of `step` that are trained on; None: all."""
-        return self._counted(self._numbers(step))
+    def batch(self, step: int) -> Documents:
+        """The sequences of `step`."""
+        return self._documents(self._numbers(step))
 
     def _held_out_numbers(self, index: int) -> Ints:
         """The held-out sequences of batch `index`, after the last batch from the first on; all where they are few."""
@@ -266,23 +271,14 @@ class DocumentBatches:
         """Tokens of every sequence of held-out batch `index`."""
         return self._length[self._held_out_numbers(index)]
 
-    def held_out_batch(self, index: int) -> Sequence[Ints]:
-        """The tokens of every sequence of held-out batch `index`."""
-        return self._tokens(self._held_out_numbers(index))
+    def held_out_batch(self, index: int) -> Documents:
+        """The sequences of held-out batch `index`."""
+        return self._documents(self._held_out_numbers(index))
 
-    def held_out_counted(self, index: int) -> Sequence[NDArray[np.bool_]] | None:
-        """Tokens of every sequence of held-out batch `index` that count; None: all."""
-        return self._counted(self._held_out_numbers(index))
-
-    def _tokens(self, numbers: Ints) -> Sequence[Ints]:
-        return self.tokens.read(*self._spans(numbers))
-
-    def _counted(self, numbers: Ints) -> Sequence[NDArray[np.bool_]] | None:
-        return self.tokens.read_counted(*self._spans(numbers)) if self.tokens.is_masked else None
-
-    def _spans(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+    def _documents(self, numbers: Ints) -> Documents:
         starts = self._start[numbers]
-        return self._shard[numbers], starts, starts + self._length[numbers]
+        spans = self._shard[numbers], starts, starts + self._length[numbers]
+        return Documents(self.tokens.read(*spans), self.tokens.read_counted(*spans) if self.tokens.is_masked else None)
 
     @property
     def digest(self) -> bytes:

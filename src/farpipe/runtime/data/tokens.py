@@ -202,10 +202,7 @@ def _marks(path: Path, num_tokens: int) -> NDArray[Any] | None:
     place = path.with_suffix(COUNTED)
     if not place.exists():
         return None
-    try:
-        marks = np.load(place, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InputError(f"data.source: {place}: not an array of NumPy's: {error}") from None
+    marks = _mapped(place)
     if not isinstance(marks, np.ndarray) or marks.shape != (num_tokens,) or marks.dtype.kind not in "uib":
         raise InputError(
             f"data.source: {place}: expected a number for each of {num_tokens} tokens, 0 where it is only read"
@@ -219,10 +216,7 @@ def _ends(path: Path, num_tokens: int) -> NDArray[np.int64]:
     if not place.exists():
         is_indexed = path.suffix == ".bin" and not path.with_suffix(".json").exists()
         return read_index(path.with_suffix(INDEX)).ends if is_indexed else np.array([num_tokens])
-    try:
-        ends = np.load(place, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InputError(f"data.source: {place}: not an array of NumPy's: {error}") from None
+    ends = _mapped(place)
     is_list = isinstance(ends, np.ndarray) and ends.ndim == 1 and ends.dtype.kind in "ui"
     if (
         not is_list
@@ -230,7 +224,7 @@ def _ends(path: Path, num_tokens: int) -> NDArray[np.int64]:
         or [*ends[-1:]] != [num_tokens] * bool(num_tokens)
     ):
         raise InputError(f"data.source: {place}: expected ascending numbers of tokens, the last of them {num_tokens}")
-    return np.asarray(ends, np.int64)
+    return np.array(ends, np.int64)
 
 
 def _vocab_size(file: Path, array: NDArray[Any], known: KnownFiles) -> int:
@@ -263,11 +257,16 @@ def _open(path: Path, known: KnownFiles) -> tuple[NDArray[Any], int | None]:
         raise unreadable(path, error) from None
 
 
-def _open_npy(path: Path) -> tuple[NDArray[Any], None]:
+def _mapped(path: Path) -> Any:
+    """The content of a .npy or .npz file, read when it is looked at; InputError where it is none."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:  # the latter where the file is empty
         raise InputError(f"data.source: {path}: not an array of NumPy's: {error}") from None
+
+
+def _open_npy(path: Path) -> tuple[NDArray[Any], None]:
+    array = _mapped(path)
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "ui":
         found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "several arrays"
         raise InputError(f"data.source: {path}: expected whole numbers with one axis, found {found}")
