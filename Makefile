@@ -5,9 +5,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
-# Slow tests that only compute run side by side.
-COMPUTING = $(addprefix tests/,fleet interop optical plan report schedule search sequences simulate spec step test_crosspipe.py)
-COMPUTING += $(addprefix tests/runtime/,test_checkpoint.py test_chunk_stage.py test_executor.py)
 .PHONY: demo test test-fast check bench docs format clean
 
 $(READY): pyproject.toml constraints.txt
@@ -22,10 +19,10 @@ demo: $(READY)  ## train a small model over two emulated sites, farpipe's plan a
 # Without the compiled forms of sources and tests every process would compile them again.
 test test-fast: export PYTHONDONTWRITEBYTECODE =
 
-test: $(READY)  ## all tests: those that start processes or keep real time have the machine to themselves
+test: $(READY)  ## all tests: those that measure time have the machine to themselves
 	$(FAST)
-	$(BIN)/python -m pytest -m slow -n auto --dist loadfile --durations=10 $(COMPUTING)
-	$(BIN)/python -m pytest -m slow --durations=25 $(addprefix --ignore=,$(COMPUTING))
+	$(BIN)/python -m pytest -m "slow and not alone" -n auto --dist loadfile --durations=25
+	$(BIN)/python -m pytest -m alone --durations=10
 
 test-fast: $(READY)  ## without the tests that start processes or take long, and a fifth of the random examples of the others
 	$(FAST) --examples 0.2

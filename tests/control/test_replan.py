@@ -267,6 +267,7 @@ def test_changes_are_for_links_between_sites_of_the_run():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_link_on_which_replicas_take_turns_is_measured_as_well(tmp_path):
     """Each replica alone would see the others' messages as a slower link."""
     problem = _small_step(latency_s=0.01, rate=50e6)
@@ -284,6 +285,7 @@ def test_a_link_on_which_replicas_take_turns_is_measured_as_well(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_link_that_gets_worse_during_a_run_leads_to_a_better_order(tmp_path):
     """Over real processes: sleeping stages, an emulated link that changes, a search in a process of its own."""
     problem = _small_step(latency_s=0.01, rate=50e6)

@@ -50,6 +50,7 @@ def transfer_s(sender, receiver, num_bytes):
     return elapsed_s
 
 
+@pytest.mark.alone
 def test_each_direction_has_its_own_delay(wan):
     west, east = connection(wan, "west", "east")
     with west, east:
@@ -65,6 +66,7 @@ def test_each_direction_has_its_own_rate(wan):
     assert 0.320 <= back_s < 3
 
 
+@pytest.mark.alone
 def test_delay_and_rate_can_be_changed_while_a_connection_lasts(wan):
     west, east = connection(wan, "west", "east")
     with west, east:
@@ -143,6 +145,7 @@ def test_a_site_knows_the_others_and_itself_by_name_at_once(wan):
     assert float(done.stdout) < 8  # a resolver that waits for its servers takes ten
 
 
+@pytest.mark.alone
 def test_sites_without_a_link_talk_over_the_site_between_them():
     links = [*both_ways("west", "middle", latency_s=0.010), *both_ways("middle", "east", latency_s=0.010)]
     with Wan.up(["west", "middle", "east"], links, name=free_name()) as up:

@@ -40,6 +40,7 @@ def step_of_two(slowness):
     return Problem(num_microbatches=4, ranks=(Rank(),) * 2, stages=stages, links=links, hops=(hop,))
 
 
+@pytest.mark.alone
 def test_a_rank_three_times_as_slow_makes_the_step_as_slow_as_the_simulator_says(program, tmp_path):
     problem = step_of_two(slowness=1)
     schedule = order("1f1b", problem)

@@ -133,11 +133,16 @@ def test_older_profiles_take_slices_for_whole_sequences():
     assert np.ptp(stage.held_bytes(chunks, 0)) == 0
 
 
+@pytest.fixture(scope="module")
+def measured():
+    """A measured profile, with times that are the same always."""
+    return with_fixed_times(profile_chunks(MODEL, TRAINING, "cpu", seconds=0.1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("memory_share", [None, 0.5])
-def test_peaks_of_a_run_are_within_five_per_cent_of_what_a_profile_predicts(tmp_path, memory_share):
+def test_peaks_of_a_run_are_within_five_per_cent_of_what_a_profile_predicts(measured, tmp_path, memory_share):
     """Split, hybrid and packed chunks; with half of the memory layers are computed again."""
-    measured = with_fixed_times(profile_chunks(MODEL, TRAINING, "cpu", seconds=0.1))
     run = make_run(write_documents(tmp_path / "text"), profiles={"cpu": measured}, training={"global_batch": 8})
     if memory_share is not None:
         run = with_less_memory(run, memory_share)

@@ -105,6 +105,7 @@ def test_a_model_learns_over_an_emulated_wan(tmp_path):
     assert Summary.load(tmp_path / "run" / "summary.json") == summary
 
 
+@pytest.mark.alone
 def test_a_rehearsal_takes_as_long_as_predicted(tmp_path):
     spec = rehearsal(6)
     predicted = simulate(spec.problem, spec.schedule)

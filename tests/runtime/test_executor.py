@@ -208,6 +208,8 @@ def test_the_share_of_the_cpu_is_that_of_the_actions_alone():
     assert 0 <= executed[0].cpu_share < 0.3  # it slept
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_a_rehearsal_takes_its_time_and_passes_tensors_of_the_right_size():
     link = {"a>b": Link(latency_s=0, bandwidth_bytes_per_s=1e9), "b>a": Link(latency_s=0, bandwidth_bytes_per_s=1e9)}
     stage = {"forward_s": (0.03, 0.01), "input_grad_s": 0.01, "weight_grad_s": 0.02}

@@ -80,6 +80,7 @@ def test_light_paths_that_a_run_cannot_take_are_refused(settings, says):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_steps_over_light_paths_take_as_long_as_predicted(tmp_path):
     """The median of five steps within 5 % of each one's own; messages within a few ms of their own times."""
     predicted_s = [simulate(light_paths().problem(PROBLEM, step), SCHEDULE).makespan_s for step in range(2)]

@@ -9,7 +9,7 @@ from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def two_sites(num_microbatches=16, forward_s=0.020, latency_s=0.020, mbit_per_s=200):

@@ -90,6 +90,7 @@ def test_two_replicas_learn_over_an_emulated_wan(tmp_path):
     assert timeline.link_bytes()["a>b"] == 2 * 4 * 2 * 16 * 16 * 4, "of both replicas"
 
 
+@pytest.mark.alone
 def test_a_rehearsal_with_replicas_takes_about_as_long_as_predicted(tmp_path):
     spec = rehearsal(6)
     predicted_s = simulate(spec.problem, spec.schedule).makespan_s

@@ -141,6 +141,7 @@ def test_divergence_ends_the_run(text_file, tmp_path):
     assert not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.alone
 def test_a_rehearsal_needs_no_model(tmp_path):
     problem = placed_problem((0, 1), 3)
     stages = tuple(stage.model_copy(update=dict.fromkeys(_FIGURES, 0.01)) for stage in problem.stages)

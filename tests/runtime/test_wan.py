@@ -78,6 +78,7 @@ def rehearsal(method, step, sites=SITES):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_step_over_the_kernels_tcp_takes_about_as_long_as_predicted(tmp_path):
     """The exact figures are in benchmarks/engine/wan_prediction.py; here nobody knows what else the machine does."""
     step = problem()
@@ -91,6 +92,7 @@ def test_a_step_over_the_kernels_tcp_takes_about_as_long_as_predicted(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_longer_way_makes_a_step_longer(tmp_path):
     """The prediction is for 20 ms; the WAN has 80 ms: every message is 60 ms later."""
     step = problem(num_microbatches=2, ranks_per_site=1)

@@ -29,6 +29,7 @@ def receive_many(transport, peer, count, kind="forward"):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_messages_follow_each_other_at_the_rate_and_arrive_after_the_latency():
     with connected(links=both_ways(0, 1, SHAPE)) as (first, second):
         start_ns = time.monotonic_ns()

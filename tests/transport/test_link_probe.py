@@ -157,6 +157,7 @@ def test_a_batch_has_about_its_bytes_in_messages_of_bounded_size(num_bytes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_streams", [2, 8])
+@pytest.mark.alone
 def test_an_emulated_link_is_measured_as_it_is(num_streams):
     """The emulation in the transport knows no headers and no TCP: what is left is how busy the machine is."""
     there, back = LinkShape(0.010, 12.5e6), LinkShape(0.015, 5e6)
@@ -176,6 +177,7 @@ def test_an_emulated_link_is_measured_as_it_is(num_streams):
 
 @pytest.mark.slow
 @needs_wan
+@pytest.mark.alone
 def test_a_kernel_link_is_measured_as_it_is():
     from farpipe.emulate.tun import in_namespace
     from farpipe.emulate.wan import Wan

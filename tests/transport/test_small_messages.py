@@ -11,7 +11,7 @@ from farpipe.transport import Rendezvous, Tag, TransportConfig, connect
 from transports import MemoryStore, in_parallel
 from wans import both_ways, free_name, needs_wan
 
-pytestmark = [needs_wan, pytest.mark.slow]
+pytestmark = [needs_wan, pytest.mark.slow, pytest.mark.alone]
 
 SITES = ("west", "east")
 MBIT_PER_S = 40
