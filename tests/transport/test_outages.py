@@ -233,11 +233,11 @@ def test_a_link_that_swallows_everything_without_a_word_is_noticed(proxy, tmp_pa
 
 @pytest.mark.slow
 def test_a_link_that_swallows_for_a_while_is_survived(proxy, tmp_path):
-    with connected(configs=configs(tmp_path, tls=True, outage_s=10.0)) as (first, second):
+    with connected(configs=configs(tmp_path, tls=True, timeout_s=4.0, outage_s=10.0)) as (first, second):
         talk(first, second, 1, seed=0)
         proxy.swallows = True
         first.send(1, "forward", Tag(9, 0, 0), LONG)
-        time.sleep(6)
+        time.sleep(2.5)  # more than twice the silence from which a connection counts as broken
         proxy.swallows = False
         message = second.receive(0, "forward", Tag(9, 0, 0), waiting_for="what was swallowed at first")
         assert message.data == LONG
@@ -279,7 +279,7 @@ def test_a_run_within_tls_over_kernel_links_survives_an_outage_in_place(tmp_path
             steps.append(line)
             if len(steps) == 5:
                 wan.cut("west<>east")
-                threading.Timer(8.0, lambda: wan.mend("west<>east")).start()
+                threading.Timer(6.0, lambda: wan.mend("west<>east")).start()
 
         summary = run(
             rehearsal(60, timeout_s=4.0, outage_s=40.0),
