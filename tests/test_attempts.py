@@ -1,6 +1,7 @@
 """Most of five measurements: ended early, failed on an idle machine, skipped on a busy one."""
 
 import os
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -59,3 +60,11 @@ def test_what_others_use_is_all_but_our_own():
     assert others_share(IDLE, IDLE._replace(at_s=20.0, all_s=8.5, own_s=3.5)) == pytest.approx(5 / 10 / os.cpu_count())
     tick = os.sysconf("SC_CLK_TCK")
     assert all_s(f"cpu  {tick} 0 {tick} 7 7 0 0 {tick} 5 5\ncpu0 1") == 3.0, "idle, waiting and guests left out"
+
+
+def test_tests_that_are_judged_by_most_of_five_have_the_machine_to_themselves():
+    """What runs beside them counts as others' work, and a failure would be skipped."""
+    texts = {path: path.read_text() for path in Path(__file__).parent.rglob("test_*.py") if path != Path(__file__)}
+    judged = {path for path, text in texts.items() if "assert_most_of_five" in text}
+    assert len(judged) >= 7
+    assert not [str(path) for path in judged if "mark.alone" not in texts[path]]

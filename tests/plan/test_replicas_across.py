@@ -210,6 +210,7 @@ def test_a_plan_survives_its_file_and_a_wrong_one_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_plan_with_replicas_at_two_sites_runs_as_simulated(tmp_path):
     """The median of five steps is within a quarter: the steps are short, and the processes more than the cores."""
     from farpipe.run.run import run
