@@ -3,20 +3,28 @@
 import math
 
 import pytest
-from hypothesis import given
 
+from farpipe.cost import JobCosts
 from farpipe.plan import make_plan
-from farpipe.plan.bandwidth import bandwidth_sensitivity, link_bounds, link_bytes, with_bandwidth
+from farpipe.plan.bandwidth import link_bounds, link_bytes, step_with_bandwidth
+from farpipe.plan.orders import try_quickly
 from farpipe.schedule.library import order
 from farpipe.simulate import Timeline, simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
+from farpipe.units import format_seconds
 from plan.jobs import both_ways, job, site
-from strategies import problems
 
 
-def two_sites(gbit_per_s, latency_s=0.002, **pins):
-    places = [site("a", 2), site("b", 2)]
-    return job(places, both_ways("a", "b", latency_s, gbit_per_s), **({"sites": ("a", "b"), "tensor": 1} | pins))
+def two_sites(gbit_per_s, latency_s=0.002, loss=0.0, **pins):
+    links = [link.model_copy(update={"loss": loss}) for link in both_ways("a", "b", latency_s, gbit_per_s)]
+    return job([site("a", 2), site("b", 2)], links, **({"sites": ("a", "b"), "tensor": 1} | pins))
+
+
+def with_bandwidth(plan, factor):
+    """The Problem of the plan with `factor` times the bandwidth between sites."""
+    costs = JobCosts(plan.job.model, plan.job.training)
+    count = plan.problem.traffic.num_staggered
+    return step_with_bandwidth(costs, plan.job.cluster, plan.layout, plan.placements, count, factor).problem
 
 
 def pinned_plan(gbit_per_s):
@@ -38,25 +46,41 @@ def test_the_knee_curve_falls_steeply_before_the_wall_and_hardly_after():
     plan = pinned_plan(0.2)
     (wall, *_) = link_bounds(plan.problem, simulate(plan.problem, plan.schedule))
     knee = wall.enough_bytes_per_s / plan.problem.links[wall.link].bandwidth_bytes_per_s
-    points = bandwidth_sensitivity(plan.problem, [knee / 4, knee / 2, knee, 2 * knee, math.inf], "geopipe")
-    quarter, half, at, twice, free = (point.makespan_s for point in points)
+    scaled = [with_bandwidth(plan, factor) for factor in (knee / 4, knee / 2, knee, 2 * knee, math.inf)]
+    quarter, half, at, twice, free = (try_quickly("geopipe", problem).timeline.makespan_s for problem in scaled)
     assert quarter > 1.8 * half > 1.8 * 1.5 * at
     assert at > twice >= free > at / 2
 
 
 def test_only_links_between_sites_are_changed():
-    problem = pinned_plan(1.0).problem
-    scaled = with_bandwidth(problem, 3.0)
-    for name, link in problem.links.items():
+    plan = pinned_plan(1.0)
+    scaled = with_bandwidth(plan, 3.0)
+    for name, link in plan.problem.links.items():
         times = 1.0 if ":" in name else 3.0
-        assert scaled.links[name].bandwidth_bytes_per_s == times * link.bandwidth_bytes_per_s
+        assert scaled.links[name].bandwidth_bytes_per_s == pytest.approx(times * link.bandwidth_bytes_per_s)
         assert scaled.links[name].latency_s == link.latency_s
 
 
-@given(problems(with_sync=True, with_chains=True))
-def test_nothing_but_links_is_changed(problem):
-    """Exchanges of tied embeddings and chains stay: half of a bandwidth is no faster than all of it."""
-    assert with_bandwidth(problem, 1.0).to_json() == problem.to_json()
+@pytest.mark.parametrize(
+    "pins", [{"pipeline": 4}, {"replicas": "across"}, {"pipeline": 2, "data": 2, "num_microbatches": 8}]
+)
+@pytest.mark.parametrize("loss", [0.0, 0.01])
+def test_the_same_bandwidth_is_the_same_step(pins, loss):
+    plan = make_plan(two_sites(1.0, loss=loss, **pins))
+    assert with_bandwidth(plan, 1.0).to_json() == plan.problem.to_json()
+
+
+@pytest.mark.parametrize(("pins", "loss"), [({"replicas": "across"}, 0.0), ({"pipeline": 4}, 0.01)])
+def test_what_bandwidth_is_worth_is_what_a_plan_over_such_a_link_takes(pins, loss):
+    """Exchanges of replicas and messages over a link that loses packets state their own times."""
+    plan, half = (make_plan(two_sites(gbit, loss=loss, schedule="1f1b", **pins)) for gbit in (0.2, 0.1))
+    line = next(line for line in plan.advice if "nothing planned anew: half" in line)
+    expected = half.prediction.makespan_s + half.prediction.overhead_s
+    assert f"half -> {format_seconds(expected)} (+" in line
+
+
+def test_replicas_are_limited_by_the_bandwidth_that_their_exchange_takes():
+    assert make_plan(two_sites(0.1, replicas="across")).limited_by.startswith("bandwidth of")
 
 
 def test_the_plan_tells_what_bandwidth_is_worth():

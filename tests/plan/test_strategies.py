@@ -92,13 +92,14 @@ def test_a_plan_without_them_is_as_before():
 def test_what_limits_a_pipeline_is_the_figure_of_the_link_that_is_bad(link, limit):
     asked = decided(two_sites(pins={"sites": ("a", "b"), "replicas": "inside"}, **link))
     best = next(one for one in quick_search(asked, costs_of(asked)) if len(one.candidate.order) == 2)
-    assert limit_of(best).startswith(limit)
+    assert limit_of(best, costs_of(asked), asked.cluster).startswith(limit)
 
 
 def test_one_device_alone_is_limited_by_computing():
     long = TRAINING.model_copy(update={"global_batch": 512})
     asked = decided(job([site("a", 1)], training=long))
-    assert limit_of(quick_search(asked, costs_of(asked))[0]) == "computing"
+    costs = costs_of(asked)
+    assert limit_of(quick_search(asked, costs)[0], costs, asked.cluster) == "computing"
 
 
 @pytest.mark.slow

@@ -5,12 +5,14 @@ x <= tf + tb the link keeps up, and extra forwards hide its delay; beyond, the s
 whatever the order (GeoPipe, arXiv 2510.12064, calls the point between both the bandwidth to pay for).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from farpipe.plan.orders import best_order, try_quickly
-from farpipe.simulate import Timeline, simulate
-from farpipe.step import Link, Problem, Schedule
+from farpipe.cost import JobCosts, Layout, Placement, StepCost, step_cost
+from farpipe.simulate import Timeline
+from farpipe.spec import Cluster
+from farpipe.step import Problem, stagger
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,6 @@ class LinkBound:
     """tf + tb of the slowest rank."""
     enough_bytes_per_s: float
     """The bandwidth from which on it is not link-bound."""
-
-
-@dataclass(frozen=True)
-class SensitivityPoint:
-    """The step's pipeline if every link between sites had `factor` times its bandwidth; infinity: only distance."""
-
-    factor: float
-    makespan_s: float
 
 
 def link_bytes(problem: Problem, timeline: Timeline) -> dict[str, float]:
@@ -59,35 +53,25 @@ def link_bounds(problem: Problem, timeline: Timeline) -> list[LinkBound]:
     return found
 
 
-def bandwidth_sensitivity(
-    problem: Problem, factors: Iterable[float], method: str | None = None
-) -> list[SensitivityPoint]:
-    """The makespan by bandwidth of the links between sites, each time with the best named order, or with `method`'s.
+MOST_BYTES_PER_S: Final = 1e300
+"""Bandwidth of a link that is unlimited: about as much as a float holds."""
 
-    Where `method` does not fit memory, or no order does, there is no point. Orders that depend on the bandwidth are
-    made anew for each.
+
+def step_with_bandwidth(
+    costs: JobCosts,
+    cluster: Cluster,
+    layout: Layout,
+    placements: Sequence[Placement],
+    num_staggered: int,
+    factor: float,
+) -> StepCost:
+    """The step of these placements with `factor` times the bandwidth between sites.
+
+    It is computed anew: what of an exchange is hidden beside computing and what losses cost depend on the rate.
     """
-    points = []
-    for factor in factors:
-        scaled = with_bandwidth(problem, factor)
-        timeline = best_order(scaled)[1] if method is None else try_quickly(method, scaled).timeline
-        if timeline is not None:
-            points.append(SensitivityPoint(factor, timeline.makespan_s))
-    return points
-
-
-def replayed(problem: Problem, schedule: Schedule, factor: float) -> SensitivityPoint:
-    """The makespan of the same order with `factor` times the bandwidth between sites."""
-    timeline = simulate(with_bandwidth(problem, factor), schedule, checked=True)
-    return SensitivityPoint(factor, timeline.makespan_s)
-
-
-def with_bandwidth(problem: Problem, factor: float) -> Problem:
-    """The same with `factor` times the bandwidth between sites; infinity is as much as a float holds."""
-
-    def change(name: str, link: Link) -> Link:
-        if not problem.between_sites[name]:
-            return link
-        return link.model_copy(update={"bandwidth_bytes_per_s": min(link.bandwidth_bytes_per_s * factor, 1e300)})
-
-    return problem.changed(links={name: change(name, link) for name, link in problem.links.items()})
+    links = [
+        link.model_copy(update={"bandwidth_bytes_per_s": min(link.bandwidth_bytes_per_s * factor, MOST_BYTES_PER_S)})
+        for link in cluster.links
+    ]
+    step = step_cost(costs, layout, placements, cluster.model_copy(update={"links": tuple(links)}))
+    return step if num_staggered == 1 else replace(step, problem=stagger(step.problem, num_staggered))

@@ -99,12 +99,14 @@ def _explained(
     plan = as_plan(job, best).model_copy(
         update={
             "runners_up": tuple(runners_up(best, evaluated, rejected)),
-            "advice": (*notes, *other_sites(job, best, evaluated), *limits_in_words(job, best)),
+            "advice": (*notes, *other_sites(job, best, evaluated), *limits_in_words(job, best, costs)),
             **trust_of(costs, best.candidate.sites, best.candidate.layout),
         }
     )
     plan = reorder(plan, job.schedule) if job.schedule in SEARCHES else plan
-    return plan.model_copy(update={"verdict": use_of_sites(job, best, evaluated), "limited_by": limit_of(best)})
+    return plan.model_copy(
+        update={"verdict": use_of_sites(job, best, evaluated), "limited_by": limit_of(best, costs, job.cluster)}
+    )
 
 
 def as_plan(job: Job, best: Evaluated) -> Plan:

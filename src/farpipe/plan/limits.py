@@ -4,15 +4,16 @@ import math
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from farpipe.cost import JobCosts, Layout, memory
+from farpipe.cost import JobCosts, Layout, StepCost, memory
 from farpipe.cost.calibration import UNMEASURED
 from farpipe.cost.speed import rate_name
 from farpipe.cost.transfer import narrowed_bytes
-from farpipe.plan.bandwidth import bandwidth_sensitivity, link_bounds, replayed
+from farpipe.plan.bandwidth import link_bounds, step_with_bandwidth
 from farpipe.plan.evaluate import Evaluated
+from farpipe.plan.orders import try_quickly
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline, simulate
-from farpipe.spec import Job, Site
+from farpipe.spec import Cluster, Job, Site
 from farpipe.step import Hop, Problem, Schedule, Sync, Transfer
 from farpipe.units import format_change, format_rate, format_seconds
 
@@ -71,7 +72,7 @@ def _without_links_s(result: Played, keep_inside: bool) -> float:
     return simulate(free, result.schedule, checked=True).makespan_s
 
 
-def limit_of(found: Evaluated) -> str:
+def limit_of(found: Evaluated, costs: JobCosts, cluster: Cluster) -> str:
     """The longest part of the step besides computing: a link's bandwidth or latency, the pipeline, or overhead.
 
     ``computing`` where nothing else takes WORTH_NAMING of the step.
@@ -82,10 +83,10 @@ def limit_of(found: Evaluated) -> str:
         return "computing"
     if name != "for the links between sites":
         return _LIMITS[name]
-    return _link_limit(found, parts[name])
+    return _link_limit(found, costs, cluster, parts[name])
 
 
-def _link_limit(found: Evaluated, links_s: float) -> str:
+def _link_limit(found: Evaluated, costs: JobCosts, cluster: Cluster, links_s: float) -> str:
     """Bandwidth where a microbatch takes longer on a link than on the slowest rank, or where endless bandwidth would
     take away most of what links cost; else latency."""
     bounds = sorted(link_bounds(found.problem, found.timeline), key=lambda bound: -bound.message_s)
@@ -93,14 +94,20 @@ def _link_limit(found: Evaluated, links_s: float) -> str:
         return f"bandwidth of {bounds[0].link}"
     busy = found.timeline.link_busy_ratio()
     busiest = max((name for name in busy if found.problem.between_sites[name]), key=lambda name: busy[name])
-    endless = replayed(found.problem, found.schedule, float("inf")).makespan_s
-    kind = "bandwidth" if found.timeline.makespan_s - endless > links_s / 2 else "latency"
+    endless = _at_bandwidth(found, costs, cluster, math.inf).problem
+    endless_s = simulate(endless, found.schedule, checked=True).makespan_s
+    kind = "bandwidth" if found.timeline.makespan_s - endless_s > links_s / 2 else "latency"
     return f"{kind} of {busiest}"
 
 
-def limits_in_words(job: Job, best: Evaluated) -> list[str]:
+def _at_bandwidth(found: Evaluated, costs: JobCosts, cluster: Cluster, factor: float) -> StepCost:
+    num_staggered = found.problem.traffic.num_staggered
+    return step_with_bandwidth(costs, cluster, found.candidate.layout, found.placements, num_staggered, factor)
+
+
+def limits_in_words(job: Job, best: Evaluated, costs: JobCosts) -> list[str]:
     """Sentences on the links that bound the step, what other bandwidth would change, and what crosses the links."""
-    return [*_link_bounds(best), *_bandwidth_sensitivity(best), *_stagger(best), *_traffic(job, best)]
+    return [*_link_bounds(best), *_bandwidth_sensitivity(job, best, costs), *_stagger(best), *_traffic(job, best)]
 
 
 def _link_bounds(best: Evaluated) -> list[str]:
@@ -115,19 +122,19 @@ def _link_bounds(best: Evaluated) -> list[str]:
     ]
 
 
-def _bandwidth_sensitivity(best: Evaluated) -> list[str]:
-    """Effect of half, twice and unlimited bandwidth between sites on the step."""
+def _bandwidth_sensitivity(job: Job, best: Evaluated, costs: JobCosts) -> list[str]:
+    """Effect of half, twice and unlimited bandwidth between sites on the step; named orders are made anew for each."""
     if not any(best.problem.between_sites.values()):
         return []
-    if best.schedule.method in ORDERS:
-        curve = bandwidth_sensitivity(best.problem, BANDWIDTH_FACTORS, best.schedule.method)
-    else:
-        curve = [replayed(best.problem, best.schedule, factor) for factor in BANDWIDTH_FACTORS]
-    changed = [
-        f"{BANDWIDTH_FACTORS[point.factor]} -> {format_seconds(point.makespan_s + best.overhead_s)} "
-        f"({format_change((point.makespan_s + best.overhead_s) / best.step_s - 1)})"
-        for point in curve
-    ]
+    changed, is_named = [], best.schedule.method in ORDERS
+    for factor, name in BANDWIDTH_FACTORS.items():
+        step = _at_bandwidth(best, costs, job.cluster, factor)
+        at = try_quickly(best.schedule.method, step.problem).timeline if is_named else None
+        if at is None and not is_named:
+            at = simulate(step.problem, best.schedule, checked=True)
+        if at is not None:  # else the order does not fit memory there
+            step_s = at.makespan_s + step.overhead_s
+            changed.append(f"{name} -> {format_seconds(step_s)} ({format_change(step_s / best.step_s - 1)})")
     about = "Effect of the inter-site bandwidth on this layout, with nothing planned anew"
     return [f"{about}: {', '.join(changed)}."] if changed else []
 

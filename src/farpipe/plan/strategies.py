@@ -37,7 +37,7 @@ def strategies_of(
     """
     until_s, untried = time.monotonic() + limit_s, list[str]()
     found = sorted(found or quick_search(job, costs, PER_KIND), key=lambda one: one.step_s)
-    strategies = [_strategy(job, _kind(one), whole(one)) for one in _chosen(found)]
+    strategies = [_strategy(job, costs, _kind(one), whole(one)) for one in _chosen(found)]
     searched = {
         NARROW: _narrow(job, costs, [one for one in found if _kind(one) == "pipeline"]),
         "sites with layouts of their own": _separate(job, costs, local_steps, until_s),
@@ -69,7 +69,7 @@ def _narrow(job: Job, costs: JobCosts, pipelines: Sequence[Evaluated]) -> Iterat
     also = [one.candidate for one in pipelines[:1]]
     found = [one for one in quick_search(narrow, others, 1, 1, also) if one.candidate.kind == "pipelines"]
     for one in found[:1]:
-        yield _strategy(narrow, "pipeline", refined(narrow, one, others)[1], NARROW)
+        yield _strategy(narrow, others, "pipeline", refined(narrow, one, others)[1], NARROW)
 
 
 def _separate(job: Job, costs: JobCosts, local_steps: int, until_s: float) -> Iterator[Strategy]:
@@ -83,22 +83,24 @@ def _separate(job: Job, costs: JobCosts, local_steps: int, until_s: float) -> It
         return
     best = min(every, key=lambda one: one.step_s)
     if not best.identical:
-        yield _strategy(job, "replicas", best)
+        yield _strategy(job, costs, "replicas", best)
     rarely, narrow = (
         min((one.exchanging(local_steps, size) for one in every), key=lambda one: one.step_s)
         for size in (OUTER_BYTES, NARROW_BYTES)
     )
     rarely = planned_in_full(job, costs, rarely, until_s)
-    yield _strategy(job, "local steps", rarely, f"{local_steps} local steps between exchanges")
+    yield _strategy(job, costs, "local steps", rarely, f"{local_steps} local steps between exchanges")
     if rarely.exchange_s > WORTH_NAMING * rarely.step_s:
         same = (narrow.sites, narrow.shares) == (rarely.sites, rarely.shares)
         narrow = replace(narrow, found=rarely.found) if same else planned_in_full(job, costs, narrow, until_s)
         yield _strategy(
-            job, "local steps", narrow, f"{local_steps} local steps between {8 * NARROW_BYTES}-bit exchanges"
+            job, costs, "local steps", narrow, f"{local_steps} local steps between {8 * NARROW_BYTES}-bit exchanges"
         )
 
 
-def _strategy(job: Job, kind: StrategyKind, one: Evaluated | SeparateSites, training: str = "") -> Strategy:
+def _strategy(
+    job: Job, costs: JobCosts, kind: StrategyKind, one: Evaluated | SeparateSites, training: str = ""
+) -> Strategy:
     money, tokens = (
         money_of_step(job.cluster, one.devices, one.step_s, one.inter_site_bytes),
         job.training.tokens_per_step,
@@ -113,6 +115,6 @@ def _strategy(job: Job, kind: StrategyKind, one: Evaluated | SeparateSites, trai
         inter_site_bytes=sum(one.inter_site_bytes.values()),
         usd_per_million_tokens=money.per_million_tokens(tokens).total_usd,
         unpriced=money.unpriced,
-        limited_by=limit_of(one) if isinstance(one, Evaluated) else one.limited_by,
+        limited_by=limit_of(one, costs, job.cluster) if isinstance(one, Evaluated) else one.limited_by,
         training=training,
     )
