@@ -19,6 +19,7 @@ from farpipe.plan.plan import Change
 from farpipe.plan.refine import predicted, refined
 from farpipe.plan.search import quick_best, quick_search, search
 from farpipe.plan.separate_sites import planned_in_full, separate_sites, shares_of_batch
+from farpipe.spec import Device
 from plan.jobs import TRAINING, both_ways, device, job, site
 
 
@@ -93,6 +94,25 @@ def test_what_limits_a_pipeline_is_the_figure_of_the_link_that_is_bad(link, limi
     asked = decided(two_sites(pins={"sites": ("a", "b"), "replicas": "inside"}, **link))
     best = next(one for one in quick_search(asked, costs_of(asked)) if len(one.candidate.order) == 2)
     assert limit_of(best, costs_of(asked), asked.cluster).startswith(limit)
+
+
+@pytest.mark.parametrize(
+    ("layers", "num_microbatches", "limit"),
+    [((3, 5), 64, "uneven stages"), ((5, 3), 2, "filling and draining the pipeline")],
+)
+def test_uneven_stages_are_no_filling_and_draining(layers, num_microbatches, limit):
+    training = TRAINING.model_copy(update={"global_batch": num_microbatches})
+    pins = {"layers": layers, "pipeline": len(layers), "data": 1, "tensor": 1, "virtual": 1}
+    asked = decided(job([site("a")], training=training, num_microbatches=num_microbatches, **pins))
+    costs = costs_of(asked)
+    assert limit_of(quick_search(asked, costs)[0], costs, asked.cluster) == limit
+
+
+def test_float32_on_devices_with_tf32_is_told_of_it():
+    training = TRAINING.model_copy(update={"precision": "fp32"})
+    both = Device(**device().model_dump() | {"peak_flops": {"fp32": 19.5e12, "tf32": 156e12}})
+    told = [change.what for change in advised_plan(job([site("a", on=both)], training=training)).changes]
+    assert 'training.matmul = "tf32"' in told
 
 
 def test_one_device_alone_is_limited_by_computing():

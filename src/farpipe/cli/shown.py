@@ -103,7 +103,8 @@ def use_line(plan: Plan) -> str:
     use = use_of(plan)
     if plan.job.data.packing is not None:
         return counted(use.num_devices, "device")
-    return f"{use.num_devices} devices, {format_flops(use.flops_per_device_s)} each ({use.mfu_text})"
+    each = " each" if use.num_devices > 1 else ""
+    return f"{counted(use.num_devices, 'device')}, {format_flops(use.flops_per_device_s)}{each} ({use.mfu_text})"
 
 
 def cost_line(plan: Plan, num_tokens: float | None) -> str:

@@ -31,6 +31,11 @@ _BETTER: Final[tuple[tuple[str, Any, str], ...]] = (
     ("overlap", True, "training.overlap = true"),
     ("recompute", "auto", 'training.recompute = "auto"'),
 )
+_FEWER_BITS: Final = {
+    "bf16": ("fp8", "matrix products are computed in 8 bit"),
+    "fp32": ("tf32", "factors of matrix products have 10 bits of mantissa"),
+}
+"""Format of matrix products with fewer bits by precision, and what it changes in training."""
 _FREE_PINS: Final = (
     "pipeline",
     "data",
@@ -204,10 +209,11 @@ def _narrower(job: Job, best: Evaluated) -> Iterator[_Idea]:
     if job.training.wire_type == "none" and any(best.problem.between_sites.values()):
         words, changed = 'training.wire_type = "int8" (or "fp8")', with_training(job, wire_type="int8")
         yield _Idea(words, changed, "other numbers", "messages between sites are rounded to 8 bit")
-    able = all("fp8" in site.device.peak_flops for site in best.candidate.sites)
-    if job.training.matmul == "same" and job.training.precision == "bf16" and able:
-        words, changed = 'training.matmul = "fp8"', with_training(job, matmul="fp8")
-        yield _Idea(words, changed, "other numbers", "matrix products are computed in 8 bit")
+    narrow, training = _FEWER_BITS.get(job.training.precision, ("", ""))
+    able = all(narrow in site.device.peak_flops for site in best.candidate.sites)
+    if job.training.matmul == "same" and able:
+        words, changed = f'training.matmul = "{narrow}"', with_training(job, matmul=narrow)
+        yield _Idea(words, changed, "other numbers", training)
 
 
 def _wider(job: Job, best: Evaluated) -> Iterator[_Idea]:

@@ -203,8 +203,7 @@ def _on_search(plan: Plan, found: FoundOrder) -> str:
 
 
 def _gap(gap: float, *, is_proven: bool) -> str:
-    share = format_percent(gap)
-    return f"none can be faster (gap {share})" if is_proven else f"none can be more than {share} faster"
+    return "none can be faster" if is_proven else f"none can be more than {format_percent(max(gap, 0.001))} faster"
 
 
 def _gain(share: float) -> str:

@@ -22,7 +22,6 @@ WORTH_NAMING: Final = 0.05
 """Share of the step below which a part does not limit it."""
 _LIMITS: Final = {
     "for the links inside sites": "links inside sites",
-    "idle in the pipeline": "filling and draining the pipeline",
     "for the optimizer and other overhead": "optimizer and other overhead",
 }
 
@@ -81,6 +80,10 @@ def limit_of(found: Evaluated, costs: JobCosts, cluster: Cluster) -> str:
     name = max((part for part in parts if part != "computing"), key=lambda part: parts[part])
     if parts[name] < WORTH_NAMING * found.step_s:
         return "computing"
+    if name == "idle in the pipeline":
+        busy_s = found.timeline.busy_s
+        is_uneven = busy_s.max() - busy_s.mean() > parts[name] / 2
+        return "uneven stages" if is_uneven else "filling and draining the pipeline"
     if name != "for the links between sites":
         return _LIMITS[name]
     return _link_limit(found, costs, cluster, parts[name])
