@@ -144,6 +144,7 @@ def test_more_devices_are_told_with_the_pins_that_go_with_them():
     [
         ({"pipeline": 8}, "needs 8 devices, the cluster has 4; add 4 devices or pin less"),
         ({"pipeline": 2, "tensor": 4}, "needs 8 devices, the cluster has 4; add 4 devices or pin less"),
+        ({"context": 8}, "data 1 x tensor 1 x context 8 needs 8 devices, the cluster has 4"),
     ],
 )
 def test_too_few_devices_for_the_pins_are_told(pins, message):

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, permutations
+from itertools import permutations
 from typing import Final
 
 from farpipe.cost import Layout, Profile, round_robin, v_shape
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.errors import InputError
 from farpipe.plan.orders import V_ORDERS
-from farpipe.plan.placement import differing_keys, missing_link, place_ranks
+from farpipe.plan.placement import missing_link, place_ranks
 from farpipe.search import SEARCHES
 from farpipe.spec import ContextExchange, Job, Site
 from farpipe.spec.training import Zero
@@ -26,8 +26,6 @@ FEWEST_TOKENS: Final = 1024
 """Least tokens as SHARED_TOKENS, where a step has fewer sequences than there are devices."""
 MAX_EXPERT: Final = 64
 """Largest degree of expert parallelism that the planner chooses."""
-MAX_PAIRS_LISTED: Final = 3
-"""Largest number of pairs of heterogeneous sites that a message names."""
 Shape = tuple[int, bool]
 """Stages on each rank, and whether they are placed in a V instead of round robin."""
 
@@ -206,76 +204,6 @@ def pipeline_degrees(job: Job, order: Sequence[Site], most: int, virtual: int, f
 
 def _powers_of_two(most: int) -> list[int]:
     return [1 << k for k in range(most.bit_length()) if 1 << k <= most]
-
-
-def why_none(job: Job) -> str:
-    """Reason why the job's pins, its batch and the sites' devices allow no layout."""
-    pins = job.layout
-    if pins.sites and (missing := missing_link(job.cluster, [job.cluster.site(name) for name in pins.sites])):
-        return (
-            f"layout.sites: {' > '.join(pins.sites)} needs a link from {missing[0]} to {missing[1]}; "
-            "add it to cluster.links or choose another order"
-        )
-    if pins.replicas == "across" and (obstacle := why_no_replicas(job)):
-        return f'layout.replicas = "across": {obstacle}'
-    twins = (pins.tensor or 1) * (pins.context or 1)
-    if small := [name for name in pins.sites or () if job.cluster.site(name).num_devices < twins]:
-        return (
-            f"layout: every pipeline rank needs {twins} devices (tensor x context) at its site, {small[0]} has "
-            f"{job.cluster.site(small[0]).num_devices}; give it more or leave it out of layout.sites"
-        )
-    sequences = (pins.num_microbatches or 0) * (job.training.microbatch_size or 0)
-    data = pins.data or (job.training.global_batch // sequences if sequences else 1)
-    needed = (pins.pipeline or 1) * (pins.tensor or 1) * data
-    if needed > job.cluster.num_devices:
-        return (
-            f"layout: pipeline {pins.pipeline or 1} x data {data} x tensor {pins.tensor or 1} needs {needed} "
-            f"devices, the cluster has {job.cluster.num_devices}; add {needed - job.cluster.num_devices} devices or "
-            "pin less"
-        )
-    if pins.replicas == "across":
-        return (
-            'layout.replicas = "across": data and training.global_batch must be multiples of the number of sites, and '
-            "every site must have pipeline x tensor devices for each of its replicas"
-        )
-    if obstacle := _why_no_experts(job):
-        return obstacle
-    return (
-        f"layout: no placement of the pinned degrees on the {len(job.cluster.sites)} sites: every pipeline rank needs "
-        f"its {(pins.tensor or 1) * (pins.data or 1)} devices on one site, every site in the order at least one rank, "
-        f"and every stage at least one of the {job.model.num_layers} layers"
-    )
-
-
-def _why_no_experts(job: Job) -> str:
-    """Reason why no rank that the other pins and the devices allow can share the pinned experts; empty if one can."""
-    pins, degree, experts = job.layout, job.layout.expert or 1, job.model.experts
-    most = job.cluster.num_devices // (pins.pipeline or 1)
-    widths = [t * c for t in tensor_degrees(job, job.cluster.sites) for c in context_degrees(job, most)]
-    shares = {data * width for width in widths for data in data_degrees(job, most // width)}
-    if experts is None or not shares or any(size % degree == 0 for size in shares):
-        return ""
-    able = [e for e in range(1, degree) if not experts.num_experts % e and any(size % e == 0 for size in shares)]
-    return (
-        f"layout.expert: {degree} does not divide the devices (data x context x tensor) that a rank can have, "
-        f"{max(shares)} at most; {', '.join(map(str, able))} would"
-    )
-
-
-def why_no_replicas(job: Job) -> str:
-    """The key or link that keeps the job's sites from having a whole pipeline each; empty if nothing does."""
-    pairs = list(combinations([site for _, site in job.used_sites()], 2))
-    if not pairs:
-        return "replicas at each of several sites need two sites at least"
-    identical = [(a, b) for a, b in pairs if not differing_keys(a, b)]
-    if any(missing_link(job.cluster, pair) is None for pair in identical):
-        return ""  # two sites are a ring, and every ring has two that are
-    if identical:
-        source, target = missing_link(job.cluster, identical[0]) or (identical[0][0].name, identical[0][1].name)
-        return f"replicas at each of several sites need links both ways: there is none from {source} to {target}"
-    listed = [f"{a.name} and {b.name} differ in {', '.join(differing_keys(a, b))}" for a, b in pairs[:MAX_PAIRS_LISTED]]
-    more = f"; and {len(pairs) - MAX_PAIRS_LISTED} further pairs" if len(pairs) > MAX_PAIRS_LISTED else ""
-    return f"replicas at each of several sites need identical sites: {'; '.join(listed)}{more}"
 
 
 MAX_VIRTUAL: Final = 8

@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 from farpipe.cost import JobCosts, Layout, Profile
 from farpipe.errors import InfeasibleError
-from farpipe.plan.candidates import ZERO_STAGES, Candidate, decided, neighbours, why_none
+from farpipe.plan.candidates import ZERO_STAGES, Candidate, decided, neighbours
 from farpipe.plan.evaluate import ROUNDING, Evaluated, Rejected, evaluate, reject, whole
 from farpipe.plan.in_flight import minimum_in_flight
 from farpipe.plan.lattice import Estimate, Lattice, SiteSet
+from farpipe.plan.no_layout import why_none
 from farpipe.plan.orders import AUTO, QUICK, best_order
 from farpipe.plan.partition import missing_bytes
 from farpipe.spec import Job

@@ -7,12 +7,12 @@ from typing import Final
 
 from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError
-from farpipe.plan.candidates import why_no_replicas
 from farpipe.plan.changes import with_pins, with_training
 from farpipe.plan.evaluate import Evaluated, Rejected, describe_shortfall
 from farpipe.plan.in_flight import minimum_in_flight
 from farpipe.plan.lattice import Lattice
 from farpipe.plan.limits import breakdown_s
+from farpipe.plan.no_layout import why_no_replicas
 from farpipe.plan.partition import missing_bytes
 from farpipe.plan.plan import RunnerUp
 from farpipe.plan.search import quick_search
