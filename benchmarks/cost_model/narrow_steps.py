@@ -112,6 +112,7 @@ def mlperf_lora(base: Path) -> Iterator[dict[str, Any]]:
             "zero": 1,
             "matmul": MATMULS[row["precision"]],
             "lora": LORA,
+            "cross_entropy_loss_fusion": False,  # train.py of training_results_v5.0 and v5.1
             "tp_comm_overlap": device[:2] != "mi",
             "fp8_dot_product_attention": device[:2] != "mi",
             # FP8_ACT of the submissions' configurations: set with few context-parallel devices, not with eight

@@ -122,6 +122,7 @@ def _h100(base: Path) -> Iterator[dict[str, Any]]:
     for row in _rows(base / "published" / "trainings.csv"):
         if row["source"].startswith("Megatron-LM README"):
             how = {"flash_attention": True, "sequence_parallel": True, "zero": 1, "recompute": "none"}
+            how["cross_entropy_loss_fusion"] = False  # a switch that is off unless it is given
             yield _megatron(row) | EOS | how | {"device": "h100-sxm"}
 
 
@@ -174,6 +175,7 @@ def _torchtitan(base: Path) -> Iterator[dict[str, Any]]:
     for row in _rows(base / "published" / "trainings.csv"):
         if row["source"].startswith("torchtitan"):
             how: dict[str, Any] = {"recompute": "full" if "8B" not in row["model"] else "selective", "zero": 3}
+            how["cross_entropy_loss_fusion"] = False  # torch.compile took the layers alone then
             narrow = "float8" in row["schedule"] or "8B" not in row["model"]  # the long 405B rows continue a float8 one
             how["matmul"] = "fp8" if narrow else "same"
             how["kernels"] = "fused" if narrow or "compile" in row["schedule"] else "eager"
@@ -263,6 +265,7 @@ def _sailor_gh200(base: Path) -> Iterator[dict[str, Any]]:
             "overlap": False,
             "precision": "fp32",
             "matmul": "tf32",
+            "cross_entropy_loss_fusion": False,
             "device": "gh200",
             "devices_per_machine": 4,
             "tensor": 4,

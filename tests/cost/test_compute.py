@@ -11,6 +11,7 @@ from farpipe.cost import calibration_of, compute, flops
 from farpipe.cost.flops import Product
 from farpipe.cost.speed import Speed
 from farpipe.errors import InfeasibleError
+from farpipe.spec.written import WrittenDevice
 
 LAW = calibration_of(A100)
 HOW = {
@@ -120,6 +121,17 @@ def test_without_any_loss_a_layer_takes_its_flops():
     expected = flops.layer_flops(model, 256, sequences=2) / 312e12
     assert times.forward_s == pytest.approx(expected, rel=1e-6)
     assert times.input_grad_s + times.weight_grad_s == pytest.approx(2 * expected, rel=1e-6)
+
+
+def test_a_fused_loss_crosses_the_logits_less_often_and_is_usual_from_hopper_on():
+    def head(device, **how):
+        at = site(device=WrittenDevice(preset=device).resolve())
+        return compute.head_times(llama(), training(**how), layout(), at, calibration_of(at.device)).forward_s
+
+    for device, usual in (("a100-80gb", False), ("h100-sxm", True), ("b200", True), ("mi300x", False)):
+        fused, apart = (head(device, cross_entropy_loss_fusion=on) for on in (True, False))
+        assert fused < apart
+        assert head(device) == (fused if usual else apart)
 
 
 def test_a_precision_that_the_device_lacks_is_infeasible():

@@ -337,6 +337,7 @@ model:
   fp8: true
   fp8_hybrid: true
   ub_tp_comm_overlap: true
+  cross_entropy_loss_fusion: false
   optim: {name: distributed_fused_adam, overlap_grad_sync: true, grad_sync_dtype: bf16, betas: [0.9, 0.95]}
 """
 
@@ -349,6 +350,7 @@ def test_a_configuration_of_nemo_is_read_with_its_references():
     assert (model["ffn_hidden"], training["sequence_length"], draft.num_devices.value) == (49152, 2048, 256)
     assert (training["zero"], training["overlap"], training["grad_reduce_in_fp32"]) == (1, True, False)
     assert (training["matmul"], training["betas"], training["tp_comm_overlap"]) == ("fp8", [0.9, 0.95], True)
+    assert training["cross_entropy_loss_fusion"] is False
     assert draft.not_understood == ["trainer.accumulate_grad_batches: 1"]
 
 

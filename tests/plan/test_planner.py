@@ -14,6 +14,7 @@ from farpipe.plan.why_not import smallest_changes
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.simulate import simulate
+from farpipe.spec.model import Experts
 from plan.every_layout import candidates
 from plan.jobs import TRAINING, both_ways, device, job, site
 
@@ -129,6 +130,17 @@ def test_too_little_memory_is_told_with_the_smallest_change_that_works(memory_gi
     assert str(caught.value).endswith(f"smallest change that works: {hint}")
     changed = next(changed for name, changed in smallest_changes(tight, costs_of(tight)) if name == hint)
     assert make_plan(changed).prediction.step_s > 0
+
+
+def test_a_pinned_degree_of_experts_that_memory_forbids_is_named():
+    experts = {"num_experts": 16, "per_token": 2, "ffn_hidden": 2048}
+    training = TRAINING.model_copy(update={"recompute": "full", "zero": 1, "microbatch_size": 1})
+    pins = {"pipeline": 1, "tensor": 1, "data": 4, "expert": 1}
+    tight = job([site("a", on=device(memory_gib=5.0))], training=training, schedule="1f1b", **pins)
+    tight = tight.model_copy(update={"model": tight.model.model_copy(update={"experts": Experts(**experts)})})
+    with pytest.raises(InfeasibleError) as caught:
+        make_plan(tight)
+    assert str(caught.value).endswith("smallest change that works: no pin layout.expert")
 
 
 def test_more_devices_are_told_with_the_pins_that_go_with_them():

@@ -120,7 +120,11 @@ MISTAKES = [
     (added("training", "microbatch_size = 3"), "training.microbatch_size: 3 does not divide global_batch 256"),
     (
         added("training", 'precision = "fp8"'),
-        "training.precision: input should be 'bf16', 'fp16' or 'fp32', found 'fp8'",
+        'training.precision: fp8 is for products alone; set matmul = "fp8" and precision = "bf16"',
+    ),
+    (
+        added("training", 'precision = "fp64"'),
+        "training.precision: input should be 'bf16', 'fp16' or 'fp32', found 'fp64'",
     ),
     (added("training", 'seed = "1"'), "training.seed: input should be a valid integer, found '1'"),
     (added("training", "clip_norm = 0"), "training.clip_norm: must be more than 0, found 0"),

@@ -93,6 +93,10 @@ class Calibration:
     """Fixed time of one optimizer step."""
     loss_passes: float
     """Number of times that the loss reads or writes the 32-bit logits, in each direction."""
+    fused_loss_passes: float
+    """The same where one kernel makes the loss and its gradient."""
+    fused_loss: bool
+    """True if trainings on the device do so unless they say otherwise."""
     measured: bool
     """True if steps or layers measured on this very device were compared with what the constants predict."""
     residual: float
@@ -116,6 +120,10 @@ class Calibration:
     def residual_at(self, rate: Rate) -> float:
         """The mean error to expect where products run at `rate`: larger where that was never compared."""
         return self.residual if rate in self.compared else max(self.residual, UNCOMPARED)
+
+    def passes_of_loss(self, *, fused: bool | None) -> float:
+        """Number of times that the 32-bit logits cross memory, in each direction; None: as is usual on the device."""
+        return self.fused_loss_passes if (self.fused_loss if fused is None else fused) else self.loss_passes
 
     def crowd(self, num_devices: int) -> float:
         """Factor by which `num_devices` that talk inside a machine at once slow each other down."""

@@ -388,7 +388,8 @@ def head_times(model: Model, training: Training, layout: Layout, site: Site, cal
 def _head_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
     speed = core_speed(training, site.device, calibration)
     tokens = memory.microbatch_tokens(training, layout)
-    loss = speed.traffic_s(calibration.loss_passes * 4 * tokens * model.vocab_size / layout.tensor)
+    passes = calibration.passes_of_loss(fused=training.cross_entropy_loss_fusion)
+    loss = speed.traffic_s(passes * 4 * tokens * model.vocab_size / layout.tensor)
     collective = residual_collective_s(model, training, layout, site, calibration)
     products, frozen = flops.head_linear(model, tokens, layout.tensor), training.lora is not None
     return product_times(products, speed, frozen=frozen) + Times(loss, loss + collective, 0.0)

@@ -341,6 +341,8 @@ def _precision(settings: Settings, draft: Draft) -> None:
         origin = settings.origin("cpu_offloading_num_layers")
         draft.put("training", "cpu_offloading_num_layers", offloaded, origin)
     settings.flag("accumulate_allreduce_grads_in_fp32")
+    if (fused := settings.take("cross_entropy_loss_fusion", as_flag)) is not None:
+        draft.put("training", "cross_entropy_loss_fusion", fused, settings.origin("cross_entropy_loss_fusion"))
     in_bf16 = settings.flag("grad_reduce_in_bf16") or settings.take("grad_sync_dtype", str, "") in ("bf16", "bfloat16")
     if not settings.take("grad_reduce_in_fp32", as_flag, default=True) or in_bf16:
         origin = settings.origin("grad_reduce_in_bf16", "grad_sync_dtype", "grad_reduce_in_fp32")

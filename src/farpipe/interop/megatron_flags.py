@@ -98,6 +98,7 @@ def _training(training: "Training") -> list[str]:
         *(["--sequence-parallel"] * (training.sequence_parallel is True)),
         *(["--tp-comm-overlap"] * training.tp_comm_overlap),
         *(["--overlap-moe-expert-parallel-comm"] * training.overlap_moe_expert_parallel_comm),
+        *(["--cross-entropy-loss-fusion"] * bool(training.cross_entropy_loss_fusion)),
         *(["--fp8-dot-product-attention"] * training.fp8_dot_product_attention),
         *(["--activation-func-fp8-input-store"] * training.activation_func_fp8_input_store),
         *(["--overlap-grad-reduce"] * training.overlap),

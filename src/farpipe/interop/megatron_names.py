@@ -83,7 +83,7 @@ WITHOUT_EFFECT: Final = (
     *("accelerator", "logger", "enable_checkpointing", "use_distributed_sampler", "max_time", "time_limit", "limit_*"),
     *("val_check*", "create_*", "resume_*", "always_save*", "monitor", "filename", "results_dir", "max_epochs"),
     *("pre_process", "post_process", "persist_*", "gradient_as_bucket*", "bias_*_fusion", "masked_softmax_fusion"),
-    *("gradient_accumulation_fusion", "grad_div_ar*", "cross_entropy_loss_fusion", "native_amp*", "fp16_lm_cross*"),
+    *("gradient_accumulation_fusion", "grad_div_ar*", "native_amp*", "fp16_lm_cross*"),
     *("megatron_amp*", "grad_allreduce_chunk*", "sharp", "mcore_gpt", "transformer_engine", "fp8_e4m3", "fp8_hybrid"),
     *("fp8_margin", "fp8_interval", "fp8_wgrad", "use_cpu_init*", "onnx_safe", "apex_*", "batch_p2p*", "overlap_p2p*"),
     *(

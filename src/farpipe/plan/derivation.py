@@ -313,7 +313,8 @@ class _Layer:
         calibration, tokens = self.costs.calibration(self.site), memory.microbatch_tokens(self.training, self.layout)
         speed = core_speed(self.training, self.site.device, calibration)
         modules = f" and {counted(n, 'module')} of multi-token prediction" if (n := self.model.mtp_num_layers) else ""
-        how = f"{calibration.loss_passes:g} passes over the logits in 32 bit {_memory_rate(speed)}{self._reduced()}"
+        passes = calibration.passes_of_loss(fused=self.training.cross_entropy_loss_fusion)
+        how = f"{passes:g} passes over the logits in 32 bit {_memory_rate(speed)}{self._reduced()}"
         products = flops.head_linear(self.model, tokens, self.layout.tensor)
         yield from self._parted(1, products, speed, whole, f"loss{modules}", how)
 

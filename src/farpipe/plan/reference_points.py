@@ -103,6 +103,7 @@ class ReferencePoint(Part):
     grad_reduce_in_fp32: Flag | None = None
     tp_comm_overlap: Flag = False
     fp8_dot_product_attention: Flag = False
+    cross_entropy_loss_fusion: Flag | None = None
     moe_token_dispatcher_type: Literal["alltoall", "flex"] = "alltoall"
     overlap_moe_expert_parallel_comm: Flag = False
     lora: Lora | None = None
@@ -233,6 +234,7 @@ class ReferencePoint(Part):
             "lora",
             "tp_comm_overlap",
             "fp8_dot_product_attention",
+            "cross_entropy_loss_fusion",
             "moe_token_dispatcher_type",
             "overlap_moe_expert_parallel_comm",
             "activation_func_fp8_input_store",

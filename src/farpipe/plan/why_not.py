@@ -217,7 +217,17 @@ def _lighter_training(job: Job) -> Iterator[tuple[str, Job]]:
 def _fewer_pins(job: Job) -> Iterator[tuple[str, Job]]:
     if job.schedule not in (None, "1f1b"):
         yield 'schedule.method = "1f1b"', job.model_copy(update={"schedule": "1f1b"})
-    for name in ("layers", "tensor", "data", "pipeline", "num_microbatches", "virtual", "replicas"):
+    for name in (
+        "layers",
+        "expert",
+        "context",
+        "tensor",
+        "data",
+        "pipeline",
+        "num_microbatches",
+        "virtual",
+        "replicas",
+    ):
         if getattr(job.layout, name) is not None:
             yield f"no pin layout.{name}", with_pins(job, **{name: None})
     yield "no pins in layout", with_pins(job, **dict.fromkeys(type(job.layout).model_fields))

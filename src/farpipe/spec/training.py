@@ -88,6 +88,13 @@ def _or_none(value: Any) -> Any:
     return None if value is None or value == "none" else finite(value, exclusive=True)
 
 
+def _not_of_products(value: Any) -> Any:
+    if value in ("tf32", *QUANTIZED):
+        wide = "fp32" if value == "tf32" else "bf16"
+        raise ValueError(f'{value} is for products alone; set matmul = "{value}" and precision = "{wide}"')
+    return value
+
+
 def _no_flag(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("expected 'auto' or 0 to 3, found a flag")
@@ -104,7 +111,7 @@ class Training(Part):
     microbatch_size: Count | None = None
     """Sequences in one microbatch; None leaves it to the planner."""
     num_steps: Count = 100
-    precision: Precision = "bf16"
+    precision: Annotated[Precision, BeforeValidator(_not_of_products)] = "bf16"
     """Number format of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
     recompute: RecomputeChoice = "auto"
     """Recomputation in every stage; ``auto`` leaves it to the planner, which decides for each stage."""
@@ -128,6 +135,9 @@ class Training(Part):
     (Megatron-LM's ``--tp-comm-overlap``, Transformer Engine's user buffers)."""
     fp8_dot_product_attention: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """True if attention multiplies 8-bit numbers too (Megatron-Core's name)."""
+    cross_entropy_loss_fusion: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
+    """True if one kernel makes the loss and its gradient (Megatron-LM's ``--cross-entropy-loss-fusion``); None: on
+    Hopper and Blackwell, as Megatron-Bridge and Megatron-LM's examples for these do."""
     moe_token_dispatcher_type: Annotated[
         Literal["alltoall", "flex"], Field(exclude_if=lambda kind: kind == "alltoall")
     ] = "alltoall"
