@@ -154,39 +154,52 @@ WHOLE_ITERATION: Final = ("overlap_moe_expert_parallel_comm", "cuda_graphs", "fp
 """Switches of the recipes that replay a whole iteration."""
 
 
-def _recipe(model: str, device: str, expert: int, pipeline: int, release: str) -> dict[str, Any]:
-    """What Megatron-Bridge's recipes (scripts/performance/configs, src/megatron/bridge/perf_recipes) say of a row with
-    experts beside its degrees.
+def _recipe(model: str, device: str, expert: int, release: str, precision: str) -> dict[str, Any]:
+    """What Megatron-Bridge's recipes say of a row with experts beside its degrees: scripts/performance/configs of
+    v0.3.1 (26.02), v0.4.0 (26.04), v0.4.1 (26.04.01) and v0.5.0 (26.06), src/megatron/bridge/perf_recipes since.
 
-    Graphs of a router alone are taken for none; those of a whole iteration came with 26.06, in MXFP8.
+    Graphs of a router alone are taken for none; those of a whole iteration came with 26.06, in MXFP8, on B300 for
+    Qwen3-30B alone and on B200 for no model before 26.08.
     """
-    flex, whole = {"moe_token_dispatcher_type": "flex"}, release >= "26.06"
-    if model.startswith("qwen3") and whole and device[0] != "h":  # _enable_hybridep_full_iteration_mxfp8
+    flex, overlapped = {"moe_token_dispatcher_type": "flex"}, {"overlap_moe_expert_parallel_comm": True}
+    early = device == "b200" or (device == "b300" and model != "qwen3-30b-a3b")
+    whole = precision == "MXFP8" and release >= ("26.08" if early else "26.06")
+    if model == "gpt-oss-120b":
+        return _recipe_of_gpt_oss(device, expert, release, precision)
+    if model.startswith("qwen3") and whole:
         return flex | dict.fromkeys(WHOLE_ITERATION, True)
     if model == "qwen3-30b-a3b":
         return flex | {"cuda_graphs": False}
+    if model == "qwen3-235b-a22b" and device.startswith("gb"):
+        return flex | {"cuda_graphs": True}
     if model == "qwen3-235b-a22b":
-        inside = {"overlap_moe_expert_parallel_comm": device.startswith("h"), "cuda_graphs": False}
-        return flex | {"cuda_graphs": True} if device.startswith("gb") else inside
-    if model == "gpt-oss-120b":
-        return _recipe_of_gpt_oss(device, expert, mxfp8=release >= "26.06")
+        # 26.02 names DeepEP, and is no faster than 26.04 with the all-to-all
+        inside = overlapped if device.startswith("h") else {}
+        return inside | {"cuda_graphs": False} | (flex if device == "b300" and release >= "26.06" else {})
     if model != "deepseek-v3":
         return {}
-    overlap = whole or (device == "b200" and expert == 32)
-    again = "none" if whole and device == "gb300" else "mla_up_proj"
-    graphs = overlap or device == "gb200"
-    more = {"overlap_moe_expert_parallel_comm": overlap, "recompute": again, "cuda_graphs": graphs, "mtp_num_layers": 1}
-    return flex | more | {"fp8_dot_product_attention": whole}
+    # 26.04 computes the MLP of the three dense layers again on GB200, which is next to nothing
+    none = device == "gb300" if whole else device == "gb200" and release.startswith("26.04")
+    more: dict[str, Any] = {"recompute": "none" if none else "mla_up_proj", "mtp_num_layers": 1}
+    if whole:
+        return flex | more | dict.fromkeys(WHOLE_ITERATION, True)
+    if device == "b200" and expert == 32:
+        return flex | more | overlapped | {"cuda_graphs": True}
+    return flex | more | {"cuda_graphs": device == "gb200" or (device == "b300" and release >= "26.06")}
 
 
-def _recipe_of_gpt_oss(device: str, expert: int, *, mxfp8: bool) -> dict[str, Any]:
-    """The same for GPT-OSS 120B, whose rows are in MXFP8 from 26.06 on, in bf16 before."""
-    if mxfp8:
-        return dict.fromkeys(WHOLE_ITERATION, True) | {"moe_token_dispatcher_type": "flex"}
+def _recipe_of_gpt_oss(device: str, expert: int, release: str, precision: str) -> dict[str, Any]:
+    """The same for GPT-OSS 120B."""
+    flex = {"moe_token_dispatcher_type": "flex"}
+    if precision == "MXFP8" and device.startswith("gb"):
+        return flex | dict.fromkeys(WHOLE_ITERATION, True)
     if device.endswith("300"):
-        return {"moe_token_dispatcher_type": "flex"} if device == "b300" and expert == 8 else {}
-    overlap = device == "gb200"
-    return {"recompute": "layernorm moe_act", "cuda_graphs": False, "overlap_moe_expert_parallel_comm": overlap}
+        return flex if device == "b300" and expert == 8 else {}
+    again = {"recompute": "layernorm moe_act", "cuda_graphs": False}
+    if device.startswith("h") or release < "26.04":
+        return again
+    dispatcher = flex if release.startswith("26.04") else {}
+    return again | dispatcher | {"overlap_moe_expert_parallel_comm": device == "gb200"}
 
 
 OFFLOADED: Final = {
@@ -235,7 +248,7 @@ def bridge(wanted: Callable[[str, str], bool], base: Path) -> Iterator[dict[str,
             "cuda_graphs": not device.startswith("h"),
             **(OFFLOADED.get(device, {}) if row["FSDP"] not in ("", "0") else {}),
             **MEGATRON,
-            **_recipe(name, device, expert, int(row["PP"]), row["container"].split()[0]),
+            **_recipe(name, device, expert, row["container"].split()[0], row["precision"]),
             **_network(device, int(row["GPUs"])),
             "step_s": float(row["iter_s_derived"]),
         }

@@ -14,10 +14,10 @@ from typing import Final
 
 from farpipe.cost import adapters, flops, memory
 from farpipe.cost.calibration import Calibration
-from farpipe.cost.experts import expert_traffic_bytes
 from farpipe.cost.flops import Product
 from farpipe.cost.layout import Layout
 from farpipe.cost.speed import Speed, attention_speed, core_speed
+from farpipe.cost.traffic import expert_traffic_bytes, unkept_bytes
 from farpipe.cost.transfer import (
     context_exchange_s,
     expert_exchange_s,
@@ -266,7 +266,7 @@ def linear_times(model: Model, training: Training, layout: Layout, speed: Speed)
     traffic = _traffic_times(_passes(training, speed.calibration) * kept, speed)
     widened_s = speed.traffic_s(_widened_bytes(training) * device_layer_params(model, layout))
     made = product_times(linear_products(model, training, layout), speed, frozen=training.lora is not None)
-    there, back = map(speed.traffic_s, expert_traffic_bytes(model, training, layout))
+    there, back = map(speed.traffic_s, unkept_bytes(model, training, layout))
     return made + Times(widened_s + there, widened_s + back, 0.0) + traffic
 
 

@@ -36,7 +36,7 @@ from farpipe.spec import (
     possible_operations,
     preset_model,
 )
-from farpipe.spec.model import Experts, LatentAttention
+from farpipe.spec.model import Experts, LatentAttention, RotaryScaling
 from farpipe.spec.part import Count, Flag, Name, Natural, NonNegative, Part, Positive, Text, fault
 from farpipe.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
 from farpipe.strict import expect_format, nearest, parse_toml, read_text, validate
@@ -54,7 +54,7 @@ Choices = Annotated[tuple[Count, ...], Field(min_length=1), BeforeValidator(_cho
 
 _SHAPE: Final = (
     *("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "gated_mlp", "vocab_size"),
-    *("tied_embeddings", "experts", "latent_attention", "mtp_num_layers"),
+    *("tied_embeddings", "experts", "latent_attention", "mtp_num_layers", "rotary_scaling"),
 )
 """Keys of a model that a point has too."""
 
@@ -83,6 +83,7 @@ class ReferencePoint(Part):
     experts: Experts | None = None
     latent_attention: LatentAttention | None = None
     mtp_num_layers: Natural = 0
+    rotary_scaling: RotaryScaling | None = None
     vocab_size: Count
     sequence_length: Count
     global_batch: Count
@@ -222,26 +223,8 @@ class ReferencePoint(Part):
         )
 
     def _training(self, size: int) -> Training:
-        same = (
-            "sequence_length",
-            "global_batch",
-            "precision",
-            "matmul",
-            "kernels",
-            "recompute",
-            "zero",
-            "grad_reduce_in_fp32",
-            "lora",
-            "tp_comm_overlap",
-            "fp8_dot_product_attention",
-            "cross_entropy_loss_fusion",
-            "moe_token_dispatcher_type",
-            "overlap_moe_expert_parallel_comm",
-            "activation_func_fp8_input_store",
-            "cpu_offloading_num_layers",
-        )
-        flags = ("sequence_parallel", "flash_attention", "dropout", "overlap", "cuda_graphs", "fp8_param_gather")
-        return Training.model_validate({name: getattr(self, name) for name in same + flags} | {"microbatch_size": size})
+        same = Training.model_fields.keys() & type(self).model_fields.keys()
+        return Training.model_validate({name: getattr(self, name) for name in same} | {"microbatch_size": size})
 
     def _cluster(self, layout: Layout) -> Cluster:
         num_machines = -(-layout.pipeline * layout.devices_per_rank // self.devices_per_machine)

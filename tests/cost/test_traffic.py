@@ -1,4 +1,4 @@
-"""Traffic of experts inside a device, by hand."""
+"""Traffic inside a device beside what a layer keeps, by hand."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from cost_jobs import layout, llama, training
 from farpipe.cost import memory
-from farpipe.cost.experts import expert_traffic_bytes
+from farpipe.cost.traffic import expert_traffic_bytes, rotary_traffic_bytes
 
 SORTED = 4 * 64 * 2
 """Bytes of a copy that is read and written on its way in, and again on its way back."""
@@ -31,3 +31,19 @@ def test_tokens_are_sorted_and_narrow_copies_of_them_written(degree, how, there,
     copies = memory.microbatch_tokens(spec, at) * 2
     assert expert_traffic_bytes(model, spec, at) == pytest.approx((copies * there, copies * back))
     assert expert_traffic_bytes(llama(), spec, at) == (0, 0)
+
+
+def test_biases_of_experts_and_positions_of_yarn_are_not_fused():
+    at = replace(layout(data=8), expert=8)
+    experts = {"num_experts": 8, "per_token": 2, "ffn_hidden": 96, "expert_bias": True}
+    model = llama(hidden=64, num_heads=4, num_kv_heads=2, experts=experts)
+    copies = memory.microbatch_tokens(training(), at) * 2 * 64
+    assert expert_traffic_bytes(model, training(), at) == (12 * copies, 16 * copies)
+    flex = training(moe_token_dispatcher_type="flex")
+    assert expert_traffic_bytes(model, flex, at) == (28 * copies, 40 * copies)
+    assert expert_traffic_bytes(model, training(cuda_graphs=True), at) == (0, 0)
+
+    numbers = memory.microbatch_tokens(training(), at) * (64 + 32) * 2
+    yarn = llama(hidden=64, num_heads=4, num_kv_heads=2, rotary_scaling={"kind": "yarn", "factor": 32.0})
+    assert rotary_traffic_bytes(yarn, training(), at) == (12 * numbers, 14 * numbers)
+    assert rotary_traffic_bytes(llama(rotary_scaling={"kind": "llama3", "factor": 8.0}), training(), at) == (0, 0)
