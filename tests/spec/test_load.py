@@ -150,7 +150,7 @@ MISTAKES = [
     (
         added("training", 'matmul = "nvfp4"'),
         "cluster.sites[0].device: h100-sxm has no rate for nvfp4 (training.matmul); set training.matmul to "
-        "'same' or 'tf32' or 'fp8', or choose a device that has nvfp4",
+        "'same' or 'fp8', or choose a device that has nvfp4",
     ),
     (added("layout", "context = 3"), "layout.context: 3 does not divide training.sequence_length 4096; 2 and 4 would"),
     (

@@ -26,7 +26,6 @@ from farpipe.spec import (
     Lora,
     Matmul,
     Model,
-    Precision,
     Recompute,
     Site,
     Training,
@@ -38,6 +37,7 @@ from farpipe.spec import (
 )
 from farpipe.spec.model import Experts, LatentAttention, RotaryScaling
 from farpipe.spec.part import Count, Flag, Name, Natural, NonNegative, Part, Positive, Text, fault
+from farpipe.spec.training import WrittenPrecision
 from farpipe.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
 from farpipe.strict import expect_format, nearest, parse_toml, read_text, validate
 
@@ -98,7 +98,7 @@ class ReferencePoint(Part):
     """Layers of every stage; None: as even as can be, the first ones having one more."""
     schedule: Name | None = None
     """None: 1F1B, interleaved where a rank has several stages."""
-    precision: Precision = "bf16"
+    precision: WrittenPrecision = "bf16"
     matmul: Matmul = "same"
     fp8_param_gather: Flag = False
     grad_reduce_in_fp32: Flag | None = None

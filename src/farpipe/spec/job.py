@@ -186,7 +186,8 @@ class Job(Request):
             )
         wanted = precision if self.training.matmul == "same" else self.training.matmul
         if wanted not in device.peak_flops:
-            able = " or ".join(repr(m) for m in get_args(Matmul) if m == "same" or m in device.peak_flops)
+            possible = ("same", *(m for m in get_args(Matmul) if m in device.peak_flops and m != "tf32"))
+            able = " or ".join(map(repr, possible))
             raise fault(
                 f"{device.name} has no rate for {wanted} (training.matmul); set training.matmul to {able}, or choose a "
                 f"device that has {wanted}",

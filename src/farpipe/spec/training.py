@@ -83,16 +83,20 @@ WireType = Literal["none", "bf16", "fp8", "int8"]
 """Numbers that activations and their gradients are rounded to between sites."""
 
 
-def _or_none(value: Any) -> Any:
-    """TOML has no null: there the word none switches clipping off."""
-    return None if value is None or value == "none" else finite(value, exclusive=True)
-
-
 def _not_of_products(value: Any) -> Any:
     if value in ("tf32", *QUANTIZED):
         wide = "fp32" if value == "tf32" else "bf16"
         raise ValueError(f'{value} is for products alone; set matmul = "{value}" and precision = "{wide}"')
     return value
+
+
+WrittenPrecision = Annotated[Precision, BeforeValidator(_not_of_products)]
+"""Precision as users write it: a format of products is refused with the key that it belongs to."""
+
+
+def _or_none(value: Any) -> Any:
+    """TOML has no null: there the word none switches clipping off."""
+    return None if value is None or value == "none" else finite(value, exclusive=True)
 
 
 def _no_flag(value: Any) -> Any:
@@ -111,7 +115,7 @@ class Training(Part):
     microbatch_size: Count | None = None
     """Sequences in one microbatch; None leaves it to the planner."""
     num_steps: Count = 100
-    precision: Annotated[Precision, BeforeValidator(_not_of_products)] = "bf16"
+    precision: WrittenPrecision = "bf16"
     """Number format of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
     recompute: RecomputeChoice = "auto"
     """Recomputation in every stage; ``auto`` leaves it to the planner, which decides for each stage."""
