@@ -256,6 +256,15 @@ def test_a_torchtitan_of_2024_has_its_own_float8_and_microbatches(tmp_path):
     assert draft.not_understood == ["float8.enable_fsdp_float8_all_gather: True"]
 
 
+@pytest.mark.parametrize(("recipe", "matmul"), [("tensorwise", "fp8"), ("rowwise", None), ("rowwise_with_gw_hp", None)])
+def test_float8_by_rows_of_torchtitan_is_no_faster_than_bf16(tmp_path, recipe, matmul):
+    path = tmp_path / "llama3_70b.toml"
+    path.write_text(f'{EARLY_TITAN}\n[quantize.linear.float8]\nrecipe_name = "{recipe}"\n')
+    draft = read_draft([path])
+    assert draft.value("training", "matmul") == matmul
+    assert any("float8 by rows" in note for note in draft.notes) == (matmul is None)
+
+
 def test_number_formats_of_torchtitan_are_read_or_said(tmp_path):
     """As llama3_32b-8xb200-65k.toml of pytorch/torchtitan (46a5985): both had been passed over without a word."""
     path = tmp_path / "llama3_8b.toml"

@@ -145,7 +145,7 @@ MISTAKES = [
     ),
     (
         changed(('"h100"', '"a100"'), ("[training]", '[training]\nmatmul = "fp8"')),
-        "cluster.sites[0].device: a100-80gb has no rate for fp8 (training.matmul); set training.matmul to 'same' or",
+        "cluster.sites[0].device: a100-80gb has no rate for fp8 (training.matmul); set training.matmul to 'same', or",
     ),
     (
         added("training", 'matmul = "nvfp4"'),

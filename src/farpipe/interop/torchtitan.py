@@ -236,6 +236,12 @@ def _training(settings: Settings, draft: Draft) -> None:
     narrow = next((_CONVERTERS[part] for text in converters for part in text.split(".") if part in _CONVERTERS), None)
     if settings.flag("float8.enable_float8_linear"):  # until 2025
         narrow = "fp8"
+    recipes = [settings.take(f"{table}float8.recipe_name", str, "") for table in ("", "quantize.linear.")]
+    if narrow == "fp8" and any(recipe.startswith("rowwise") for recipe in recipes):
+        narrow = None
+        settings.notes.append(
+            "float8 by rows as fast as bf16, for in torchtitan's asyncTP_llama3_h100_2025-06 it is not faster"
+        )
     draft.put("training", "matmul", narrow, settings.origin("model.converters", "float8.enable_float8_linear"))
     unknown = [text for text in converters if not {*text.split(".")} & _CONVERTERS.keys()]
     settings.problems += [f"model.converters: {text}" for text in unknown]
