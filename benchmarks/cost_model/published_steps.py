@@ -288,7 +288,7 @@ LEFT_OUT: Final[dict[str, float]] = {
     "mlperf-hopper": 0.038,
     "mlperf-blackwell": 0.063,
     "bridge-dense": 0.050,
-    "bridge-experts": 0.087,
+    "bridge-experts": 0.070,
     "b200": 0.027,
     "b200-experts": 0.025,
     "b200-context": 0.024,
