@@ -17,7 +17,7 @@ from farpipe.cost.calibration import Calibration
 from farpipe.cost.flops import Product
 from farpipe.cost.layout import Layout
 from farpipe.cost.speed import Speed, attention_speed, core_speed
-from farpipe.cost.traffic import expert_traffic_bytes, unkept_bytes
+from farpipe.cost.traffic import expert_traffic_bytes, rotary_traffic_bytes
 from farpipe.cost.transfer import (
     context_exchange_s,
     expert_exchange_s,
@@ -266,8 +266,9 @@ def linear_times(model: Model, training: Training, layout: Layout, speed: Speed)
     traffic = _traffic_times(_passes(training, speed.calibration) * kept, speed)
     widened_s = speed.traffic_s(_widened_bytes(training) * device_layer_params(model, layout))
     made = product_times(linear_products(model, training, layout), speed, frozen=training.lora is not None)
-    there, back = map(speed.traffic_s, unkept_bytes(model, training, layout))
-    return made + Times(widened_s + there, widened_s + back, 0.0) + traffic
+    for there, back in (expert_traffic_bytes(model, training, layout), rotary_traffic_bytes(model, training, layout)):
+        traffic += Times(speed.traffic_s(there), speed.traffic_s(back), 0.0)
+    return made + Times(widened_s, widened_s, 0.0) + traffic
 
 
 def linear_products(model: Model, training: Training, layout: Layout) -> tuple[Product, ...]:

@@ -7,19 +7,11 @@ from farpipe.cost.memory import element_bytes, is_quantized, microbatch_tokens, 
 from farpipe.spec import Model, Training
 
 ROTARY_PASSES: Final = (12, 14)
-"""Times that queries and keys cross memory in forward and backward where positions are stretched by YaRN: its factor
-on them is not in Transformer Engine's kernel, so PyTorch's operations turn them one by one (rope_utils.py of
-Megatron-Core; the kernel's own two passes are among those of what a layer keeps)."""
+"""Times that queries and keys cross memory in forward and backward where YaRN's factor on them, which Transformer
+Engine's kernel lacks, has PyTorch's operations turn them one by one (rope_utils.py of Megatron-Core)."""
 BIAS_BYTES: Final = {"alltoall": (12, 16), "flex": (28, 40)}
-"""Bytes for each number that leaves experts with biases, in forward and backward: PyTorch's operations scale the second
-bias by the router's weights and add it (TEGroupedMLP._apply_bias of Megatron-Core), behind DeepEP and HybridEP in 32
-bit, as their weights are."""
-
-
-def unkept_bytes(model: Model, training: Training, layout: Layout) -> tuple[float, float]:
-    """Bytes that a layer moves between its products in forward and backward beside `memory.layer_traffic_bytes`."""
-    experts, turned = expert_traffic_bytes(model, training, layout), rotary_traffic_bytes(model, training, layout)
-    return experts[0] + turned[0], experts[1] + turned[1]
+"""Bytes for each number that leaves experts, in forward and backward: PyTorch's operations scale the second bias by the
+router's weights and add it (TEGroupedMLP._apply_bias of Megatron-Core), behind DeepEP and HybridEP in 32 bit."""
 
 
 def rotary_traffic_bytes(model: Model, training: Training, layout: Layout) -> tuple[float, float]:

@@ -325,15 +325,11 @@ def _precision(settings: Settings, draft: Draft) -> None:
         draft.put("training", "matmul", _RECIPES.get(recipe, "fp8"), origin)
     if settings.take("fp4_format", str, "") not in ("", "false", "none"):
         draft.put("training", "matmul", "nvfp4", settings.origin("fp4_format"))
-    if settings.flag("fp8_param_gather"):
-        draft.put("training", "fp8_param_gather", value=True, origin=settings.origin("fp8_param_gather"))
     if settings.take("moe_token_dispatcher_type", str, "") == "flex":
         draft.put("training", "moe_token_dispatcher_type", "flex", settings.origin("moe_token_dispatcher_type"))
     for flag in (
-        "overlap_moe_expert_parallel_comm",
-        "tp_comm_overlap",
-        "fp8_dot_product_attention",
-        "activation_func_fp8_input_store",
+        *("fp8_param_gather", "overlap_moe_expert_parallel_comm", "tp_comm_overlap"),
+        *("fp8_dot_product_attention", "activation_func_fp8_input_store"),
     ):
         if settings.flag(flag):
             draft.put("training", flag, value=True, origin=settings.origin(flag))

@@ -29,6 +29,11 @@ UNCUT: Final = ("opt", "bloom", "falcon")
 """Types that can't be cut into stages: the check before a training refuses them, as it does others of their kind."""
 TRAINABLE: Final = ("fp32", "bf16")
 """Precisions without loss scaling."""
+ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_store": False} | {
+    "cpu_offloading_num_layers": 0,
+    "cuda_graphs": False,
+}
+"""The values of a training's keys that the engine has, of those with one alone."""
 PLANNED_ONLY: Final = ("experts", "latent_attention", "attention_bias", "qk_norm", "attention_sinks", "mtp_num_layers")
 """Keys of a model that only the cost model knows; transformers and users' modules know more."""
 
@@ -43,23 +48,13 @@ def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str,
         found[f'training.precision = "{training.precision}"'] = 'training.precision = "bf16"'
     if training.zero in (2, 3) and not shares_weights:
         found[f"training.zero = {training.zero}"] = "training.zero = 1"
-    if training.dropout:
-        found["training.dropout = true"] = "training.dropout = false"
-    if training.matmul != "same":
-        found[f'training.matmul = "{training.matmul}"'] = 'training.matmul = "same"'
     if training.lora is not None:
         found["training.lora"] = "a training of all weights, without training.lora"
-    if training.activation_func_fp8_input_store:
-        name = "training.activation_func_fp8_input_store"
-        found[f"{name} = true"] = f"{name} = false"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
         found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
-    if training.cpu_offloading_num_layers:
-        found[f"training.cpu_offloading_num_layers = {training.cpu_offloading_num_layers}"] = (
-            "training.cpu_offloading_num_layers = 0"
-        )
-    if training.cuda_graphs:
-        found["training.cuda_graphs = true"] = "training.cuda_graphs = false"
+    for key, able in ABLE.items():
+        if getattr(training, key) != able:
+            found[f"training.{key} = {json.dumps(getattr(training, key))}"] = f"training.{key} = {json.dumps(able)}"
     return found
 
 

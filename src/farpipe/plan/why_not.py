@@ -221,12 +221,7 @@ def _fewer_pins(job: Job) -> Iterator[tuple[str, Job]]:
         "layers",
         "expert",
         "context",
-        "tensor",
-        "data",
-        "pipeline",
-        "num_microbatches",
-        "virtual",
-        "replicas",
+        *("tensor", "data", "pipeline", "num_microbatches", "virtual", "replicas"),
     ):
         if getattr(job.layout, name) is not None:
             yield f"no pin layout.{name}", with_pins(job, **{name: None})
