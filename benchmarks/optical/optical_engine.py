@@ -26,11 +26,10 @@ from farpipe.emulate.wan import Wan, links_of_problem
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.demands import find_transfer_policy
 from farpipe.optical.joint import nominal_problem, play_steps
-from farpipe.optical.lit_problem import light_paths
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
 from farpipe.optical.study import OpticalSetting
-from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, Step, over_pairs
+from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, Step, light_paths, over_pairs
 from farpipe.run.run import run
 from farpipe.runtime.run_spec import LinkChange, RunSpec
 from farpipe.schedule.library import order

@@ -77,19 +77,29 @@ def read_csv(path: Path | str) -> tuple[list[str], Iterator[tuple[str, dict[str,
 
     InputError for a column that is there twice and for a row with another number of cells.
     """
-    lines = csv.reader(io.StringIO(read_text(path)))
-    names = next(lines, [])
+    table = _csv_table(path)
+    _, names = next(table)
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{path}: line 1: column {twice[0]!r} is there twice")
 
     def rows() -> Iterator[tuple[str, dict[str, str]]]:
-        for cells in filter(None, lines):
-            place = f"{path}: line {lines.line_num}"
+        for line, cells in table:
+            place = f"{path}: line {line}"
             if len(cells) != len(names):
                 raise InputError(f"{place}: expected {len(names)} columns, found {len(cells)}")
             yield place, dict(zip(names, cells, strict=True))
 
     return names, rows()
+
+
+def _csv_table(path: Path | str) -> Iterator[tuple[int, list[str]]]:
+    """Lines that are not empty, each with its number and its cells without blanks around them."""
+    lines = csv.reader(io.StringIO(read_text(path)))
+    try:
+        for cells in filter(None, lines):
+            yield lines.line_num, [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise InputError(f"{path}: line {lines.line_num}: not CSV: {error}") from None
 
 
 def write_text(path: Path | str, text: str, *, private: bool = False) -> None:

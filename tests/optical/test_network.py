@@ -59,7 +59,7 @@ def test_json_says_the_same_as_csv(tmp_path):
         ("a,b,km\n1,2,nan\n", "km: expected a number"),
         ("a,b,km\n1,2,100\n2,1,100\n", "line 3: the edge 2-1 is there already"),
         ("a,b,km\n1,1,100\n", "from 1 to itself"),
-        ("a,b,km\n1,2\n", "line 2: expected 3 cells, found 2"),
+        ("a,b,km\n1,2\n", "line 2: expected 3 columns, found 2"),
         ("a,b\n1,2\n", "the column 'km' is missing"),
         ("a,b,km,fibers\n1,2,100,2\n", "unknown column 'fibers'; did you mean 'fibres'"),
         ("a,b,km,fibres\n1,2,100,1.5\n", "fibres: expected a whole number"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from farpipe.errors import InputError, UsageError
 from farpipe.optical import find_modulation, find_network, k_shortest, load_paths
 from farpipe.optical.network import build_network
-from farpipe.optical.simple_paths import SimplePaths
+from farpipe.optical.paths import SimplePaths
 from optical_data import BY_HOPS, BY_KM, LINKS
 
 

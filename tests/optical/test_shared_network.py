@@ -15,12 +15,11 @@ from farpipe.optical import (
     load_paths,
     load_trace,
 )
-from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.network import build_network
 from farpipe.optical.shared_network import PENDING, NetworkPlayer, SharedNetwork
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import Traffic
-from farpipe.optical.transfers import Demands, LightTraining, TransferRule
+from farpipe.optical.transfers import Demands, LightTraining, TransferRule, lit_problem
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.spec.cluster import SECONDS_PER_KM

@@ -154,7 +154,7 @@ def _facts(cases: "list[Case]", policy: str, runs: "Sequence[Run]") -> dict[str,
 
 
 def _write_light_paths(path: Path, run: "Run") -> None:
-    from farpipe.optical.lit_problem import light_paths
+    from farpipe.optical.transfers import light_paths
 
     light_paths(run.played.steps).save(path)
 

@@ -131,7 +131,7 @@ def play_traffic(
     `defragment` a request that does not fit has all light paths moved to the lowest slots of their own paths first.
     InputError for pairs without a path, requests that are wider than the spectrum, and pairs out of reach.
     """
-    from farpipe.optical import traffic_kernel  # here, for numba takes a third of a second to import
+    from farpipe.optical import assign_kernel  # here, for numba takes a third of a second to import
 
     if not 0 <= warm_up < max(1, len(traffic)):
         raise UsageError(f"the warm-up must leave requests of the {len(traffic)}, found {warm_up}")
@@ -144,7 +144,7 @@ def play_traffic(
     out = (np.full(count, -1, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32))
     spectrum = grid.empty(paths.network.num_fibres)
     heap = empty_heap(min(count, paths.network.num_fibres * grid.num_slots) + 1)
-    play: Any = traffic_kernel.play
+    play: Any = assign_kernel.play_requests
     moved = play(
         (traffic.arrival_s, pair, traffic.gbit_s, traffic.holding_s),
         paths.arrays,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from farpipe.catalog import mode_names, mode_row
 from farpipe.errors import InputError
 from farpipe.optical.network import number, read_rows
-from farpipe.strict import nearest, read_text
+from farpipe.strict import nearest
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def find_modulation(name: str) -> Modulation:
             f"there is no modulation table {name!r}{nearest(name, MODULATIONS)}; known: {', '.join(MODULATIONS)}, "
             "or a CSV file with the columns reach_km,bit_s_hz"
         )
-    rows = read_rows(read_text(name), name, ("reach_km", "bit_s_hz"))
+    rows = read_rows(name, ("reach_km", "bit_s_hz"))
     if not rows:
         raise InputError(f"{name}: a modulation table needs at least one row")
     return Modulation(Path(name).stem, _ordered([_row(place, row) for place, row in rows]))

@@ -1,7 +1,5 @@
 """Network: nodes joined by fibres, each with its own spectrum; read strictly from CSV or JSON."""
 
-import csv
-import io
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.strict import expect_format, nearest, parse_json, read_text
+from farpipe.strict import expect_format, nearest, parse_json, read_csv, read_text
 
 FORMAT: Final = "farpipe/network/1"
 MAX_FIBRES: Final = 64
@@ -129,11 +127,9 @@ def build_network(
 
 def load_network(path: Path | str, *, shared: bool = False) -> Network:
     """Read a network file: CSV with the columns a, b, km and optionally fibres, or JSON ``farpipe/network/1``."""
-    text, name = read_text(path), Path(path).stem
     if Path(path).suffix == ".json":
-        return network_from_data(parse_json(text, str(path)), str(path), shared=shared)
-    rows = read_rows(text, str(path), ("a", "b", "km"), ("fibres",))
-    return build_network(name, rows, shared=shared)
+        return network_from_data(parse_json(read_text(path), str(path)), str(path), shared=shared)
+    return build_network(Path(path).stem, read_rows(path, ("a", "b", "km"), ("fibres",)), shared=shared)
 
 
 def network_from_data(data: Any, source: str, *, shared: bool = False) -> Network:
@@ -155,27 +151,19 @@ def network_from_data(data: Any, source: str, *, shared: bool = False) -> Networ
 
 
 def read_rows(
-    text: str, source: str, needed: tuple[str, ...], optional: tuple[str, ...] = ()
+    path: Path | str, needed: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a CSV text by column, each with its place for errors; InputError for wrong columns or ragged rows."""
-    reader = csv.reader(io.StringIO(text))
-    try:
-        table = [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
-        raise InputError(f"{source}: line {reader.line_num}: not CSV: {error}") from None
-    header = [name.strip() for name in table[0][1]]
+    """The rows of a CSV file by column, each with its place for errors; InputError for wrong columns."""
+    header, rows = read_csv(path)
     for name in needed:
         if name not in header:
             raise InputError(
-                f"{source}: the column {name!r} is missing; expected {','.join(needed)}, found {','.join(header)[:100]}"
+                f"{path}: the column {name!r} is missing; expected {','.join(needed)}, found {','.join(header)[:100]}"
             )
     for name in header:
         if name not in (*needed, *optional):
-            raise InputError(f"{source}: unknown column {name!r}{nearest(name, (*needed, *optional))}")
-    for line, row in table[1:]:
-        if len(row) != len(header):
-            raise InputError(f"{source}: line {line}: expected {len(header)} cells, found {len(row)}")
-    return [(f"{source}: line {line}", dict(zip(header, map(str.strip, row), strict=True))) for line, row in table[1:]]
+            raise InputError(f"{path}: unknown column {name!r}{nearest(name, (*needed, *optional))}")
+    return list(rows)
 
 
 def number(

@@ -9,7 +9,6 @@ and then in order of asking; at a hop of one light path at a time none tries bef
 import numpy as np
 
 from farpipe.optical.assign_kernel import choose, slots_needed
-from farpipe.optical.compiled import inner, pop
 from farpipe.optical.pipeline_state import AT_ONCE, NEXT, NOTHING, RETRYING, SENDING, WAITING
 from farpipe.optical.sending_kernel import (
     ACTION,
@@ -29,6 +28,7 @@ from farpipe.optical.sending_kernel import (
     switch,
     widen,
 )
+from farpipe.optical.spectrum_kernel import inner, pop
 from farpipe.step.codes import W
 from farpipe.step.inlined import arrival_of, direction_of, kind_of, message_of, slot_of
 from farpipe.step.jit import jit

@@ -66,7 +66,7 @@ class Orders(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Rules by which messages ask for light paths."""
+    """Rules by which messages ask for light paths: see `transfers.TransferRule`."""
 
     want: Ints
     """[M]: most units of rate asked for."""
@@ -76,22 +76,15 @@ class Rule(NamedTuple):
     """[M]: rank among the messages that wait; lower is served first."""
     policy: tuple[int, int, Floats]
     unit_gbit: float
-    """Rate of one unit."""
     earliest: bool
-    """Take the widest block on the candidate over which the message arrives first, instead of the first candidate."""
     widen: bool
-    """Add a block to a message that is being sent, or replace a kept light path, whenever a light path ends."""
     setup_s: float
     release_s: float
-    """Time from the last bit until the spectrum is free for others."""
     retry_s: float
-    """Time after which messages that wait try again; 0: whenever a light path ends."""
     ahead: bool
-    """Ask `setup_s` before the producer ends, at its start at the earliest."""
     keep_s: float
-    """Seconds without use for which a hop's light path is kept for its next message; below zero: one per message."""
+    """Below zero: one light path per message."""
     one_at_a_time: bool
-    """A hop has one light path at a time."""
 
 
 class Lights(NamedTuple):

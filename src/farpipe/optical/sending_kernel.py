@@ -6,9 +6,8 @@
 import numpy as np
 
 from farpipe.optical.assign_kernel import choose, find_block, occupy, slots_needed
-from farpipe.optical.compiled import inner, push
 from farpipe.optical.pipeline_state import LOGGED, POSTED, SENDING, SPARE
-from farpipe.optical.spectrum_kernel import common, largest_block
+from farpipe.optical.spectrum_kernel import common, inner, largest_block, push
 
 
 @inner

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from farpipe.errors import InputError, UsageError
 from farpipe.optical.network import Network, number, read_rows
 from farpipe.optical.paths import Pair
-from farpipe.strict import read_text
 
 TRACE_COLUMNS: Final = ("request", "arrival_s", "src", "dst", "gbit_s", "holding_s")
 MAX_REQUESTS: Final = 50_000_000
@@ -98,7 +97,7 @@ class PoissonTraffic:
 
 def load_trace(path: Path | str, network: Network) -> Traffic:
     """Read a trace: CSV with the columns request, arrival_s, src, dst, gbit_s, holding_s, in order of arrival."""
-    rows = read_rows(read_text(path), str(path), TRACE_COLUMNS)
+    rows = read_rows(path, TRACE_COLUMNS)
     if not rows:
         raise InputError(f"{path}: the trace has no requests")
     known = set(network.nodes)

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import UsageError
-from farpipe.optical.lit_problem import lit_problem
 from farpipe.optical.paths import PathTable
-from farpipe.optical.transfers import Step
+from farpipe.optical.transfers import Step, lit_problem
 from farpipe.report.page import write_report
 from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.report.views import Picture, RunReport, RunView
