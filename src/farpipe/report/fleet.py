@@ -299,6 +299,17 @@ def _draw_map(axis: Any, outcome: FleetOutcome, locations: dict[str, Location]) 
         share = sent.get(link, 0.0) / most if most else 0.0
         line = {"arrowstyle": "-", "connectionstyle": "arc3,rad=0.12", "color": "tab:red" if share else "lightgrey"}
         axis.annotate("", (x2, y2), (x1, y1), arrowprops=line | {"linewidth": 0.4 + 3.5 * share, "zorder": 1})
+    _draw_sites(axis, outcome, places)
+    axis.margins(0.15)
+    known = all(site in locations for site in places)
+    if known:
+        _draw_coast(axis)
+    axis.set(xlabel="longitude" if known else "", ylabel="latitude" if known else "")
+    terabytes = sum(sent.values()) / 1e12
+    _title(axis, f"{outcome.policy}: {terabytes:,.1f} TB between sites (lines), use of the sites (colour)")
+
+
+def _draw_sites(axis: Any, outcome: FleetOutcome, places: Mapping[str, Location]) -> None:
     span_s = max(outcome.end_s - outcome.begin_s, 1e-9)
     held = outcome.spent.device_s
     use = {site: held.get(site, 0.0) / (number * span_s) for site, number in outcome.num_devices.items()}
@@ -312,13 +323,6 @@ def _draw_map(axis: Any, outcome: FleetOutcome, locations: dict[str, Location]) 
         label = f"{site} {use[site]:.0%}"
         axis.annotate(label, (x, y), (0, 14), textcoords="offset points", ha="center", fontsize=8, zorder=4)
     axis.figure.colorbar(points, ax=axis, label="device-hours in use")
-    axis.margins(0.15)
-    known = all(site in locations for site in places)
-    if known:
-        _draw_coast(axis)
-    axis.set(xlabel="longitude" if known else "", ylabel="latitude" if known else "")
-    terabytes = sum(sent.values()) / 1e12
-    _title(axis, f"{outcome.policy}: {terabytes:,.1f} TB between sites (lines), use of the sites (colour)")
 
 
 def _draw_coast(axis: Any) -> None:

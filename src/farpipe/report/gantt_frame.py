@@ -150,7 +150,7 @@ def choose_frame(
     return GanttFrame(key, low, high, whole, ranks, links, compact, tuple(_left_out(frame, timelines, num_links)))
 
 
-def fitting_window(panels: Sequence[Panel], zoom: int = 1) -> tuple[float, float]:
+def fitting_window(panels: Sequence[Panel], zoom: int) -> tuple[float, float]:
     """The (from, until) in seconds that one chart of all these panels would draw; for charts of one scale.
 
     `zoom`: how many times larger the chart can be looked at, and so many times more it may show.

@@ -20,7 +20,7 @@ from farpipe.runtime.checkpoint.checkpointer import Checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpoint.resume import resume
 from farpipe.runtime.chunk_work import ChunkSleeper, ChunkTrainer
-from farpipe.runtime.commands import CHECKPOINT, STOP, Commands, MakeWatch, Replanning
+from farpipe.runtime.commands import CHECKPOINT, STOP, Commands, MakeWatch, Replanning, Watch
 from farpipe.runtime.evaluation import Evaluation
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import SUMMARY_NAME, Summary
@@ -62,28 +62,23 @@ def train_rank(
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
     with ExitStack() as stack:
-        is_first, recorder, watch = peers.rank == 0, None, None
-        if is_first:
+        if peers.rank == 0:
             stack.enter_context(lock_of_rank_0(run_dir))
         work = make_work(run, peers)
         batches_sha256 = agree(run, work, peers)
         start = resume(run, work.state(), peers, run_dir, batches_sha256)
         work.restore(start.step)
         make_watch = None if run.replan is None else make_watch
-        if is_first and make_watch is not None:
-            watch = stack.enter_context(closing(make_watch(run, run_dir, start.step)))
-        if is_first:
-            on_timeline = None if watch is None else watch.on_timeline
-            recorder = stack.enter_context(closing(Recorder(run, run_dir, peers, start.step, on_timeline)))
+        recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded
         folder = run_dir / CHECKPOINTS_NAME
         checkpointer = Checkpointer(run, work.state, peers, folder, batches_sha256, recorded)
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
         replanning = None if make_watch is None else Replanning(peers, watch)
         loop = _Loop(run, work, peers, checkpointer, recorder, stop, replanning, plans)
-        loop.warn([f"skipped a checkpoint: {problem}" for problem in start.skipped])
-        loop.warn([] if recorder is None else recorder.problems)
-        loop.warn(untested(versions_of(run)))
+        damaged = [] if recorder is None else recorder.problems
+        skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
+        loop.warn([*skipped, *damaged, *untested(versions_of(run))])
         try:
             loop.run(start.step)
         except DivergedError as error:
@@ -98,6 +93,17 @@ def make_work(run: RunSpec, peers: Peers) -> Work:
     if run.chunk_costs is not None:
         return ChunkSleeper(run, peers) if run.device == "sleep" else ChunkTrainer(run, peers)
     return SleepTrainer(run, peers) if run.device == "sleep" else Trainer(run, peers)
+
+
+def _records(
+    run: RunSpec, peers: Peers, run_dir: Path, first_step: int, make_watch: MakeWatch | None, stack: ExitStack
+) -> tuple[Recorder | None, Watch | None]:
+    """Rank 0's recorder, and what re-plans where the run asks for that; on other ranks neither."""
+    if peers.rank != 0:
+        return None, None
+    watch = None if make_watch is None else stack.enter_context(closing(make_watch(run, run_dir, first_step)))
+    on_timeline = None if watch is None else watch.on_timeline
+    return stack.enter_context(closing(Recorder(run, run_dir, peers, first_step, on_timeline))), watch
 
 
 def _step_plans(
@@ -123,7 +129,7 @@ class _Loop:
         recorder: Recorder | None,
         stop: Callable[[], bool],
         replanning: Replanning | None,
-        plans: StepPlans | None = None,
+        plans: StepPlans | None,
     ) -> None:
         self._replanning, self._plans = replanning, plans
         self._run, self._work, self._peers = run, work, peers

@@ -127,7 +127,7 @@ class CalledStage:
         is_last: bool,
         loss_fn: Callable[..., Any] | None,
         loss_scale: float,
-        store: WeightGradStore | None = None,
+        store: WeightGradStore | None,
     ) -> None:
         """Gradients are those of `loss_scale` times the last stage's loss; `store` has those put off already."""
         self._module, self._number, self._is_last = module, number, is_last

@@ -112,9 +112,7 @@ class _ChannelQueue:
 class Inbox:
     """All that a rank receives, in memory that `allocate` gives: loops bring fragments, `receive` takes messages."""
 
-    def __init__(
-        self, config: TransportConfig, health: Health, clock: Clock, allocate: Allocate = allocate_bytes
-    ) -> None:
+    def __init__(self, config: TransportConfig, health: Health, clock: Clock, allocate: Allocate) -> None:
         self._config, self._allocate = config, allocate
         self._health = health
         self._clock = clock

@@ -72,9 +72,9 @@ class Reconnector:
         what: str,
         around: Surroundings,
         *,
-        dial: Dial | None = None,
-        looks: bool = False,
-        ramp: TcpRamp | None = None,
+        dial: Dial | None,
+        looks: bool,
+        ramp: TcpRamp | None,
     ) -> None:
         self.peer, self._what, self._dial, self._looks = peer, what, dial, looks
         self._around, self._health, self._outage_s = around, around.health, around.outage_s

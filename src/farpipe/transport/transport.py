@@ -17,7 +17,7 @@ from farpipe.transport.control_plane import ControlPlane, ControlTopology
 from farpipe.transport.dialler import Dialler, Listener
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
-from farpipe.transport.inbox import Allocate, FragmentReceiver, Inbox, allocate_bytes
+from farpipe.transport.inbox import Allocate, FragmentReceiver, Inbox
 from farpipe.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.transport.loop import Loop
 from farpipe.transport.outbox import Outbox
@@ -41,9 +41,7 @@ class Transport:
     to blame) that names what was waited for; after the first such error all calls raise.
     """
 
-    def __init__(
-        self, rank: int, world_size: int, config: TransportConfig, clock: Clock, allocate: Allocate = allocate_bytes
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, config: TransportConfig, clock: Clock, allocate: Allocate) -> None:
         self.rank: Final = rank
         self.world_size: Final = world_size
         self.clock: Final = clock

@@ -63,7 +63,7 @@ class Checkpointer:
         peers: Peers,
         folder: Path,
         batches_sha256: str,
-        is_recorded: Callable[[int], bool] | None = None,
+        is_recorded: Callable[[int], bool] | None,
     ) -> None:
         """`state`: what this rank holds. `folder`: where the checkpoints of the run are, one folder each.
 

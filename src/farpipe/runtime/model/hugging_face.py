@@ -135,14 +135,7 @@ def _read_tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
 
 
-def save_model(
-    tensors: Mapping[str, Tensor],
-    model: Model,
-    folder: Path | str,
-    *,
-    dtype: str = "float32",
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
+def save_model(tensors: Mapping[str, Tensor], model: Model, folder: Path | str, *, dtype: str = "float32") -> None:
     """Write all parameters of `model`, by our names, as a folder that Hugging Face's libraries load.
 
     `tensors` may read lazily: one file's worth is held at a time. `dtype` is one of DTYPES. InputError when a parameter
@@ -153,7 +146,7 @@ def save_model(
     if missing:
         raise InputError(f"there is no parameter {missing[0]!r} to export ({len(missing)} of {len(names)} are missing)")
     with new_folder(folder) as new:
-        write_tensors(((their_name(name, model), tensors[name]) for name in names), new, dtype, max_shard_bytes)
+        write_tensors(((their_name(name, model), tensors[name]) for name in names), new, dtype)
         (new / CONFIG_NAME).write_text(json.dumps(config_of(model, dtype), indent=2) + "\n")
 
 
