@@ -182,7 +182,8 @@ def _recipe(model: str, device: str, expert: int, release: str, precision: str) 
     none = device == "gb300" if whole else device == "gb200" and release.startswith("26.04")
     more: dict[str, Any] = {"recompute": "none" if none else "mla_up_proj", "mtp_num_layers": 1}
     if whole:
-        return flex | more | dict.fromkeys(WHOLE_ITERATION, True)
+        more |= dict.fromkeys(WHOLE_ITERATION, True) | {"fp8_output_proj": True}
+        return flex | more | {"fp8_dot_product_attention": device != "gb200"}
     if device == "b200" and expert == 32:
         return flex | more | overlapped | {"cuda_graphs": True}
     return flex | more | {"cuda_graphs": device == "gb200" or (device == "b300" and release >= "26.06")}
@@ -192,7 +193,7 @@ def _recipe_of_gpt_oss(device: str, expert: int, release: str, precision: str) -
     """The same for GPT-OSS 120B."""
     flex = {"moe_token_dispatcher_type": "flex"}
     if precision == "MXFP8" and device.startswith("gb"):
-        return flex | dict.fromkeys(WHOLE_ITERATION, True)
+        return flex | dict.fromkeys((*WHOLE_ITERATION, "fp8_output_proj"), True)
     if device.endswith("300"):
         return flex if device == "b300" and expert == 8 else {}
     again = {"recompute": "layernorm moe_act", "cuda_graphs": False}

@@ -134,6 +134,17 @@ def test_a_fused_loss_crosses_the_logits_less_often_and_is_usual_from_hopper_on(
         assert head(device) == (fused if usual else apart)
 
 
+def test_the_head_is_faster_in_8_bit_and_its_layers_are_not():
+    at = site(device=WrittenDevice(preset="b200").resolve())
+    for part, faster in ((compute.head_times, True), (compute.layer_times, False)):
+        wide, narrow = (
+            part(llama(vocab_size=100_000), training(matmul="mxfp8", fp8_output_proj=on), layout(), at, LAW)
+            for on in (False, True)
+        )
+        assert (narrow.forward_s < wide.forward_s) is faster
+        assert (narrow.weight_grad_s < wide.weight_grad_s) is faster
+
+
 def test_a_precision_that_the_device_lacks_is_infeasible():
     old = A100.model_copy(update={"name": "v100", "peak_flops": {"fp16": 125e12}})
     with pytest.raises(InfeasibleError, match="'v100' has no bf16; choose one of fp16"):

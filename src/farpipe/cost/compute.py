@@ -16,7 +16,7 @@ from farpipe.cost import adapters, flops, memory
 from farpipe.cost.calibration import Calibration
 from farpipe.cost.flops import Product
 from farpipe.cost.layout import Layout
-from farpipe.cost.speed import Speed, attention_speed, core_speed
+from farpipe.cost.speed import Speed, attention_speed, core_speed, head_speed
 from farpipe.cost.traffic import expert_traffic_bytes, rotary_traffic_bytes
 from farpipe.cost.transfer import (
     context_exchange_s,
@@ -393,4 +393,5 @@ def _head_times(model: Model, training: Training, layout: Layout, site: Site, ca
     loss = speed.traffic_s(passes * 4 * tokens * model.vocab_size / layout.tensor)
     collective = residual_collective_s(model, training, layout, site, calibration)
     products, frozen = flops.head_linear(model, tokens, layout.tensor), training.lora is not None
-    return product_times(products, speed, frozen=frozen) + Times(loss, loss + collective, 0.0)
+    made = product_times(products, head_speed(training, site.device, calibration), frozen=frozen)
+    return made + Times(loss, loss + collective, 0.0)

@@ -90,8 +90,15 @@ def peak_flops_per_s(device: Device, training: Training) -> float:
 
 
 def core_speed(training: Training, device: Device, calibration: Calibration) -> Speed:
-    """The speed of everything but the layers' linear maps: attention and head are never in fp8 (TransformerEngine)."""
+    """The speed of everything but the layers' linear maps: attention and head only where that is asked for."""
     return Speed.of(device, calibration, training.precision, "tf32" if training.matmul == "tf32" else "same")
+
+
+def head_speed(training: Training, device: Device, calibration: Calibration) -> Speed:
+    """The speed of the head's products."""
+    if training.fp8_output_proj:
+        return Speed.of(device, calibration, training.precision, training.matmul)
+    return core_speed(training, device, calibration)
 
 
 def attention_speed(training: Training, device: Device, calibration: Calibration) -> Speed:

@@ -329,7 +329,7 @@ def _precision(settings: Settings, draft: Draft) -> None:
         draft.put("training", "moe_token_dispatcher_type", "flex", settings.origin("moe_token_dispatcher_type"))
     for flag in (
         *("fp8_param_gather", "overlap_moe_expert_parallel_comm", "tp_comm_overlap"),
-        *("fp8_dot_product_attention", "activation_func_fp8_input_store"),
+        *("fp8_dot_product_attention", "activation_func_fp8_input_store", "fp8_output_proj"),
     ):
         if settings.flag(flag):
             draft.put("training", flag, value=True, origin=settings.origin(flag))

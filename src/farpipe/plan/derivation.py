@@ -12,7 +12,7 @@ import numpy as np
 from farpipe.cost import JobCosts, Layout, Placement, StageCost, compute, flops, memory
 from farpipe.cost.compute import Times
 from farpipe.cost.flops import Product
-from farpipe.cost.speed import Speed, core_speed
+from farpipe.cost.speed import Speed, core_speed, head_speed
 from farpipe.cost.step import overhead_parts
 from farpipe.cost.transfer import ring_link
 from farpipe.plan.limits import breakdown_s
@@ -311,7 +311,7 @@ class _Layer:
     def head(self, whole: Seconds) -> Iterator[DerivedQuantity]:
         """The logits' product, and the loss and exchanges that are the rest of the head's seconds."""
         calibration, tokens = self.costs.calibration(self.site), memory.microbatch_tokens(self.training, self.layout)
-        speed = core_speed(self.training, self.site.device, calibration)
+        speed = head_speed(self.training, self.site.device, calibration)
         modules = f" and {counted(n, 'module')} of multi-token prediction" if (n := self.model.mtp_num_layers) else ""
         passes = calibration.passes_of_loss(fused=self.training.cross_entropy_loss_fusion)
         how = f"{passes:g} passes over the logits in 32 bit {_memory_rate(speed)}{self._reduced()}"

@@ -104,6 +104,7 @@ class ReferencePoint(Part):
     grad_reduce_in_fp32: Flag | None = None
     tp_comm_overlap: Flag = False
     fp8_dot_product_attention: Flag = False
+    fp8_output_proj: Flag = False
     cross_entropy_loss_fusion: Flag | None = None
     moe_token_dispatcher_type: Literal["alltoall", "flex"] = "alltoall"
     overlap_moe_expert_parallel_comm: Flag = False

@@ -139,6 +139,8 @@ class Training(Part):
     (Megatron-LM's ``--tp-comm-overlap``, Transformer Engine's user buffers)."""
     fp8_dot_product_attention: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """True if attention multiplies 8-bit numbers too (Megatron-Core's name)."""
+    fp8_output_proj: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if the head multiplies 8-bit numbers too, with a scale for 32 (Megatron-Core's name)."""
     cross_entropy_loss_fusion: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
     """True if one kernel makes the loss and its gradient (Megatron-LM's ``--cross-entropy-loss-fusion``); None: on
     Hopper and Blackwell, as Megatron-Bridge and Megatron-LM's examples for these do."""
@@ -211,6 +213,8 @@ class Training(Part):
             raise fault(f"weights are narrow only with matmul {' or '.join(QUANTIZED)}", "fp8_param_gather")
         if self.fp8_dot_product_attention and self.matmul not in QUANTIZED:
             raise fault(f"only with matmul {' or '.join(QUANTIZED)}", "fp8_dot_product_attention")
+        if self.fp8_output_proj and self.matmul != "mxfp8":
+            raise fault("only with matmul mxfp8", "fp8_output_proj")
         if self.tp_comm_overlap and self.sequence_parallel is False:
             raise fault("it divides what sequence parallelism gathers; set sequence_parallel = true", "tp_comm_overlap")
         if self.lora is not None and self.fp8_param_gather:
