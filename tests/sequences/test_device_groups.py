@@ -32,16 +32,22 @@ def job(devices=8, num_sites=1, model=MODEL, **pins):
     )
 
 
-@given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=40), st.floats(0.1, 50.0))
-def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, most_s):
-    degrees, num_devices = [1, 2, 4, 8], 8
+@given(
+    st.lists(st.floats(0.1, 100.0), min_size=1, max_size=40),
+    st.floats(0.1, 50.0),
+    st.sampled_from([([1, 2, 4, 8], 8, 1), ([1, 2, 3, 4, 5, 8], 8, 1), ([1, 3, 6], 12, 2), ([1, 2, 5, 6], 12, 2)]),
+)
+def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, most_s, devices):
+    degrees, num_devices, num_sites = devices
     seconds = np.array([[each * (1 / degree + 0.05 * (degree > 1)) for each in work_s] for degree in degrees])
-    makespan_s, groups = grouped(seconds, degrees, num_devices, most_s)
+    makespan_s, groups = grouped(seconds, degrees, num_devices, most_s, num_sites)
     assert sorted(index for group in groups for index in group.documents) == list(range(len(work_s)))
     assert [group.degree for group in groups] == sorted((group.degree for group in groups), reverse=True)
     free_s = [0.0] * num_devices
     for first, degree, documents in groups:
-        assert first % degree == 0
+        each_site = num_devices // num_sites
+        assert first % each_site % degree == 0
+        assert first // each_site == (first + degree - 1) // each_site, "a group spans sites"
         for index in documents:
             mine = seconds[:, index]
             fewest = next((d for d, each in zip(degrees, mine, strict=True) if each <= most_s), None)
@@ -121,3 +127,12 @@ def test_devices_with_most_heads_set_the_pace_of_attention():
     pairs = {layout.costs.context: layout.costs.stages[0].layer.forward.pair_s for layout in plan.layouts}
     assert set(pairs) > {1, 4}
     assert pairs[4] == pytest.approx(pairs[1] * 7 / 26)
+
+
+def test_a_long_document_has_as_many_devices_as_share_its_heads_evenly_and_the_rest_work_beside_it():
+    model = MODEL.model_copy(update={"num_heads": 26, "num_kv_heads": 26, "hidden": 26 * 128})
+    plan = plan_batch(job(16, model=model), [120_000, *range(1_000, 4_000, 50)])
+    (place,) = [place for place in plan.places if place.layout.costs.context == 13]
+    assert [one.first_device for one in plan.places if one.begin_s == 0 and one is not place] == [13, 14, 15]
+    assert plan.layout.num_devices == 16
+    assert plan.to_data()["devices"] == {"a": 16}

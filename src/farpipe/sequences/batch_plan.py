@@ -49,7 +49,7 @@ class BatchPlan:
     asked."""
     places: tuple[GroupPlace, ...] = ()
     """Place of every replica where each is a group of devices with a context degree of its own; `layout` is then the
-    largest group's."""
+    one of the highest degree that divides all devices."""
 
     @property
     def step_s(self) -> float:

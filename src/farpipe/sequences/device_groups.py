@@ -64,6 +64,11 @@ class _Family(NamedTuple):
         """Seconds of the documents, each on the devices that make it cheapest, if all devices are always busy."""
         return float((self.seconds * np.array(self.degrees)[:, None]).min(axis=0).sum()) / self.num_devices
 
+    def grouped(self, most_s: float) -> tuple[float, list[DeviceGroup]]:
+        """`grouped` on the family's devices."""
+        num_sites = max(1, len(self.layouts[0].layout.replica_sites))
+        return grouped(self.seconds, self.degrees, self.num_devices, most_s, num_sites)
+
 
 def document_seconds(costs: ChunkCosts, sizes: Ints) -> Floats:
     """Forward and backward of every document in one stage, infinite where it does not fit: [num].
@@ -83,24 +88,26 @@ def document_seconds(costs: ChunkCosts, sizes: Ints) -> Floats:
 
 
 def grouped(
-    seconds: Floats, degrees: Sequence[int], num_devices: int, most_s: float
+    seconds: Floats, degrees: Sequence[int], num_devices: int, most_s: float, num_sites: int = 1
 ) -> tuple[float, list[DeviceGroup]]:
     """(makespan, groups, the largest first) if each document has the fewest devices that take at most `most_s` for it,
     else those that are fastest; those of one degree the longest first, each to the group that is free first.
 
-    `seconds`: [num_degrees, num_documents], `degrees` ascending, each a divisor of `num_devices`.
+    `seconds`: [num_degrees, num_documents], `degrees` ascending. Where one does not divide the devices of a site, the
+    last of them are left to smaller groups.
     """
     is_short = seconds <= most_s
     chosen = np.where(is_short.any(axis=0), is_short.argmax(axis=0), seconds.argmin(axis=0))
-    free_s, groups = np.zeros(num_devices), []
+    free_s, each_site, groups = np.zeros(num_devices), num_devices // num_sites, []
     for number in reversed(range(len(degrees))):
         mine, degree = np.flatnonzero(chosen == number), degrees[number]
-        free_of_groups = free_s.reshape(-1, degree).max(axis=1)
+        firsts = [s * each_site + first for s in range(num_sites) for first in range(0, each_site - degree + 1, degree)]
+        free_of_groups = np.array([free_s[first : first + degree].max() for first in firsts])
         for index, part in enumerate(longest_first(seconds[number, mine], free_of_groups)):
             if part.size:
-                groups.append(DeviceGroup(index * degree, degree, mine[part]))
+                groups.append(DeviceGroup(firsts[index], degree, mine[part]))
                 end_s = free_of_groups[index] + seconds[number, mine[part]].sum()
-                free_s[index * degree : (index + 1) * degree] = end_s
+                free_s[firsts[index] : firsts[index] + degree] = end_s
     return float(free_s.max()), groups
 
 
@@ -114,7 +121,7 @@ def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s
         (least_s + one.outside_s, number, groups)
         for number, one in enumerate(families)
         for share in TRIED_SHARES
-        for least_s, groups in [grouped(one.seconds, one.degrees, one.num_devices, one.ideal_s / share)]
+        for least_s, groups in [one.grouped(one.ideal_s / share)]
     ]
     best = None
     for estimate_s, number, groups in sorted(tried, key=lambda each: each[:2])[:_MAX_PLANNED]:
@@ -139,11 +146,13 @@ def _family(job: Job, sizes: Ints) -> _Family | None:
 
 
 def _layouts(job: Job, longest: int) -> Iterator[ChunkLayout]:
-    replicas = job.layout.data or 1
-    for degree in range(1, replicas + 1):
-        if replicas % degree:
+    """For each degree that divides the devices of a site, or the heads: those leave some devices to smaller groups."""
+    num_sites = len(job.layout.sites or ()) if job.layout.replicas == "across" else 1
+    each_site, heads = (job.layout.data or 1) // num_sites, job.model.num_heads // (job.layout.tensor or 1)
+    for degree in range(1, each_site + 1):
+        if each_site % degree and heads % degree:
             continue
-        pins = job.layout.model_copy(update={"data": replicas // degree})
+        pins = job.layout.model_copy(update={"data": each_site // degree * num_sites})
         try:
             yield chunk_layout(job.model_copy(update={"layout": pins}), longest, degree, uneven=True)
         except FarpipeError:
@@ -163,9 +172,10 @@ def _planned(family: _Family, groups: Sequence[DeviceGroup], sizes: Ints, option
         found.append((place, plan))
     found.sort(key=lambda one: (-int(one[1].batch.sequence_length.max()), -one[1].step_s))
     places, plans = zip(*found, strict=True)
-    largest = max(places, key=lambda place: place.layout.costs.context).layout
-    kind = "replicas across sites" if largest.layout.replica_sites else "one site"
-    return BatchPlan(f"{kind}, groups of devices", family.zero, largest, plans, places=places)
+    on_all = family.layouts[0].num_devices
+    widest = max((one for one in family.layouts if one.num_devices == on_all), key=lambda one: one.costs.context)
+    kind = "replicas across sites" if widest.layout.replica_sites else "one site"
+    return BatchPlan(f"{kind}, groups of devices", family.zero, widest, plans, places=places)
 
 
 def _work_s(plan: SequencePlan) -> float:
