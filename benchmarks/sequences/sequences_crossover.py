@@ -6,7 +6,8 @@
 Two sites of 16 A100 with 80 GB, 20 ms apart; 512 code files a step, cut at 48K, 128K and 256K tokens, gradients summed
 in bf16. Each setting is planned once with all free; a row has the best plan of every kind that the planner of batches
 finds: `pipeline` sends chunks over the sites; `replicas` have whole pipelines, or none, in each site (Ulysses, tensor
-parallelism, ZeRO-1 or 3), and gradients cross, beside the last backward as far as that lasts; `alone` is one site.
+parallelism, ZeRO-1 or 3, groups of several context degrees), and gradients cross, beside the last backward as far as
+that lasts.
 Ratios above 1: chunks over the sites are faster. Simulated.
 """
 
@@ -23,16 +24,16 @@ from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_paper import models
 from farpipe.errors import InfeasibleError
 from farpipe.sequences import BatchPlan, plan_batch, sample_lengths
-from farpipe.spec import Cluster, Job, Model, SiteLink, Training, preset_model, preset_site
+from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_model, preset_site
 
 CUTS = (49152, 131072, 262144)
 GBITS = (10, 25, 50, 100, 200)
 BATCH, DEVICES, LATENCY_S = 512, 16, 0.02
-KINDS = {"pipeline": "pipeline over sites", "replicas": "replicas across sites", "alone": "one site"}
+KINDS = {"pipeline": "pipeline over sites", "replicas": "replicas across sites"}
 
 
 def job(model: Model, gbit: float) -> Job:
-    """The training, free in its layout."""
+    """The training on both sites, else free in its layout."""
     ends, rate = (("a", "b"), ("b", "a")), gbit * 1e9 / 8
     links = tuple(SiteLink(source=a, target=b, latency_s=LATENCY_S, bandwidth_bytes_per_s=rate) for a, b in ends)
     sites = tuple(preset_site(name, "a100-80gb", DEVICES) for name in "ab")
@@ -40,6 +41,7 @@ def job(model: Model, gbit: float) -> Job:
         model=model,
         training=Training(sequence_length=max(CUTS), global_batch=BATCH, grad_reduce_in_fp32=False),
         cluster=Cluster(sites=sites, links=links),
+        layout=Pins(sites=("a", "b")),
     )
 
 

@@ -13,13 +13,14 @@ mean of the draws with its interval (95 %, Student's t); below 1 the rival is fa
 chunk as ours. `chunkflow`: slices and packed chunks of equal tokens, likewise. `slimpipe`: equal tokens, the attention
 of the chunks that stages of one pipeline have at a time shared out evenly (`shared_attention`); `free` where the
 exchange takes no time, else queries and outputs of half of the tokens cross the link of a device in every layer,
-exposed. `infinipipe`: Algorithm 1
-as printed. `wlb`: whole sequences packed by time, Ulysses inside a stage. `ulysses`: at the paper's degrees (16 at 7B,
-else 32) over NICs of so many GB/s, all states sharded at no cost, and at its best degrees. `dynamic cp`: one stage,
-each sequence on the fewest devices that hold it and keep it below a time that is searched, the longest first on the
-group that is free first; as FlexSP and Megatron's dynamic context parallelism. Its exchange is that of Ulysses; states
-are sharded at no cost. `flexsp, ideal`: each sequence whole on the devices that make it cheapest, all devices always
-busy. `bound`: the work of a device alone, nothing exchanged, recomputed or idle: what no plan can be faster than.
+exposed. `infinipipe`: Algorithm 1 as printed. `wlb`: whole sequences packed by time, Ulysses inside a stage.
+`ulysses`: at the paper's degrees (16 at 7B, else 32) over NICs of so many GB/s, all states sharded at no cost, and at
+its best degrees. `dynamic cp`: one stage, each sequence on the fewest devices that hold it and keep it below a time
+that is searched, the longest first on the group that is free first; as FlexSP and Megatron's dynamic context
+parallelism, whose degrees are powers of two; `any degree`: with those of farpipe's groups. Its exchange is that of
+Ulysses; states are sharded at no cost. `flexsp, ideal`: each sequence whole on the devices that make it cheapest, all
+devices always busy. `work`: of a device alone, nothing exchanged, recomputed or idle. `bound`: what no plan can be
+faster than (`least_step`); `one stage`: no plan without a pipeline.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.sequences.least_step import least_step
 from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_paper import (
     BATCH,
@@ -107,9 +109,10 @@ def slimpipe(model: Model, lengths: Any, *, exposed: bool) -> Step:
         return planned(model, lengths, replace(_ONE_DEGREE, equal="tokens"), Pins(data=1))
 
 
-def dynamic_context(model: Model, lengths: Any) -> Step:
+def dynamic_context(model: Model, lengths: Any, *, any_degree: bool = False) -> Step:
     """Each sequence on a group of its own size, groups of neighbours, the longest time first."""
-    degrees = [d for d in (1, 2, 4, 8, 16, 32) if d <= model.num_heads]
+    every = range(1, min(NUM_DEVICES, model.num_heads) + 1)
+    degrees = [d for d in every if NUM_DEVICES % d == 0 or (any_degree and model.num_heads % d == 0)]
     each = [shared(model, int(lengths.max()), d) for d in degrees]
     overhead_s = max(costs.overhead_s for costs, *_ in each)
     found = [NOTHING]
@@ -151,8 +154,11 @@ METHODS: dict[str, Callable[[Model, Any], Step]] = {
     "ulysses, 12.5 GB/s": ulysses_of_paper,
     "ulysses, best": ulysses,
     "dynamic cp": dynamic_context,
+    "dynamic cp, any degree": partial(dynamic_context, any_degree=True),
     "flexsp, ideal": flexsp,
-    "bound": lambda model, lengths: (work_s(model, lengths), ""),
+    "work": lambda model, lengths: (work_s(model, lengths), ""),
+    "bound": lambda model, lengths: (least_step(model, lengths), ""),
+    "bound, one stage": lambda model, lengths: (least_step(model, lengths, most_stages=1), ""),
 }
 
 
@@ -167,13 +173,13 @@ def batch(corpus: str, draw: int, longest: int) -> Any:
     return np.minimum(drawn, longest)
 
 
-def row(corpus: str, draw: int, name: str, longest: int) -> dict[str, Any]:
-    """Steps of all methods on one batch."""
+def row(corpus: str, draw: int, name: str, longest: int, methods: Sequence[str]) -> dict[str, Any]:
+    """Steps of these methods on one batch."""
     lengths, model = batch(corpus, draw, longest), models()[name]
     found: dict[str, Any] = {"corpus": corpus, "draw": draw, "model": name, "cut": longest, "steps": {}, "degrees": {}}
-    for method, call in METHODS.items():
+    for method in methods:
         try:
-            step_s, what = call(model, lengths)
+            step_s, what = METHODS[method](model, lengths)
         except InfeasibleError:
             step_s, what = NOTHING
         found["steps"][method] = round(step_s, 3) if math.isfinite(step_s) else None
@@ -196,7 +202,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for key in dict.fromkeys((row["corpus"], row["model"], row["cut"]) for row in rows):
         steps = [row["steps"] for row in rows if (row["corpus"], row["model"], row["cut"]) == key]
         steps = [one for one in steps if one["farpipe"] is not None]
-        cells = [interval([one[name] / one["farpipe"] for one in steps if one[name]]) for name in names]
+        cells = [interval([one[name] / one["farpipe"] for one in steps if one.get(name)]) for name in names]
         yield f"| {' | '.join(map(str, key))} | {interval([one['farpipe'] for one in steps])} | {' | '.join(cells)} |"
 
 
@@ -209,13 +215,14 @@ def main() -> None:
     )
     parser.add_argument("--cuts", nargs="+", type=int, default=CUTS)
     parser.add_argument("--draws", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS], help="farpipe must be among them.")
     parser.add_argument("--rows", type=Path, required=True, help="File that gets every row as it comes.")
     parser.add_argument("--table", action="store_true", help="Print the table of the rows that are there.")
     given = parser.parse_args()
     for draw, longest, name, corpus in product(given.draws, given.cuts, given.models, given.corpora):
         if not given.table:
             with given.rows.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row(corpus, draw, name, longest)) + "\n")
+                file.write(json.dumps(row(corpus, draw, name, longest, given.methods)) + "\n")
     print(*table([json.loads(line) for line in given.rows.read_text(encoding="utf-8").splitlines()]), sep="\n")
 
 

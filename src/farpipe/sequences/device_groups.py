@@ -6,7 +6,8 @@ it below a time, which is searched; larger groups come first, and smaller ones b
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,7 +25,8 @@ from farpipe.spec import Job
 TRIED_SHARES: Final = np.geomspace(1, 64, 25)
 """Tried limits of a document's time: the batch's time, if all devices were always busy, over these."""
 _MAX_PLANNED: Final = 4
-"""Number of assignments of documents to groups that are planned to the end, the best by the estimate."""
+"""Number of assignments of documents to groups, the best by the estimate, that are planned to the end: of degrees that
+leave no device over, and of all."""
 _NOT_WORTH: Final = 1.02
 """Ratio of an assignment's estimate to the step to beat above which it is dropped: estimates are about so exact."""
 
@@ -37,7 +39,8 @@ class DeviceGroup(NamedTuple):
     documents: Ints
 
 
-class _Family(NamedTuple):
+@dataclass(frozen=True)
+class _Family:
     """Layouts that differ in their context degree alone, ascending, and what each document takes in each."""
 
     zero: int
@@ -63,6 +66,13 @@ class _Family(NamedTuple):
     def ideal_s(self) -> float:
         """Seconds of the documents, each on the devices that make it cheapest, if all devices are always busy."""
         return float((self.seconds * np.array(self.degrees)[:, None]).min(axis=0).sum()) / self.num_devices
+
+    @cached_property
+    def dividing(self) -> "_Family":
+        """The degrees that leave no device over; itself where all do."""
+        is_one = [layout.num_devices == self.layouts[0].num_devices for layout in self.layouts]
+        layouts = [layout for layout, divides in zip(self.layouts, is_one, strict=True) if divides]
+        return self if all(is_one) else _Family(self.zero, layouts, self.seconds[is_one])
 
     def grouped(self, most_s: float) -> tuple[float, list[DeviceGroup]]:
         """`grouped` on the family's devices."""
@@ -115,11 +125,20 @@ def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s
     """The best plan of a batch on groups of several degrees; None where it is not below `below_s`.
 
     `jobs`: with one stage on every device, for each stage of ZeRO and each use of the sites that is to be tried.
+    Degrees that leave devices over compete with the best plan without them, for estimates put them first too often.
     """
-    families = [one for job in jobs if (one := _family(job, sizes)) and one.ideal_s + one.outside_s < below_s]
+    families, best = [one for job in jobs if (one := _family(job, sizes))], None
+    for each in ([one.dividing for one in families], [one for one in families if one.dividing is not one]):
+        if found := _best_of(each, sizes, options, below_s):
+            best, below_s = found, found.step_s
+    return best
+
+
+def _best_of(families: Sequence[_Family], sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan | None:
     tried = [
         (least_s + one.outside_s, number, groups)
         for number, one in enumerate(families)
+        if one.ideal_s + one.outside_s < below_s
         for share in TRIED_SHARES
         for least_s, groups in [one.grouped(one.ideal_s / share)]
     ]
@@ -172,8 +191,7 @@ def _planned(family: _Family, groups: Sequence[DeviceGroup], sizes: Ints, option
         found.append((place, plan))
     found.sort(key=lambda one: (-int(one[1].batch.sequence_length.max()), -one[1].step_s))
     places, plans = zip(*found, strict=True)
-    on_all = family.layouts[0].num_devices
-    widest = max((one for one in family.layouts if one.num_devices == on_all), key=lambda one: one.costs.context)
+    widest = family.dividing.layouts[-1]
     kind = "replicas across sites" if widest.layout.replica_sites else "one site"
     return BatchPlan(f"{kind}, groups of devices", family.zero, widest, plans, places=places)
 
