@@ -34,6 +34,8 @@ NEARLY: Final = 0.03
 """Relative distance to the best up to which a candidate is a rival."""
 REFINEMENT: Final = 0.01
 """Relative gain that refining recomputation may still bring to a candidate whose order was improved."""
+WORTH_TRYING: Final = 0.005
+"""Relative gain that the lower bound must leave to other recomputation of a stage for an order to be made of it."""
 WORTH: Final = 0.001
 """Relative gain for which another candidate is taken in place of the one whose estimate was best."""
 MAX_REFINED_ACTIONS: Final = 20_000
@@ -147,7 +149,8 @@ def _could_help(best: Evaluated, index: int, modes: Sequence[Recompute], costs: 
     fewest = {"activation_bytes": min(_cost(best, index, mode, costs).activation_bytes for mode in modes)}
     stages[index] = stages[index].model_copy(update=best_times | fewest)
     problem = best.problem.model_copy(update={"stages": tuple(stages)})
-    if best.candidate.layout.num_microbatches * fastest.seconds >= limit_s or lower_bound_s(problem) >= limit_s:
+    least_s = max(best.candidate.layout.num_microbatches * fastest.seconds, lower_bound_s(problem))
+    if least_s >= limit_s * (1 - WORTH_TRYING):
         return False
     found = try_quickly(best.schedule.method, problem, limit_s)
     return found.timeline is not None and found.timeline.makespan_s < limit_s
@@ -160,7 +163,7 @@ def _tried(best: Evaluated, index: int, mode: Recompute, job: Job, costs: JobCos
     if not _is_faster(best, index, placements, costs):
         return
     step = staggered_like(best, step_cost(costs, best.candidate.layout, placements, job.cluster), costs)
-    if lower_bound_s(step.problem) + step.overhead_s >= best.step_s:
+    if lower_bound_s(step.problem) + step.overhead_s >= best.step_s * (1 - WORTH_TRYING):
         return
     found = try_quickly(best.schedule.method, step.problem, best.step_s - step.overhead_s)
     if found.timeline is not None and found.timeline.makespan_s + step.overhead_s < best.step_s * (1 - ROUNDING):
