@@ -4,7 +4,7 @@ from farpipe.errors import InfeasibleError
 from farpipe.plan import Planner, make_plan
 from farpipe.plan.objective import choose, options, pareto, pinned_to
 from farpipe.spec import Prices
-from plan.jobs import both_ways, job, site
+from plan.jobs import TRAINING, both_ways, job, site
 
 
 def priced(name, rent, devices=4):
@@ -81,3 +81,15 @@ def test_the_plan_of_a_choice_is_that_choice(choices):
     assert plan.where == cheap.where
     assert (plan.layout.pipeline, plan.layout.data) == (cheap.layout.pipeline, cheap.layout.data)
     assert plan.prediction.step_s == pytest.approx(cheap.step_s, rel=0.25)
+
+
+def test_a_choice_keeps_the_degrees_that_share_a_sequence_and_those_that_the_user_pinned():
+    """Else the planner takes further devices for a choice that was cheap because it has few."""
+    long = TRAINING.model_copy(update={"sequence_length": 32768, "global_batch": 2})
+    asked = job([priced("one", 1.0, 8)], training=long, tensor=1, pipeline=1, data=1)
+    choice = next(one for one in options(Planner(), asked) if one.layout.context == 4)
+    plan = make_plan(pinned_to(asked, choice))
+    assert (plan.layout.context, sum(plan.devices.values())) == (4, 4)
+    by_layers = job([priced("one", 1.0)], tensor=1, pipeline=2, virtual=1, layers=(3, 5))
+    pinned = pinned_to(by_layers, choose(options(Planner(), by_layers), "money"))
+    assert pinned.layout.layers == (3, 5)

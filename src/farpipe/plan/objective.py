@@ -7,7 +7,7 @@ from farpipe.errors import InfeasibleError
 from farpipe.plan.candidates import largest_sites
 from farpipe.plan.planner import Planner
 from farpipe.plan.quote import OBJECTIVES, Objective, Quote
-from farpipe.spec import Job, Pins
+from farpipe.spec import Job
 
 __all__ = ["OBJECTIVES", "Objective", "choose", "is_known", "known", "options", "pareto", "pinned_to"]
 
@@ -126,14 +126,10 @@ def _missing(quote: Quote, objective: Objective) -> dict[str, list[str]]:
 def pinned_to(job: Job, quote: Quote) -> Job:
     """The job pinned to a choice, for `make_plan` to divide its layers and order it."""
     at = quote.layout
-    pins = Pins(
-        pipeline=at.pipeline,
-        data=at.data,
-        tensor=at.tensor,
-        virtual=at.virtual,
-        sites=quote.sites,
-        num_microbatches=at.num_microbatches,
-        replicas="across" if at.replica_sites else "inside",
-    )
-    size = {"microbatch_size": at.microbatch_size}
-    return job.model_copy(update={"layout": pins, "training": job.training.model_copy(update=size)})
+    degrees = ("pipeline", "data", "tensor", "context", "expert", "virtual", "num_microbatches")
+    pins = {name: getattr(at, name) for name in degrees} | {"sites": quote.sites}
+    pins |= {"replicas": "across" if at.replica_sites else "inside"}
+    if at.context > 1:
+        pins["context_exchange"] = at.context_exchange
+    training = job.training.model_copy(update={"microbatch_size": at.microbatch_size})
+    return job.model_copy(update={"layout": job.layout.model_copy(update=pins), "training": training})

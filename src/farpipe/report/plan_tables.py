@@ -204,7 +204,8 @@ def front_table(front: Sequence[Quote], num_choices: int, left_out: str = "") ->
 
 def _front_row(quote: Quote) -> tuple[str, ...]:
     at = quote.layout
-    layout = f"p{at.pipeline} d{at.data} t{at.tensor}{' V' if quote.in_v else ''}"
+    more = f"{f' c{at.context}' if at.context > 1 else ''}{f' e{at.expert}' if at.expert > 1 else ''}"
+    layout = f"p{at.pipeline} d{at.data} t{at.tensor}{more}{' V' if quote.in_v else ''}"
     figures: tuple[Objective, ...] = ("money", "energy", "carbon")
     return (
         quote.where,
