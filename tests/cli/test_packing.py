@@ -55,6 +55,14 @@ def test_a_plan_tells_of_the_first_batch(farpipe, job, tmp_path):
     assert "MFU" not in shown.stdout  # its FLOPs are those of each batch's documents
 
 
+def test_a_plan_of_chunks_has_a_page(farpipe, job, tmp_path):
+    shown = farpipe("plan", job, "--html", "page.html")
+    assert shown.returncode == 0, shown.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert "Every step is planned for itself" in page
+    assert "What the step is made of" not in page
+
+
 def test_a_text_whose_longest_document_fits_in_no_number_of_slices(farpipe, job, tmp_path):
     (tmp_path / "giant").mkdir()
     header = {"format": "farpipe/tokens/1", "dtype": "uint8", "num_tokens": 9 * 10**6, "vocab_size": 256}

@@ -218,8 +218,12 @@ def planned_view(plan: Plan, **measured: Any) -> RunView:
 def plan_report(
     plan: Plan, runs: list[RunView], notices: tuple[str, ...] = (), costs: JobCosts | None = None
 ) -> RunReport:
-    """The page about a plan and its runs; `notices` stand at its top, `costs` are those that it was made with."""
-    why = _derivation_of(plan) if costs is None else derivation_tables(plan, costs)
+    """The page about a plan and its runs; `notices` stand at its top, `costs` are those that it was made with.
+
+    The step of chunks has no derivation: it follows microbatches of one length.
+    """
+    given = costs if plan.job.data.packing is None else None
+    why = _derivation_of(plan) if given is None else derivation_tables(plan, given)
     return RunReport(
         title=f"{plan.job.model.name} over {plan.where}",
         runs=tuple(runs),
