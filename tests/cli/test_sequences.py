@@ -66,11 +66,13 @@ def test_a_batch_is_planned_as_json_and_as_tables(farpipe, job):
     assert keys <= set(data)
     assert (data["num_stages"], data["devices_per_stage"], data["devices"]) == (4, 1, {"zurich": 4})
     assert (data["kind"], data["num_replicas"], data["replicas"]) == ("one site", 1, [[0]])
+    assert data["is_trainable"]
     options = ("--slices", 3, "--cut", 20000, "--html", "page.html")
     shown = farpipe("sequences", "plan", job, "--lengths", "lengths.txt", *options)
     assert (job.parent / "page.html").read_text().count("tokens 0 to") > len(LENGTHS)
     assert "the longest sequence in 3 slices" in shown.stdout
     assert "4 stages of 1 device each, 4 devices in all: zurich (4)" in shown.stdout
+    assert "can't run this plan" not in shown.stdout
 
 
 def test_groups_of_devices_are_shown_with_the_documents_of_each_size(farpipe, job):
@@ -81,13 +83,19 @@ def test_groups_of_devices_are_shown_with_the_documents_of_each_size(farpipe, jo
     shown = farpipe("sequences", "plan", job, "--lengths", "skewed.txt", "--html", "page.html")
     assert "one stage, groups of 1, " in shown.stdout, shown.stderr
     assert "Groups of devices, the largest first" in shown.stdout
-    assert "layout.context" in shown.stdout
     page = (job.parent / "page.html").read_text()
+    assert "can't run this plan" in shown.stdout
+    assert "run this plan: several devices share chunks" in page
+    assert "A step takes " in page
     assert page.count("tokens 0 to") >= len(lengths)
     assert "devices 0 to 7, from 0 s on" in page
     assert "tokens of a document" in page
     data = json.loads(farpipe("sequences", "plan", job, "--lengths", "skewed.txt", "--json").stdout)
     assert len(data["groups"]) == len(data["replicas"])
+    assert not data["is_trainable"]
+    job.write_text(job.read_text().replace("[layout]", "[layout]\ncontext = 1\ntensor = 1"))
+    data = json.loads(farpipe("sequences", "plan", job, "--lengths", "skewed.txt", "--json").stdout)
+    assert (data["is_trainable"], data["groups"], data["devices_per_stage"]) == (True, [], 1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from farpipe.sequences import BatchOptions, BatchPlan
     from farpipe.sequences.chunk import Ints
     from farpipe.spec import Job
+
+_NOT_TRAINED: Final = (
+    "`farpipe train` can't run this plan: several devices share chunks. Pin [layout] context = 1 and tensor = 1 for "
+    "the best that it can run."
+)
 
 sequences = typer.Typer(
     name="sequences",
@@ -122,7 +127,9 @@ def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
         )
         views.append(view)
     tables = (_kind_table(plan),) * bool(plan.others) + (_group_table(plan),) * bool(plan.places)
-    write_report(RunReport(name, tuple(views), plan.why, plan_tables=tables), path)
+    what = f"A step takes {format_seconds(plan.step_s)}. {plan.why}"
+    what = what if plan.is_trainable else f"{what} {_NOT_TRAINED}"
+    write_report(RunReport(name, tuple(views), what, plan_tables=tables), path)
 
 
 def _run_name(plan: "BatchPlan", index: int, method: str) -> str:
@@ -184,8 +191,8 @@ def _show(plan: "BatchPlan", uncompared: tuple[str, ...]) -> None:
     if plan.others:
         out.print(to_rich(_kind_table(plan)))
     out.print(to_rich(_group_table(plan) if plan.places else _pipeline_table(plan)))
-    if plan.places:
-        out.print("`train` runs none of them; for a plan of one degree pin layout.context or give --devices-per-stage.")
+    if not plan.is_trainable:
+        out.print(_NOT_TRAINED)
     peak = max(max(each.peak_memory_bytes) for each in plan.replicas)
     out.print(f"peak memory {format_bytes(peak)}; planned in {format_seconds(plan.planning_s)}")
     if uncompared:

@@ -12,7 +12,7 @@ from farpipe.report.tables import TableView
 from farpipe.report.views import RunView
 from farpipe.sequences import Chunk, Slice
 from farpipe.simulate.timeline import Timeline
-from farpipe.units import format_bytes, format_change
+from farpipe.units import counted, format_bytes, format_change
 
 MAX_ROWS: Final = 40
 """Sequences that have a row of their own, the longest; the others follow in lines, one after the other."""
@@ -62,8 +62,8 @@ def draw_chunk_map(chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int
 def _description(num_sequences: int, num_chunks: int, num_left_out: int, most_layers: int) -> str:
     note = f" {num_left_out} of the shortest are left out." if num_left_out else ""
     text = (
-        f"{num_sequences} sequences in {num_chunks} chunks. Every box is a slice, its colour and number the chunk; a "
-        f"row is a sequence, the last rows have short ones side by side.{note}"
+        f"{counted(num_sequences, 'sequence')} in {counted(num_chunks, 'chunk')}. Every box is a slice, its colour and "
+        f"number the chunk; a row is a sequence, the last rows have short ones side by side.{note}"
     )
     if most_layers:
         text += f" The line below a box: layers that all stages recompute of its chunk, {most_layers} where it is full."
