@@ -49,6 +49,7 @@ class Setting:
     setup_s: float = 0.01
     release_s: float = 0.01
     keep_s: float | None = None
+    ahead: bool = True
     shared: bool = True
     network: str = "nsfnet"
     modulation: str = "gnpy"
@@ -61,6 +62,7 @@ class Setting:
             "holding": f"holding {self.holding:g} s",
             "setup_s": f"set-up {1000 * self.setup_s:g} ms",
             "release_s": f"release {1000 * self.release_s:g} ms",
+            "ahead": "asked for when the producer ends",
             "shared": "directed fibres",
             "modulation": self.modulation,
         }.items():
@@ -77,8 +79,8 @@ class Setting:
 
     def ruled(self, policy: TransferPolicy) -> Any:
         """The policy with this setting's times of set-up and release."""
-        times = {"setup_s": self.setup_s, "release_s": self.release_s, "keep_s": self.keep_s}
-        return replace(policy, rule=replace(policy.rule, ahead=True, **times))
+        names = ("setup_s", "release_s", "keep_s", "ahead")
+        return replace(policy, rule=replace(policy.rule, **{name: getattr(self, name) for name in names}))
 
 
 HEADLINE = tuple(
@@ -97,6 +99,7 @@ SETTINGS = (
     Setting(setup_s=0.1),
     Setting(shared=False),
     Setting(holding=10.0),
+    Setting(ahead=False),
 )
 
 

@@ -104,11 +104,11 @@ def _wait(rule, state, message):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _behind(orders, rule, state, out, message, num_before):  # type: ignore[no-untyped-def]
-    """True for a message of a hop of one light path that is not the first there of the `num_before` that wait."""
+def _behind(orders, rule, state, out, message):  # type: ignore[no-untyped-def]
+    """True for a message of a hop of one light path that waits for others of that hop to be served first."""
     if not rule.one_at_a_time and rule.keep_s < 0:
         return False
-    for place in range(num_before):
+    for place in range(state.counters[WAITING]):
         other = state.waiting[place]
         same_hop = other // orders.num_microbatches == message // orders.num_microbatches
         first = rule.priority[other] <= rule.priority[message] and out.ready_s[other] <= out.ready_s[message]
@@ -118,18 +118,11 @@ def _behind(orders, rule, state, out, message, num_before):  # type: ignore[no-u
 
 
 @inner
-def _serve_in_turn(net, orders, rule, state, out, message, now_s, num_before):  # type: ignore[no-untyped-def]
-    """Result of `_serve`; -1 for a message behind another one of its hop."""
-    if _behind(orders, rule, state, out, message, num_before):
-        return -1
-    return _serve(net, orders, rule, state, out, message, now_s)
-
-
-@inner
 def _ask(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """The first request of a message."""
     out.ask_s[message] = now_s
-    served = _serve_in_turn(net, orders, rule, state, out, message, now_s, state.counters[WAITING])
+    behind = _behind(orders, rule, state, out, message)
+    served = -1 if behind else _serve(net, orders, rule, state, out, message, now_s)
     out.refused[message] = served == 0
     if served <= 0:
         _wait(rule, state, message)
@@ -140,14 +133,24 @@ def _ask(net, orders, rule, state, out, message, now_s):  # type: ignore[no-unty
 
 @inner
 def _retry(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
-    """Serve the messages that wait, by priority, then in order of asking."""
-    kept = 0
+    """Serve the messages that wait, by priority, then in order of asking.
+
+    At a hop of one light path none overtakes: `ahead` has, of those that go on waiting, the first that was ready.
+    """
+    kept, in_turn, ahead = 0, rule.one_at_a_time or rule.keep_s >= 0, state.ahead
+    ahead[:] = -1
     for place in range(state.counters[WAITING]):
         message = state.waiting[place]
-        waits = out.grant_s[message] == np.inf
-        if waits and _serve_in_turn(net, orders, rule, state, out, message, now_s, kept) <= 0:
+        if out.grant_s[message] < np.inf:
+            continue
+        hop = message // orders.num_microbatches
+        first = ahead[hop]
+        behind = in_turn and first >= 0 and out.ready_s[first] <= out.ready_s[message]
+        if behind or _serve(net, orders, rule, state, out, message, now_s) <= 0:
             state.waiting[kept] = message
             kept += 1
+            if first < 0 or out.ready_s[message] < out.ready_s[first]:
+                ahead[hop] = message
     state.counters[WAITING] = kept
 
 

@@ -116,6 +116,8 @@ class State(NamedTuple):
     """Slots x fibres x seconds that messages have held."""
     waiting: Ints
     """[M]: messages that wait for a light path, by priority, then in order of asking."""
+    ahead: Ints
+    """[hops]: scratch of a retry."""
     sending: Ints
     """[M]: messages that may be widened."""
     num_active: Ints

@@ -178,6 +178,7 @@ def _state(shared: SharedNetwork, training: LightTraining, num_logged: int) -> S
         counters=counters,
         used=np.zeros(1),
         waiting=np.zeros(messages, np.int64),
+        ahead=np.zeros(hops, np.int64),
         sending=np.zeros(messages, np.int64),
         num_active=np.zeros(hops, np.int64),
         kept=np.full(hops, -1, np.int64),
