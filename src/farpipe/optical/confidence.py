@@ -26,9 +26,6 @@ class Interval:
         """Half of the interval."""
         return (self.high - self.low) / 2
 
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
 
 def mean_interval(values: Sequence[float]) -> Interval:
     """Student's interval of the mean of independent values; of a single value it is infinite."""

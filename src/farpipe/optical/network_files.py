@@ -301,10 +301,8 @@ def find_network(name: str, *, shared: bool = False) -> Network:
     if name == "nsfnet":
         return build_network(name, rows_of(name, NSFNET), shared=shared)
     kind, _, rest = name.partition(":")
-    if kind == "topohub" and rest:
-        return _from_topohub(name, rest, shared=shared)
-    if kind == "gnpy" and rest:
-        return _from_gnpy(name, rest, shared=shared)
+    if kind in ("topohub", "gnpy") and rest:
+        return network_of_data(name, _packaged(name, kind, rest), name, shared=shared)
     if not Path(name).suffix and not Path(name).exists():
         raise InputError(
             f"there is no network {name!r}; give nsfnet, topohub:sndlib/NAME, topohub:topozoo/NAME, "
@@ -313,27 +311,17 @@ def find_network(name: str, *, shared: bool = False) -> Network:
     return load_topology(name, shared=shared)
 
 
-def _expect_installed(library: str, name: str) -> None:
-    if importlib.util.find_spec(library) is None:
-        raise UsageError(f"{name} comes with the package {library}: pip install 'farpipe[optical]'")
-
-
-def _from_topohub(name: str, rest: str, *, shared: bool) -> Network:
-    _expect_installed("topohub", name)
-    file = resources.files("topohub").joinpath("data", f"{rest}.json")  # topohub.get leaves the file open
-    try:
-        graph = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(f"{name}: topohub has no topology {rest!r}; see topohub.org for the names") from None
-    return network_of_data(name, graph, name, shared=shared)
-
-
 _CORONET: Final = {"coronet-conus": "CORONET_CONUS_Topology.json", "coronet-global": "CORONET_Global_Topology.json"}
 
 
-def _from_gnpy(name: str, rest: str, *, shared: bool) -> Network:
-    if rest not in _CORONET:
+def _packaged(name: str, library: str, rest: str) -> Any:
+    """JSON data of a topology that comes with a library."""
+    if library == "gnpy" and rest not in _CORONET:
         raise InputError(f"{name}: known here: {', '.join(_CORONET)}")
-    _expect_installed("gnpy", name)
-    text = resources.files("gnpy").joinpath("example-data", _CORONET[rest]).read_text(encoding="utf-8")
-    return network_of_data(name, json.loads(text), name, shared=shared)
+    if importlib.util.find_spec(library) is None:
+        raise UsageError(f"{name} comes with the package {library}: pip install 'farpipe[optical]'")
+    place = ("example-data", _CORONET[rest]) if library == "gnpy" else ("data", f"{rest}.json")
+    try:
+        return json.loads(resources.files(library).joinpath(*place).read_text("utf-8"))  # topohub.get leaves it open
+    except (OSError, ValueError):
+        raise InputError(f"{name}: topohub has no topology {rest!r}; see topohub.org for the names") from None

@@ -193,21 +193,11 @@ def _state(shared: SharedNetwork, training: LightTraining, num_logged: int) -> S
 def _rule(rule: TransferRule, demands: Demands) -> Rule:
     if (demands.least < 1).any() or (demands.least > demands.want).any():
         raise InputError("demands: every message asks for at least one unit, and takes no more than it asks for")
-    return Rule(
-        want=demands.want,
-        least=demands.least,
-        priority=demands.priority,
-        policy=rule.policy.codes,
-        unit_gbit=rule.unit_gbit,
-        earliest=rule.earliest,
-        widen=rule.widen,
-        setup_s=rule.setup_s,
-        release_s=rule.release_s,
-        retry_s=rule.retry_s,
-        ahead=rule.ahead and rule.setup_s > 0,
-        keep_s=-1.0 if rule.keep_s is None else rule.keep_s,
-        one_at_a_time=rule.one_at_a_time,
-    )
+    names = ("unit_gbit", "earliest", "widen", "setup_s", "release_s", "retry_s", "one_at_a_time")
+    own = {name: getattr(rule, name) for name in names}
+    ahead, keep_s = rule.ahead and rule.setup_s > 0, -1.0 if rule.keep_s is None else rule.keep_s
+    asked = (demands.want, demands.least, demands.priority)
+    return Rule(*asked, policy=rule.policy.codes, ahead=ahead, keep_s=keep_s, **own)
 
 
 def _out(training: LightTraining) -> Out:

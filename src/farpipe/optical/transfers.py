@@ -166,10 +166,9 @@ class Demands:
     @classmethod
     def same(cls, training: LightTraining, most: int, least: int | None = None) -> "Demands":
         """Every message asks for `most` units and takes `least` (by default `most`) or more."""
-        if not 1 <= (least if least is not None else most) <= most:
+        shape, fewest = training.num_messages, most if least is None else least
+        if not 1 <= fewest <= most:
             raise UsageError(f"units asked for must be at least 1, the least first, found {least} and {most}")
-        shape = training.num_messages
-        fewest = most if least is None else least
         return cls(np.full(shape, most, np.int64), np.full(shape, fewest, np.int64), np.zeros(shape, np.int64))
 
 
