@@ -1,6 +1,7 @@
 """`data.packing` as a user meets it: a plan of the first batch, and what it can't go together with."""
 
 import json
+import re
 
 import pytest
 
@@ -52,6 +53,7 @@ def test_a_plan_tells_of_the_first_batch(farpipe, job, tmp_path):
     assert plan["schedule"]["method"] == "chunk-1f1b"
     step_s = plan["prediction"]["step_s"]
     assert f"100 steps of {step_s * 1000:.3g} ms take {step_s * 100:.3g} s" in shown.stdout
+    assert re.search(r"^pipeline 2 x data 1 x tensor 1, \d+ chunks, schedule chunk-1f1b$", shown.stdout, re.MULTILINE)
     assert "MFU" not in shown.stdout  # its FLOPs are those of each batch's documents
 
 

@@ -150,6 +150,7 @@ def _show(found: "Plan", costs: "JobCosts", options: PlanOptions) -> None:
     out.print(*first, *([cheapest_gain(found)] if found.strategies else ()), "", sep="\n")
     show_plan(found, out)
     if options.why:
+        out.print()
         show_derivation(found, costs, out)
 
 
