@@ -5,14 +5,12 @@ x <= tf + tb the link keeps up, and extra forwards hide its delay; beyond, the s
 whatever the order (GeoPipe, arXiv 2510.12064, calls the point between both the bandwidth to pay for).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from farpipe.cost import JobCosts, Layout, Placement, StepCost, step_cost
 from farpipe.simulate import Timeline
 from farpipe.spec import Cluster
-from farpipe.step import Problem, stagger
+from farpipe.step import Problem
 
 
 @dataclass(frozen=True)
@@ -57,21 +55,10 @@ MOST_BYTES_PER_S: Final = 1e300
 """Bandwidth of a link that is unlimited: about as much as a float holds."""
 
 
-def step_with_bandwidth(
-    costs: JobCosts,
-    cluster: Cluster,
-    layout: Layout,
-    placements: Sequence[Placement],
-    num_staggered: int,
-    factor: float,
-) -> StepCost:
-    """The step of these placements with `factor` times the bandwidth between sites.
-
-    It is computed anew: what of an exchange is hidden beside computing and what losses cost depend on the rate.
-    """
+def with_bandwidth(cluster: Cluster, factor: float) -> Cluster:
+    """The same with `factor` times the bandwidth of every link between sites."""
     links = [
         link.model_copy(update={"bandwidth_bytes_per_s": min(link.bandwidth_bytes_per_s * factor, MOST_BYTES_PER_S)})
         for link in cluster.links
     ]
-    step = step_cost(costs, layout, placements, cluster.model_copy(update={"links": tuple(links)}))
-    return step if num_staggered == 1 else replace(step, problem=stagger(step.problem, num_staggered))
+    return cluster.model_copy(update={"links": tuple(links)})

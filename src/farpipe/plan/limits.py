@@ -4,13 +4,14 @@ import math
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from farpipe.cost import JobCosts, Layout, StepCost, memory
+from farpipe.cost import JobCosts, Layout, StepCost, memory, step_cost
 from farpipe.cost.calibration import UNMEASURED
 from farpipe.cost.speed import rate_name
 from farpipe.cost.transfer import narrowed_bytes
-from farpipe.plan.bandwidth import link_bounds, step_with_bandwidth
-from farpipe.plan.evaluate import Evaluated
+from farpipe.plan.bandwidth import link_bounds, with_bandwidth
+from farpipe.plan.evaluate import Evaluated, staggered_like
 from farpipe.plan.orders import try_quickly
+from farpipe.plan.step_samples import StepSamples
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Cluster, Job, Site
@@ -97,15 +98,15 @@ def _link_limit(found: Evaluated, costs: JobCosts, cluster: Cluster, links_s: fl
         return f"bandwidth of {bounds[0].link}"
     busy = found.timeline.link_busy_ratio()
     busiest = max((name for name in busy if found.problem.between_sites[name]), key=lambda name: busy[name])
-    endless = _at_bandwidth(found, costs, cluster, math.inf).problem
+    endless = _over(with_bandwidth(cluster, math.inf), found, costs).problem
     endless_s = simulate(endless, found.schedule, checked=True).makespan_s
     kind = "bandwidth" if found.timeline.makespan_s - endless_s > links_s / 2 else "latency"
     return f"{kind} of {busiest}"
 
 
-def _at_bandwidth(found: Evaluated, costs: JobCosts, cluster: Cluster, factor: float) -> StepCost:
-    num_staggered = found.problem.traffic.num_staggered
-    return step_with_bandwidth(costs, cluster, found.candidate.layout, found.placements, num_staggered, factor)
+def _over(cluster: Cluster, found: Evaluated, costs: JobCosts) -> StepCost:
+    """The step with other links, computed anew: what of an exchange is hidden and what losses cost depend on them."""
+    return staggered_like(found, step_cost(costs, found.candidate.layout, found.placements, cluster), costs)
 
 
 def limits_in_words(job: Job, best: Evaluated, costs: JobCosts) -> list[str]:
@@ -129,17 +130,26 @@ def _bandwidth_sensitivity(job: Job, best: Evaluated, costs: JobCosts) -> list[s
     """Effect of half, twice and unlimited bandwidth between sites on the step; named orders are made anew for each."""
     if not any(best.problem.between_sites.values()):
         return []
-    changed, is_named = [], best.schedule.method in ORDERS
+    changed, now_s = [], _mean_s(job, best.problem, best.schedule, best.step_s, best.overhead_s)
     for factor, name in BANDWIDTH_FACTORS.items():
-        step = _at_bandwidth(best, costs, job.cluster, factor)
-        at = try_quickly(best.schedule.method, step.problem).timeline if is_named else None
-        if at is None and not is_named:
-            at = simulate(step.problem, best.schedule, checked=True)
-        if at is not None:  # else the order does not fit memory there
-            step_s = at.makespan_s + step.overhead_s
-            changed.append(f"{name} -> {format_seconds(step_s)} ({format_change(step_s / best.step_s - 1)})")
+        other = job.model_copy(update={"cluster": with_bandwidth(job.cluster, factor)})
+        step, schedule = _over(other.cluster, best, costs), best.schedule
+        if schedule.method in ORDERS:
+            outcome = try_quickly(schedule.method, step.problem)
+            if outcome.schedule is None:  # it does not fit memory there
+                continue
+            schedule = outcome.schedule
+        makespan_s = simulate(step.problem, schedule, checked=True).makespan_s
+        step_s = _mean_s(other, step.problem, schedule, makespan_s + step.overhead_s, step.overhead_s)
+        changed.append(f"{name} -> {format_seconds(step_s)} ({format_change(step_s / now_s - 1)})")
     about = "Effect of the inter-site bandwidth on this layout, with nothing planned anew"
     return [f"{about}: {', '.join(changed)}."] if changed else []
+
+
+def _mean_s(job: Job, problem: Problem, schedule: Schedule, step_s: float, overhead_s: float) -> float:
+    """The mean step over samples where links lose packets or jitter, else `step_s`."""
+    samples = StepSamples(job, problem)
+    return samples.spread(schedule, overhead_s).mean_s if samples.differ else step_s
 
 
 def _stagger(best: Evaluated) -> list[str]:
