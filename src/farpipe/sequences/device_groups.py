@@ -165,7 +165,7 @@ def _family(job: Job, sizes: Ints) -> _Family | None:
 
 
 def _layouts(job: Job, longest: int) -> Iterator[ChunkLayout]:
-    """For each degree that divides the devices of a site, or the heads: those leave some devices to smaller groups."""
+    """Layouts of each degree that divides a site's devices, or the heads: those leave some to smaller groups."""
     num_sites = len(job.layout.sites or ()) if job.layout.replicas == "across" else 1
     each_site, heads = (job.layout.data or 1) // num_sites, job.model.num_heads // (job.layout.tensor or 1)
     for degree in range(1, each_site + 1):
