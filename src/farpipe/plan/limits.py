@@ -10,7 +10,7 @@ from farpipe.cost.speed import rate_name
 from farpipe.cost.transfer import narrowed_bytes
 from farpipe.plan.bandwidth import link_bounds, with_bandwidth
 from farpipe.plan.evaluate import Evaluated, staggered_like
-from farpipe.plan.orders import try_quickly
+from farpipe.plan.orders import Outcome, try_quickly
 from farpipe.plan.step_samples import StepSamples
 from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline, simulate
@@ -133,14 +133,15 @@ def _bandwidth_sensitivity(job: Job, best: Evaluated, costs: JobCosts) -> list[s
     changed, now_s = [], _mean_s(job, best.problem, best.schedule, best.step_s, best.overhead_s)
     for factor, name in BANDWIDTH_FACTORS.items():
         other = job.model_copy(update={"cluster": with_bandwidth(job.cluster, factor)})
-        step, schedule = _over(other.cluster, best, costs), best.schedule
-        if schedule.method in ORDERS:
-            outcome = try_quickly(schedule.method, step.problem)
-            if outcome.schedule is None:  # it does not fit memory there
-                continue
-            schedule = outcome.schedule
-        makespan_s = simulate(step.problem, schedule, checked=True).makespan_s
-        step_s = _mean_s(other, step.problem, schedule, makespan_s + step.overhead_s, step.overhead_s)
+        step, method = _over(other.cluster, best, costs), best.schedule.method
+        if method in ORDERS:
+            played = try_quickly(method, step.problem)
+        else:
+            played = Outcome(method, best.schedule, simulate(step.problem, best.schedule, checked=True))
+        if played.schedule is None or played.timeline is None:  # it does not fit memory there
+            continue
+        step_s = played.timeline.makespan_s + step.overhead_s
+        step_s = _mean_s(other, step.problem, played.schedule, step_s, step.overhead_s)
         changed.append(f"{name} -> {format_seconds(step_s)} ({format_change(step_s / now_s - 1)})")
     about = "Effect of the inter-site bandwidth on this layout, with nothing planned anew"
     return [f"{about}: {', '.join(changed)}."] if changed else []
