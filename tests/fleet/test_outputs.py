@@ -69,6 +69,19 @@ def test_outputs_that_can_not_be_written_leave_all_as_it_was(files, tmp_path, mo
     assert (files[1].read_text(), Path("notes.txt").read_text()) == (before, "mine\n")
 
 
+def test_a_fleet_in_which_no_job_can_ever_run_is_infeasible(files):
+    arguments = ["--jobs", str(files[1]), "--json"]
+    files[1].write_text(JOBS.replace("8,16,,", "64,64,,"))
+    assert CliRunner().invoke(app, ["fleet", "simulate", str(files[0]), *arguments]).exit_code == 0
+    files[1].write_text(JOBS.replace("8,16,,", "64,64,,").replace("8,8,,", "64,64,,"))
+    for command in (["simulate"], ["compare", "--policies", "fcfs,bace"]):
+        run = CliRunner().invoke(app, ["fleet", *command, str(files[0]), *arguments])
+        assert isinstance(run.exception, FarpipeError)
+        assert (run.exception.exit_code, "none of the 3 jobs" in str(run.exception)) == (4, True)
+        assert "ask for 32 at most" in run.stderr
+        assert "num_jobs" in run.stdout
+
+
 def test_why_a_job_waits_carbon_deadlines_and_tenants_are_printed(tmp_path):
     (tmp_path / "fleet.toml").write_text(
         '[clock]\nstart = "2024-01-01"\n[[sites]]\nname = "a"\ndevice = "a100-80gb"\nnum_devices = 8\ncarbon = 400\n'

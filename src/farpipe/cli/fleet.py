@@ -10,7 +10,7 @@ import typer
 
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
-from farpipe.errors import UsageError
+from farpipe.errors import InfeasibleError, UsageError
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.strict import nearest, write_text
 from farpipe.units import format_percent
@@ -178,8 +178,14 @@ def _table(outcomes: "list[FleetOutcome]") -> "FittedTable":
 
 
 def _print_left(outcomes: "list[FleetOutcome]") -> None:
-    """Jobs that can never run, with what would help; jobs that did not finish; and decisions that were not possible."""
-    _print_named("not taken", [record.refused for record in outcomes[0].records if record.refused])
+    """Jobs that can never run, with what would help; jobs that did not finish; and decisions that were not possible.
+
+    InfeasibleError if none can ever run.
+    """
+    refused = [record.refused for record in outcomes[0].records if record.refused]
+    _print_named("not taken", refused)
+    if refused and len(refused) == len(outcomes[0].records):
+        raise InfeasibleError(f"none of the {len(refused)} jobs can ever run in this fleet; see the reasons above")
     for outcome in outcomes:
         left = [f"job {record.job.name!r}: {record.unfinished}" for record in outcome.records if record.unfinished]
         _print_named("not finished", left)
