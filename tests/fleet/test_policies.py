@@ -160,6 +160,49 @@ def test_a_job_is_stopped_only_if_the_wait_costs_more():
     assert waited["nearly"].final.num_preemptions == 0
 
 
+def test_a_running_job_moves_where_it_is_as_fast_to_make_room_at_one_site():
+    """Six devices are free at either site: no place for twelve, nor for a pipeline of machines of eight."""
+    here = [job("one", 0.0, 9000, 6, 6), job("first", 1.0, 100, 6, 6), job("other", 2.0, 9000, 6, 6)]
+    wide = job("wide", 10_000.0, 20_000, 12, 12)
+    found = run("farpipe", [*here, wide], cluster(12, 12))
+    assert found["wide"].final.queued_s < 1
+    assert [found[name].final.num_moves for name in ("one", "other")] in ([0, 1], [1, 0])
+    assert [found[name].final.num_preemptions for name in ("one", "other")] == [0, 0]
+    assert run(OwnPolicy(moves=False, preempts=False), [*here, wide], cluster(12, 12))["wide"].final.queued_s > 3600
+
+
+def test_where_wide_jobs_are_about_a_job_starts_where_least_is_to_spare_and_else_where_power_is_cheap():
+    dear = [PriceChanged(0.0, {"s0": Price(10.0, 0.0), "s1": Price(100.0, 0.0)})]
+    jobs = [job("one", 1.0, 100), job("other", 2.0, 100)]
+    cheap = run("farpipe", jobs, cluster(32, 8), dear)
+    assert [list(cheap[name].final.spent.device_s) for name in ("one", "other")] == [["s0"], ["s0"]]
+    wide_first = run("farpipe", [job("wide", 0.0, 100, 20, 20), *jobs], cluster(32, 8), dear)
+    assert list(wide_first["one"].final.spent.device_s) == ["s1"]
+    alike = run("farpipe", [job("wide", 1.0, 100, 20, 20)], cluster(32, 32), [replace_prices(dear[0])])
+    assert list(alike["wide"].final.spent.device_s) == ["s1"]
+
+
+def replace_prices(event):
+    return PriceChanged(event.time_s, {"s0": event.prices["s1"], "s1": event.prices["s0"]})
+
+
+def test_several_jobs_are_not_stopped_for_one_whose_run_is_longer_than_its_wait():
+    """Each of the four has more left than `wide`, which would make all of them wait for as long as it runs."""
+    four = [job(f"narrow{index}", index * 1.0, 6000) for index in range(4)]
+    one = run("farpipe", [*four, job("wide", 4000.0, 7000, 32, 32)], cluster(32))
+    assert [one[f"narrow{index}"].final.num_preemptions for index in range(4)] == [0] * 4
+    short = run("farpipe", [*four, job("wide", 4000.0, 100, 32, 32)], cluster(32))
+    assert [short[f"narrow{index}"].final.num_preemptions for index in range(4)] == [1] * 4
+
+
+def test_a_stopped_job_waits_for_its_own_site_if_that_is_free_before_its_checkpoint_is_moved():
+    """The move of 64 GB at 5 MB/s takes 3.6 h, `short` half an hour."""
+    jobs = [job("ends", 0.0, 445), job("long", 1.0, 20_000), job("short", 4000.0, 180)]
+    found = run("farpipe", jobs, cluster(8, 8, rate=1e7))
+    assert found["long"].final.num_preemptions == 1
+    assert list(found["long"].final.spent.device_s) == ["s1"]
+
+
 def test_own_policy_runs_what_is_wider_than_a_site_even_where_every_link_slows_it():
     wide = job("wide", 0.0, 10, 16, 16)
     found = run("farpipe", [wide], cluster(8, 8, rate=1000.0))["wide"]

@@ -1,8 +1,10 @@
 """Draft of one decision of farpipe's policy while it is being made: who gets which devices."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from farpipe.cost.money import SECONDS_PER_HOUR
@@ -49,6 +51,8 @@ class DecisionDraft:
         if found is None:
             self._unplaced.add(alike)
             return False
+        if found.moved_bytes and self._home_s(job) < found.startup_s:
+            return False
         self.space.take(found, "starting")
         self.decide(job, found.devices)
         return True
@@ -73,7 +77,27 @@ class DecisionDraft:
         most = max((placement.num_devices for placement in found), default=0)
         if larger := [number for number in numbers if number > most]:
             found += self._across(space, job, larger)
-        return self._worth.best(job, found)
+        best = self._worth.best(job, found)
+        return best if best is None or job.placement else self._tightest(space, job, best, found)
+
+    @cached_property
+    def _widest(self) -> int:
+        """Devices without which the widest job can't start."""
+        return max(job.job.min_devices for job in self._view.state.jobs.values())
+
+    def _tightest(
+        self, space: Space, job: JobState, best: JobPlacement, found: Sequence[JobPlacement]
+    ) -> JobPlacement | None:
+        """Best fit where jobs are wide: of the sites that are as fast as `best` one with least to spare.
+
+        Cheaper sites come later, when nobody waits: jobs move there.
+        """
+        if len(best.devices) > 1 or 2 * self._widest <= self._largest_site:
+            return best
+        same = best.num_devices, best.step_s, best.startup_s
+        alike = [p for p in found if len(p.devices) == 1 and (p.num_devices, p.step_s, p.startup_s) == same]
+        least = min(space.devices[p.sites[0]] for p in alike)
+        return self._worth.best(job, [p for p in alike if space.devices[p.sites[0]] == least])
 
     def _across(self, space: Space, job: JobState, numbers: Sequence[int]) -> list[JobPlacement]:
         """Places over several sites, of all sizes."""
@@ -130,6 +154,59 @@ class DecisionDraft:
         self._no_room[kind] = least
         return False
 
+    def gather(self, job: JobState, settled: Sequence[JobState]) -> bool:
+        """Start `job` at a site from which jobs of `settled` move elsewhere and go on as fast; false if that is no use.
+
+        No others need to be later in the queue: they lose the time of a stop, `job` is spared its wait.
+        """
+        here = [
+            one for one in settled if one.name not in self.changed and one.placement and len(one.placement.sites) == 1
+        ]
+        for number in sizes(job.job) if here else ():
+            if number <= self.num_free:
+                swaps = [swap for site in self.space.devices for swap in self._gathered(job, ((site, number),), here)]
+                if swaps:
+                    best = min(swaps, key=lambda swap: self._stops_usd(job, swap))
+                    if useful := self._repays(job, best):
+                        self._accept(job, best)
+                    return useful
+        return False
+
+    def _gathered(self, job: JobState, devices: Devices, settled: Sequence[JobState]) -> "Iterator[_Swap]":
+        """Swaps by which the narrowest jobs, or just the one that is wide enough, leave the site of `devices`."""
+        ((site, number),) = devices
+        needed, there = number - self.space.devices[site], list[tuple[int, JobState]]()
+        for other in settled:
+            if other.placement and other.placement.sites == (site,):
+                there.append((other.placement.num_devices, other))
+        there.sort(key=lambda pair: pair[0])
+        sums = list(accumulate(width for width, _ in there))
+        count = bisect_left(sums, needed) + 1
+        alone = next((other for width, other in there if width >= needed), None)
+        for movers in ([other for _, other in there[:count]], [alone] if alone else []):
+            swap = self._moved(job, devices, movers) if movers and count <= len(there) else None
+            if swap is not None:
+                yield swap
+
+    def _moved(self, job: JobState, devices: Devices, movers: Sequence[JobState]) -> "_Swap | None":
+        """`job` on `devices`, and `movers` on as many others on which they are as fast; None if there are none."""
+        space, after = self.space.copy(), list[tuple[JobState, JobPlacement | None]]()
+        for mover in movers:
+            assert mover.placement is not None
+            space.give(mover.placement, mover.phase)
+        found = self._view.start(space, job, devices)
+        if found is None:
+            return None
+        space.take(found, "starting")
+        for mover in reversed(movers):
+            assert mover.placement is not None
+            there = self.best(space, mover, [mover.placement.num_devices])
+            if there is None or there.step_s > mover.placement.step_s:
+                return None
+            space.take(there, "starting")
+            after.append((mover, there))
+        return _Swap(space, found, after)
+
     def _swapped(self, found: JobPlacement, victims: Sequence[JobState]) -> "_Swap":
         """The space and the victims' places once the placement `found` has taken what they had."""
         space = self.space.copy()
@@ -155,19 +232,39 @@ class DecisionDraft:
         self.decide(job, swap.found.devices)
 
     def _repays(self, job: JobState, swap: "_Swap") -> bool:
-        """True if the wait that `job` is spared is worth more than the stops of the others cost."""
-        usd, worth = 0.0, self._worth
+        """True if the wait that `job` is spared is worth more than what the stops cost the others."""
+        return self._wait_s(swap.found.num_devices) / SECONDS_PER_HOUR * self._worth.hour_usd > self._stops_usd(
+            job, swap
+        )
+
+    def _stops_usd(self, job: JobState, swap: "_Swap") -> float:
+        """Cost of the stops of the others: restarts, transfers, and their wait while `job` runs.
+
+        One alone just changes places with `job`, which the order of the queue has decided; several lose more than that.
+        """
+        usd, worth, num_waiting = 0.0, self._worth, 0
         for victim, after in swap.after:
             here = victim.placement
             assert here is not None
             stop_s = after.startup_s if after else self._view.stop_s(victim, here)
             usd += stop_s / SECONDS_PER_HOUR * (worth.usd_per_h(after or here) + worth.hour_usd)
             usd += worth.transfer_usd(after) if after else 0.0
-        return self._wait_s(job) / SECONDS_PER_HOUR * worth.hour_usd > usd
+            num_waiting += after is None
+        rest_s = swap.found.startup_s + job.left_at(self._view.now_s) * swap.found.step_s
+        return usd + (num_waiting * rest_s / SECONDS_PER_HOUR * worth.hour_usd if num_waiting > 1 else 0.0)
 
-    def _wait_s(self, job: JobState) -> float:
-        """Seconds until running jobs have ended whose devices, at one site, are enough for `job`: it waits no less."""
-        least = min(job.job.min_devices, self._largest_site)
+    def _home_s(self, job: JobState) -> float:
+        """Seconds until running jobs have ended whose devices are enough for `job` at the site of its checkpoint."""
+        free = self.space.devices.get(job.stored_at or "", 0)
+        for end_s, name, devices in self._ends:
+            free += dict(devices).get(job.stored_at or "", 0) if name not in self.changed else 0
+            if free >= job.job.min_devices:
+                return end_s - self._view.now_s
+        return math.inf
+
+    def _wait_s(self, num_devices: int) -> float:
+        """Seconds until running jobs have ended who have so many devices at one site: a job waits no less for them."""
+        least = min(num_devices, self._largest_site)
         free = dict(self.space.devices)
         for end_s, name, devices in self._ends:
             for site, number in devices if name not in self.changed else ():

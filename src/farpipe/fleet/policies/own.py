@@ -87,24 +87,30 @@ class OwnPolicy:
     def _start_queued(self, view: View, draft: DecisionDraft) -> int:
         """Start who can be started, and stop who has to make room; how many still want to start."""
         queue = sorted(zip(self.keys(view, view.queue), range(len(view.queue)), view.queue, strict=True))
-        victims = self._victims(view) if self.preempts and queue else []
+        settled = _settled(view) if queue else []
+        victims = self._victims(view, settled) if self.preempts else []
         num_left = 0
         for place, (key, _, job) in enumerate(queue):
             if draft.start(job):
                 continue
+            if place < LOOKED_AT and self.moves and draft.gather(job, settled):
+                continue
             num_left += 1
             if place < LOOKED_AT and victims:
                 least = max(key, self.factor * key)
-                late = [victim.job for victim in victims if victim.key > least + victim.stop_key]
+                late = [
+                    victim.job
+                    for victim in victims
+                    if victim.key > least + victim.stop_key and victim.job.name not in draft.changed
+                ]
                 if draft.make_room(job, late, at_any_cost=key < 0):
                     victims = [victim for victim in victims if victim.job.name not in draft.changed]
             elif place >= LOOKED_AT and draft.num_free <= 0:
                 break
         return num_left
 
-    def _victims(self, view: View) -> "list[_Victim]":
+    def _victims(self, view: View, settled: Sequence[JobState]) -> "list[_Victim]":
         """Running jobs that may be stopped, the largest key first; never one that was urgent."""
-        settled = _settled(view)
         keyed = zip(self.keys(view, settled), settled, strict=True)
         found = [_Victim(key, job, _stop_key(view, job, self._width_power)) for key, job in keyed if key > 0]
         return sorted(found, key=lambda victim: -victim.key)

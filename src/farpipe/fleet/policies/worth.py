@@ -92,8 +92,8 @@ class Worth:
         """The placement on which the rest of `job` is worth most."""
         hours_left = job.left_at(self.view.now_s) / SECONDS_PER_HOUR
 
-        def cost(placement: JobPlacement) -> tuple[float, float, Devices]:
+        def cost(placement: JobPlacement) -> tuple[float, float, float, Devices]:
             rest = self.of_step(placement) * hours_left + self.transfer_usd(placement)
-            return rest, placement.step_s, placement.devices
+            return rest, placement.step_s, placement.startup_s, placement.devices
 
         return min(placements, key=cost, default=None)
