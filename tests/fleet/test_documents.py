@@ -62,7 +62,7 @@ def played(monkeypatch, policy="farpipe", seed=3, stops=None):
 
 @pytest.mark.parametrize("stop_s", [0.0, 900.0])
 def test_a_log_restores_every_state_and_asks_neither_policy_nor_planner(monkeypatch, stop_s):
-    first, entries, states = played(monkeypatch, seed=5 if stop_s else 3, stops=StopCosts(stop_s=stop_s))
+    first, entries, states = played(monkeypatch, seed=12 if stop_s else 3, stops=StopCosts(stop_s=stop_s))
     assert any(job.reserved for state in states for job in state.jobs.values()) == (stop_s > 0)
     kinds = {type(event).__name__ for entry in entries for event in entry.events}
     expected = {"JobStopped"} if stop_s else {"JobSubmitted", "JobStarted", "JobEnded", "JobFailed"}
