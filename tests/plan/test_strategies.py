@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +20,10 @@ from farpipe.plan.plan import Change
 from farpipe.plan.refine import predicted, refined
 from farpipe.plan.search import quick_best, quick_search, search
 from farpipe.plan.separate_sites import planned_in_full, separate_sites, shares_of_batch
-from farpipe.spec import Device
+from farpipe.spec import Device, load_job
 from plan.jobs import TRAINING, both_ways, device, job, site
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def costs_of(asked):
@@ -71,6 +74,12 @@ def test_the_winner_is_the_fastest_arm_that_trains_as_asked(unlike):
 def test_arms_that_train_otherwise_say_so(unlike):
     told = {one.training for one in unlike.strategies if one.kind == "local steps" or "int8" in one.training}
     assert told == {"int8 or fp8 messages", "100 local steps between exchanges"}
+
+
+def test_narrower_messages_that_gain_nothing_are_no_strategy():
+    """Searched less than the plan, they came out 0.3 % slower than it."""
+    plan = advised_plan(load_job(RECIPES / "two_sites.toml"))
+    assert all(one.step_s < plan.prediction.step_s for one in plan.strategies if "int8" in one.training)
 
 
 def test_a_plan_with_arms_and_changes_survives_a_round_trip(unlike):

@@ -94,11 +94,12 @@ def run(
             open_run_dir(spec, run_dir, resume=resume)
         follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
         places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_processes)] if wan else None
-        command = [sys.executable, *rank_program, str(run_dir), *stack.enter_context(_security(wan, allow_plaintext))]
+        command = [sys.executable, *rank_program, str(run_dir)]
+        security = stack.enter_context(_security(wan, allow_plaintext))
         request = stack.enter_context(leave_request(interrupt))
         attempt = partial(
             launch,
-            lambda rank: [*command, "--host", places[rank].address] if places else command,
+            lambda rank: [*command, "--host", places[rank].address, *security] if places else command,
             spec.num_processes,
             master_port=master_port,
             namespaces=places,
@@ -170,7 +171,7 @@ def changing_links(
 def _security(wan: Wan | None, allow_plaintext: bool) -> Iterator[list[str]]:
     """Options of the ranks on TLS. Their certificates last as long as the context, or the WAN after kill -9."""
     if allow_plaintext or wan is None:
-        yield [] if wan is None else ["--allow-plaintext"]
+        yield ["--allow-plaintext"]
         return
     from farpipe.transport.security.authority import make_throwaway
 
