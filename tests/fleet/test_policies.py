@@ -186,15 +186,6 @@ def replace_prices(event):
     return PriceChanged(event.time_s, {"s0": event.prices["s1"], "s1": event.prices["s0"]})
 
 
-def test_several_jobs_are_not_stopped_for_one_whose_run_is_longer_than_its_wait():
-    """Each of the four has more left than `wide`, which would make all of them wait for as long as it runs."""
-    four = [job(f"narrow{index}", index * 1.0, 6000) for index in range(4)]
-    one = run("farpipe", [*four, job("wide", 4000.0, 7000, 32, 32)], cluster(32))
-    assert [one[f"narrow{index}"].final.num_preemptions for index in range(4)] == [0] * 4
-    short = run("farpipe", [*four, job("wide", 4000.0, 100, 32, 32)], cluster(32))
-    assert [short[f"narrow{index}"].final.num_preemptions for index in range(4)] == [1] * 4
-
-
 def test_a_stopped_job_waits_for_its_own_site_if_that_is_free_before_its_checkpoint_is_moved():
     """The move of 64 GB at 5 MB/s takes 3.6 h, `short` half an hour."""
     jobs = [job("ends", 0.0, 445), job("long", 1.0, 20_000), job("short", 4000.0, 180)]

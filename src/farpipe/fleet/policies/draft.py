@@ -81,9 +81,9 @@ class DecisionDraft:
         return best if best is None or job.placement else self._tightest(space, job, best, found)
 
     @cached_property
-    def _widest(self) -> int:
-        """Devices without which the widest job can't start."""
-        return max(job.job.min_devices for job in self._view.state.jobs.values())
+    def _are_wide(self) -> bool:
+        """True if the widest job needs more than half of the largest site: devices in pieces are of no use to it."""
+        return 2 * max(job.job.min_devices for job in self._view.state.jobs.values()) > self._largest_site
 
     def _tightest(
         self, space: Space, job: JobState, best: JobPlacement, found: Sequence[JobPlacement]
@@ -92,7 +92,7 @@ class DecisionDraft:
 
         Cheaper sites come later, when nobody waits: jobs move there.
         """
-        if len(best.devices) > 1 or 2 * self._widest <= self._largest_site:
+        if len(best.devices) > 1 or not self._are_wide:
             return best
         same = best.num_devices, best.step_s, best.startup_s
         alike = [p for p in found if len(p.devices) == 1 and (p.num_devices, p.step_s, p.startup_s) == same]
@@ -147,7 +147,7 @@ class DecisionDraft:
             if found is not None:
                 needed = [o for o in stopped if o.placement and set(found.sites) & set(o.placement.sites)]
                 swap = self._swapped(found, needed)
-                if at_any_cost or self._repays(job, swap):
+                if at_any_cost or self._repays(swap):
                     self._accept(job, swap)
                     return True
                 return False
@@ -155,10 +155,12 @@ class DecisionDraft:
         return False
 
     def gather(self, job: JobState, settled: Sequence[JobState]) -> bool:
-        """Start `job` at a site from which jobs of `settled` move elsewhere and go on as fast; false if that is no use.
+        """Start `job` at a site from which jobs of `settled` move elsewhere and go on as fast, where jobs are wide.
 
         No others need to be later in the queue: they lose the time of a stop, `job` is spared its wait.
         """
+        if not self._are_wide:
+            return False
         here = [
             one for one in settled if one.name not in self.changed and one.placement and len(one.placement.sites) == 1
         ]
@@ -166,8 +168,8 @@ class DecisionDraft:
             if number <= self.num_free:
                 swaps = [swap for site in self.space.devices for swap in self._gathered(job, ((site, number),), here)]
                 if swaps:
-                    best = min(swaps, key=lambda swap: self._stops_usd(job, swap))
-                    if useful := self._repays(job, best):
+                    best = min(swaps, key=self._stops_usd)
+                    if useful := self._repays(best):
                         self._accept(job, best)
                     return useful
         return False
@@ -231,27 +233,20 @@ class DecisionDraft:
             self.decide(victim, smaller.devices if smaller else None, f"for {job.name}")
         self.decide(job, swap.found.devices)
 
-    def _repays(self, job: JobState, swap: "_Swap") -> bool:
+    def _repays(self, swap: "_Swap") -> bool:
         """True if the wait that `job` is spared is worth more than what the stops cost the others."""
-        return self._wait_s(swap.found.num_devices) / SECONDS_PER_HOUR * self._worth.hour_usd > self._stops_usd(
-            job, swap
-        )
+        return self._wait_s(swap.found.num_devices) / SECONDS_PER_HOUR * self._worth.hour_usd > self._stops_usd(swap)
 
-    def _stops_usd(self, job: JobState, swap: "_Swap") -> float:
-        """Cost of the stops of the others: restarts, transfers, and their wait while `job` runs.
-
-        One alone just changes places with `job`, which the order of the queue has decided; several lose more than that.
-        """
-        usd, worth, num_waiting = 0.0, self._worth, 0
+    def _stops_usd(self, swap: "_Swap") -> float:
+        """Cost of the stops of the others: restarts and transfers."""
+        usd, worth = 0.0, self._worth
         for victim, after in swap.after:
             here = victim.placement
             assert here is not None
             stop_s = after.startup_s if after else self._view.stop_s(victim, here)
             usd += stop_s / SECONDS_PER_HOUR * (worth.usd_per_h(after or here) + worth.hour_usd)
             usd += worth.transfer_usd(after) if after else 0.0
-            num_waiting += after is None
-        rest_s = swap.found.startup_s + job.left_at(self._view.now_s) * swap.found.step_s
-        return usd + (num_waiting * rest_s / SECONDS_PER_HOUR * worth.hour_usd if num_waiting > 1 else 0.0)
+        return usd
 
     def _home_s(self, job: JobState) -> float:
         """Seconds until running jobs have ended whose devices are enough for `job` at the site of its checkpoint."""
