@@ -103,8 +103,7 @@ class OwnPolicy:
                     for victim in victims
                     if victim.key > least + victim.stop_key and victim.job.name not in draft.changed
                 ]
-                if draft.make_room(job, late, at_any_cost=key < 0):
-                    victims = [victim for victim in victims if victim.job.name not in draft.changed]
+                draft.make_room(job, late, at_any_cost=key < 0)
             elif place >= LOOKED_AT and draft.num_free <= 0:
                 break
         return num_left
