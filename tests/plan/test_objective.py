@@ -3,7 +3,7 @@ import pytest
 from farpipe.errors import InfeasibleError
 from farpipe.plan import Planner, make_plan
 from farpipe.plan.objective import choose, options, pareto, pinned_to
-from farpipe.spec import Prices
+from farpipe.spec import Pins, Prices
 from plan.jobs import TRAINING, both_ways, job, site
 
 
@@ -93,3 +93,21 @@ def test_a_choice_keeps_the_degrees_that_share_a_sequence_and_those_that_the_use
     by_layers = job([priced("one", 1.0)], tensor=1, pipeline=2, virtual=1, layers=(3, 5))
     pinned = pinned_to(by_layers, choose(options(Planner(), by_layers), "money"))
     assert pinned.layout.layers == (3, 5)
+
+
+@pytest.mark.parametrize(("layers", "ranks"), [((4, 4), {2}), ((2, 2, 2, 2), {2, 4})])
+def test_layers_alone_leave_the_choices_of_all_devices_and_shapes(layers, ranks):
+    """Estimates of other numbers of stages came first and were all that was looked at."""
+    asked = JOB.model_copy(update={"layout": Pins(layers=layers)})
+    found = options(Planner(), asked)
+    assert {one.layout.pipeline for one in found} <= ranks
+    assert {sum(one.devices.values()) for one in found} >= {2, 4, 8}
+    assert {one.layout.num_stages for one in found} == {len(layers)}
+    assert choose(found, "time").devices == make_plan(asked).devices
+
+
+def test_layers_of_more_stages_than_two_a_rank_follow_from_the_pinned_ranks():
+    asked = JOB.model_copy(update={"layout": Pins(layers=(2, 1, 1, 1, 1, 2), pipeline=2)})
+    assert make_plan(asked).layout.virtual == 3
+    with pytest.raises(InfeasibleError, match=r"layout\.layers: no placement of its 6 stages with at most two"):
+        make_plan(JOB.model_copy(update={"layout": Pins(layers=(2, 1, 1, 1, 1, 2), tensor=4)}))

@@ -91,13 +91,19 @@ def placed(job: Job, order: Sequence[Site], layout: Layout, in_v: bool, linked: 
 
     `linked`: links are known to be there.
     """
-    pinned = len(job.layout.layers or ())
-    if layout.num_stages != pinned if pinned else layout.num_stages > job.model.num_layers:
+    fewest, most = num_stages(job)
+    if not fewest <= layout.num_stages <= most:
         return None
     if not (linked or missing_link(job.cluster, order) is None):
         return None
     sites = place_ranks(order, layout.pipeline, layout.devices_per_rank)
     return None if sites is None else Candidate(layout, tuple(sites), in_v)
+
+
+def num_stages(job: Job) -> tuple[int, int]:
+    """Fewest and most stages of a pipeline: as many as there are layers, or those whose layers the job pins."""
+    pinned = len(job.layout.layers or ())
+    return (pinned, pinned) if pinned else (1, job.model.num_layers)
 
 
 def allows(job: Job, order: Sequence[Site], layout: Layout) -> bool:
@@ -152,7 +158,7 @@ def context_exchanges(job: Job, tensor: int, context: int) -> list[ContextExchan
 
 def shapes(job: Job) -> list[Shape]:
     """One stage per rank and two in a V, or as many as are pinned: two of them with both placements."""
-    pinned, method = job.layout.virtual, job.schedule
+    pinned, method = job.layout.stages_per_rank, job.schedule
     every: list[Shape] = [(1, False), (2, True), (2, False)]
     if job.training.cpu_offloading_num_layers:
         return every[:1]

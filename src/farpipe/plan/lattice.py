@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from farpipe.cost import JobCosts, Layout, memory
-from farpipe.plan.candidates import Candidate, context_exchanges, placed, shapes
+from farpipe.plan.candidates import Candidate, context_exchanges, num_stages, placed, shapes
 from farpipe.plan.lattice_tables import (
     Bounds,
     Floats,
@@ -158,6 +158,11 @@ class Lattice:
         open_shapes = shapes(self.job)
         return any(not in_v for _, in_v in open_shapes), any(in_v for _, in_v in open_shapes)
 
+    @property
+    def _virtual(self) -> int:
+        """Stages on each rank where they are in no V."""
+        return self.job.layout.stages_per_rank or 1
+
     def site_sets(self, left: Left, every_order: bool = False) -> list[SiteSet]:
         """The best order of every set of sites for one pipeline, and every set for whole pipelines at each.
 
@@ -266,7 +271,7 @@ class Lattice:
         )
         sites = SiteTable(left.num_devices, self.kind_of_site, self.most_tensor)
         allowed = np.iinfo(np.int64).max if max_devices is None else max_devices
-        bounds = Bounds(allowed, *self.allow, *limits)
+        bounds = Bounds(allowed, *self.allow, self._virtual, *num_stages(self.job), *limits)
         best = np.empty((len(site_sets), most)), np.zeros((len(site_sets), most), np.int64)
         links = LinkTable(self.latency_s, left.rate)
         scratch = lattice_kernel.new_scratch(self.tables.stages.layer_s, width)
@@ -318,7 +323,7 @@ class Lattice:
         v, in_v = index // 2, bool(index % 2)
         rows = self.rows
         names = tuple(self.sites[home].name for home in site_set.homes)
-        virtual = 2 if in_v else (self.job.layout.virtual or 1)
+        virtual = 2 if in_v else self._virtual
         split = self._splits[rows.table[v]]
         degrees = (int(rows.pipeline[v]), int(rows.data[v]), split.tensor, virtual, split.size)
         count = int(rows.num_microbatches[v])

@@ -367,6 +367,9 @@ def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[n
         path = Path(kinds, busiest_s, travel_s, hops_s)
         of_ranks = (scratch.extra_s[:p], scratch.stage_s[:p], scratch.most[:p], scratch.flights[:p], scratch.groups)
         for shape in range(2 if p > 1 else 1):
+            stages_of_shape = p * (2 if shape else bounds.virtual)
+            if not bounds.fewest_stages <= stages_of_shape <= bounds.most_stages:
+                continue
             if (bounds.in_v and shape == 1) or (bounds.alone and shape == 0):
                 limit_s = slack * least - around_s if bounds.shared else np.inf
                 step_s = _step_s(Point(v, row, tensor, m, shape), path, limit_s, stages, of_ranks)

@@ -149,6 +149,10 @@ class Bounds(NamedTuple):
     """True if one stage per rank is open."""
     in_v: bool
     """True if two stages per rank in a V are open."""
+    virtual: int
+    """Stages on each rank where they are in no V."""
+    fewest_stages: int
+    most_stages: int
     slack: float
     """Times the best step up to which others are estimated."""
     shared: bool
@@ -204,7 +208,7 @@ def _microbatches(job: Job, data: int, context: int) -> list[tuple[int, int]]:
 
 def _pipeline_degrees(job: Job, sites: Sequence[Site], most: int) -> list[int]:
     """Numbers of ranks of all shapes that are open; where layers are pinned, shapes differ in them."""
-    open_shapes = {virtual for virtual, _ in shapes(job)} if job.layout.layers else {job.layout.virtual or 1}
+    open_shapes = {virtual for virtual, _ in shapes(job)} if job.layout.layers else {job.layout.stages_per_rank or 1}
     return sorted({p for virtual in open_shapes for p in pipeline_degrees(job, sites, most, virtual, fewest=1)})
 
 

@@ -30,7 +30,7 @@ def why_none(job: Job) -> str:
             'layout.replicas = "across": data and training.global_batch must be multiples of the number of sites, and '
             "every site must have pipeline x tensor x context devices for each of its replicas"
         )
-    if obstacle := _why_no_experts(job):
+    if obstacle := _why_no_experts(job) or _why_no_stages(job):
         return obstacle
     degrees = [degree for degree in (pins.data, pins.tensor, pins.context) if degree]
     return (
@@ -73,6 +73,19 @@ def _why_no_experts(job: Job) -> str:
     return (
         f"layout.expert: {degree} does not divide the devices (data x context x tensor) that a rank can have, "
         f"{max(shares)} at most; {', '.join(map(str, able))} would"
+    )
+
+
+def _why_no_stages(job: Job) -> str:
+    """Reason why no rank can have the stages of `layout.layers`; empty where their number on a rank is pinned."""
+    pins = job.layout
+    if pins.layers is None or pins.stages_per_rank is not None:
+        return ""
+    count = len(pins.layers)
+    open_ones = "two stages" if count % 2 == 0 else "one stage"
+    return (
+        f"layout.layers: no placement of its {count} stages with at most {open_ones} on a rank; pin layout.pipeline to "
+        f"have more on each: {', '.join(str(p) for p in range(1, count) if not count % p)} divide {count}"
     )
 
 

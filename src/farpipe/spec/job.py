@@ -53,6 +53,13 @@ class Pins(Part):
     """``inside``: replicas of a pipeline rank are on one site, a pipeline may be over several. ``across``: every site
     has whole pipelines, and gradients cross."""
 
+    @property
+    def stages_per_rank(self) -> int | None:
+        """`virtual`, or the stages of `layers` on each of the pinned ranks; None where that is open."""
+        if self.virtual is None and self.layers and self.pipeline:
+            return len(self.layers) // self.pipeline
+        return self.virtual
+
     @model_validator(mode="before")
     @classmethod
     def _identical_replicas(cls, given: Any) -> Any:
