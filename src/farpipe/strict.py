@@ -296,9 +296,9 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix
             "expected {min_length} or more entries" if first["type"] == "too_short" else "expected {max_length} entries"
         )
         message = message.format(**first["ctx"])
-    message = message[:1].lower() + message[1:]
-    if first["type"] == "value_error":  # our own validators show the value where it helps
+    if first["type"] == "value_error":  # our own validators show the value where it helps, and may begin with a name
         return f"{place}: {message}"
+    message = message[:1].lower() + message[1:]
     return f"{place}: {message}, found {_show(first['input'])}"
 
 

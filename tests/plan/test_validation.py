@@ -184,6 +184,14 @@ def test_a_toml_file_has_groups_of_its_own(tmp_path):
         ),
         (("points/1", "points/2"), "expected 'farpipe/points/1'"),
         (("step_s = 1.0", ""), "step_s: missing"),
+        (("tensor = 4", "tensor = 3"), r"points\[0\].tensor: 3 does not divide model.num_heads 32; 1, 2, 4, .*would"),
+        (("tensor = 4", "tensor = 4\ncontext = 3"), r"points\[0\].context: 3 does not divide .* 4096; 2 and 4 would"),
+        (("tensor = 4", "tensor = 4\nexpert = 2"), r"points\[0\].expert: GPT has no experts"),
+        (("tensor = 4", "tensor = 4\nlayers = [16, 15]"), r"points\[0\].layers: they sum to 31, the model has 32"),
+        (
+            ("tensor = 4", "tensor = 4\nlayers = [32]"),
+            r"points\[0\].layers: a list of 1 does not fit",
+        ),
     ],
 )
 def test_a_bad_toml_file_is_an_error_that_names_the_place(tmp_path, change, message):

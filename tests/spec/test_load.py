@@ -245,8 +245,14 @@ MISTAKES = [
     ),
     (added("layout", "layers = [16, 15]"), "layout.layers: they sum to 31, the model has 32 layers"),
     (added("layout", "layers = [16, 0, 16]"), "layout.layers: only the first and the last stage may have no layer"),
-    (added("layout", "layers = [16, 16]\npipeline = 4"), "layout.layers: 2 stages do not fit pipeline x virtual = 4"),
-    (added("layout", "layers = [16, 16]\npipeline = 1\nvirtual = 1"), "layout.layers: 2 stages do not fit pipeline x"),
+    (
+        added("layout", "layers = [16, 16]\npipeline = 4"),
+        "layout.layers: a list of 2 does not fit pipeline x virtual = 4",
+    ),
+    (
+        added("layout", "layers = [16, 16]\npipeline = 1\nvirtual = 1"),
+        "layout.layers: a list of 2 does not fit pipeline x",
+    ),
     (
         added("layout", "pipeline = 8\nvirtual = 5"),
         "layout.pipeline: 40 stages (pipeline x virtual) are too many for 32",
@@ -256,7 +262,7 @@ MISTAKES = [
         "layout.groups: replicas and ranks that differ in their degrees are no longer planned; leave it out",
     ),
     (added("layout", "replicas = 'unlike'"), "layout.replicas: replicas and ranks that differ in their degrees"),
-    (added("layout", "tensor = 3"), "layout.tensor: 3 does not divide model.num_heads 32"),
+    (added("layout", "tensor = 3"), "layout.tensor: 3 does not divide model.num_heads 32; 1, 2, 4, 8, 16, 32 would"),
     (added("layout", "data = 3"), "training.global_batch: 256 does not match layout.data = 3"),
     (
         added("layout", "data = 2\nnum_microbatches = 64").replace("= 256", "= 256\nmicrobatch_size = 1"),

@@ -331,6 +331,13 @@ def _hops(ranks, kind_of_site, hop_s, row, kinds):  # type: ignore[no-untyped-de
 
 
 @jit(inline="always")
+def _is_open(p, shape, bounds):  # type: ignore[no-untyped-def]
+    """True if the pins leave `p` ranks of this shape."""
+    fits = bounds.fewest_stages <= p * (2 if shape else bounds.virtual) <= bounds.most_stages
+    return fits and (bounds.in_v if shape else bounds.alone)
+
+
+@jit(inline="always")
 def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[no-untyped-def]
     """Enter the best points of order `o`; return the least step of them and of `least`."""
     order, times, ring = asked.orders[o][: asked.sizes[o]], asked.times[o], asked.ring[o]
@@ -367,10 +374,7 @@ def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[n
         path = Path(kinds, busiest_s, travel_s, hops_s)
         of_ranks = (scratch.extra_s[:p], scratch.stage_s[:p], scratch.most[:p], scratch.flights[:p], scratch.groups)
         for shape in range(2 if p > 1 else 1):
-            stages_of_shape = p * (2 if shape else bounds.virtual)
-            if not bounds.fewest_stages <= stages_of_shape <= bounds.most_stages:
-                continue
-            if (bounds.in_v and shape == 1) or (bounds.alone and shape == 0):
+            if _is_open(p, shape, bounds):
                 limit_s = slack * least - around_s if bounds.shared else np.inf
                 step_s = _step_s(Point(v, row, tensor, m, shape), path, limit_s, stages, of_ranks)
                 step_s += around_s + tables.overhead_s

@@ -8,31 +8,30 @@ which the row takes the tolerance and everything that it has no column for.
 import csv
 import datetime
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from farpipe.catalog import device_row
 from farpipe.cost import Layout, Placement, place_evenly
 from farpipe.errors import InputError
 from farpipe.spec import (
     Cluster,
+    Job,
     LocalLink,
     Lora,
     Matmul,
     Model,
+    Pins,
     Recompute,
     Site,
     Training,
     Zero,
-    operations_of,
-    possible_modules,
-    possible_operations,
     preset_model,
 )
 from farpipe.spec.model import Experts, LatentAttention, RotaryScaling
@@ -167,16 +166,18 @@ class ReferencePoint(Part):
                 message = f"{self.global_batch} is not a multiple of {self.data * size} sequences at a time"
                 raise fault(message, "global_batch")
             raise fault(f"{self.pipeline * virtual} stages are more than {self.num_layers} layers", "pipeline")
-        self._expect_parts("recompute", operations_of(self.recompute), possible_operations)
-        self._expect_parts("lora", self.lora.target_modules if self.lora else (), possible_modules)
-        self.jobs()
+        self._expect_job(self.job())
         return self
 
-    def _expect_parts(self, key: str, asked: Iterable[str], possible: Callable[[Model], tuple[str, ...]]) -> None:
-        known = possible(self._model())
-        for name in asked:
-            if name not in known:
-                raise fault(f"the layers of {self.model} have no {name}; they have {', '.join(known)}", key)
+    def _expect_job(self, at: "ReferenceJob") -> None:
+        """The checks of a job whose degrees are pinned: what divides what, what the model and the device have."""
+        pinned = ("pipeline", "virtual", "data", "tensor", "context", "expert")
+        pins = {name: getattr(at.layout, name) for name in pinned}
+        try:
+            Job(model=at.model, training=at.training, cluster=at.cluster, layout=Pins(**pins, layers=self.layers))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise fault(first["msg"], *(key for key in first["loc"] if key in type(self).model_fields)) from None
 
     def _choices(self) -> Iterator[tuple[int, int]]:
         yield from product(self.microbatch_size, self.virtual)
@@ -185,8 +186,8 @@ class ReferencePoint(Part):
         """True if the batch and the layers can be divided so; interleaving needs whole rounds of microbatches."""
         count, rest = divmod(self.global_batch, self.data * size)
         rounds = virtual == 1 or not count % self.pipeline
-        enough = len(self.layers or ()) or self.num_layers
-        return not rest and self.pipeline * virtual <= enough and (rounds or len(self.virtual) == 1)
+        enough = self.layers is not None or self.pipeline * virtual <= self.num_layers
+        return not rest and enough and (rounds or len(self.virtual) == 1)
 
     def jobs(self) -> list["ReferenceJob"]:
         """The point as the parts of a job, one for each choice that is possible."""

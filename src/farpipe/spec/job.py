@@ -237,7 +237,7 @@ class Job(Request):
         all_known = None not in (self.layout.pipeline, self.layout.virtual)
         if len(layers) % num_stages or (all_known and len(layers) != num_stages):
             raise fault(
-                f"{len(layers)} stages do not fit pipeline x virtual = {num_stages}",
+                f"a list of {len(layers)} does not fit pipeline x virtual = {num_stages}",
                 *("layout", "layers"),
             )
 
@@ -254,7 +254,11 @@ class Job(Request):
         model, tensor = self.model, self.layout.tensor or 1
         for name in ("num_heads", "ffn_hidden"):
             if getattr(model, name) % tensor:
-                raise fault(f"{tensor} does not divide model.{name} {getattr(model, name)}", "layout", "tensor")
+                both = math.gcd(model.num_heads, model.ffn_hidden)
+                able = ", ".join(str(t) for t in range(1, both + 1) if not both % t)
+                raise fault(
+                    f"{tensor} does not divide model.{name} {getattr(model, name)}; {able} would", "layout", "tensor"
+                )
 
     def _check_context(self) -> None:
         degree, length = self.layout.context or 1, self.training.sequence_length
