@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from farpipe.report import RunView
+from farpipe.report.views import RunView
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from farpipe.report import Panel, draw_gantt, draw_small_multiples
+from farpipe.report.gantt import Panel, draw_gantt, draw_small_multiples
 from farpipe.report.gantt_frame import MAX_BOXES, choose_frame, spaced
 from farpipe.simulate import simulate, slack
 from farpipe.simulate.timeline import MESSAGE_DTYPE, MESSAGE_KINDS

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.report import Panel, draw_gantt, draw_small_multiples
 from farpipe.report.charts import LineChart, loss_chart
+from farpipe.report.gantt import Panel, draw_gantt, draw_small_multiples
 from farpipe.report.trace import trace
 from report.steps import as_measured, play, run_view, sites_of, two_sites
 

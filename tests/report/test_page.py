@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 import pytest
 
 from farpipe.errors import RunError
-from farpipe.report import RunReport, write_report
-from farpipe.report.page import render
+from farpipe.report.page import render, write_report
 from farpipe.report.tables import TableView
+from farpipe.report.views import RunReport
 from report.steps import run_view
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"

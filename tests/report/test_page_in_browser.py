@@ -11,9 +11,9 @@ from html import escape, unescape
 import numpy as np
 import pytest
 
-from farpipe.report import RunReport, write_report
-from farpipe.report.page import render
+from farpipe.report.page import render, write_report
 from farpipe.report.tables import TableView
+from farpipe.report.views import RunReport
 from report.steps import run_view
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -6,9 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from farpipe.report import write_trace
 from farpipe.report.charts import memory_over_time
-from farpipe.report.trace import trace
+from farpipe.report.trace import trace, write_trace
 from farpipe.simulate import simulate
 from report.steps import as_measured, play, two_sites
 from strategies import problems_with_schedules

@@ -137,15 +137,6 @@ def test_only_what_is_tied_is_exchanged():
             make_run(problem, model=model)
 
 
-def test_an_older_run_whose_exchange_is_a_reduce_of_both_ends_is_read():
-    tied = make_problem(exchanges=(exchange(0, 2), exchange(2, 0)))
-    data = make_run(tied, model=TIED).to_data()
-    end = {"gather": None, "reduce": {"link": "a>b", "bytes": 8}}
-    data["problem"]["sync"] = [end, None, end]
-    del data["problem"]["exchanges"]
-    assert RunSpec.from_data(data).problem == tied
-
-
 SITES = ("a", "a", "b")
 HALF = TRAINING.model_copy(update={"global_batch": 16})
 

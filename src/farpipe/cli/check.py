@@ -16,7 +16,7 @@ from farpipe.units import format_percent, format_seconds
 if TYPE_CHECKING:
     from farpipe.interop.comparison import Comparison
     from farpipe.interop.logs import StepLog
-    from farpipe.report import RunReport
+    from farpipe.report.views import RunReport
     from farpipe.spec import Job
 
 
@@ -58,7 +58,7 @@ class CheckOptions:
 @with_groups
 def check(options: CheckOptions) -> None:
     """Compare a training's own log with what farpipe predicts for it: step time, memory, where the seconds go."""
-    from farpipe.report import write_report
+    from farpipe.report.page import write_report
 
     check_folder(options.html, keeping=(options.job, options.log))
     job, steps, comparison = _compared(options)

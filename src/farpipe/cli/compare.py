@@ -172,7 +172,7 @@ def _data(rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> lis
 
 def _draw(path: Path, outcomes: "Sequence[Outcome]", sites: tuple[str, ...]) -> None:
     """One small Gantt chart per order that can be used, the fastest on top."""
-    from farpipe.report import Panel, draw_small_multiples
+    from farpipe.report.gantt import Panel, draw_small_multiples
 
     played = [(outcome.method, outcome.timeline) for outcome in outcomes if outcome.timeline is not None]
     panels = [

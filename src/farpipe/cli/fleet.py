@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -103,7 +103,7 @@ def compare(
     _print_series_ends(scenario, max(outcome.end_s for outcome in outcomes))
     _draw(outcomes, scenario, plot, charts)
     if as_json:
-        print_json([_without_jobs(outcome.to_data()) for outcome in outcomes])
+        print_json([{k: v for k, v in outcome.to_data().items() if k != "jobs"} for outcome in outcomes])
     else:
         console().print(_table(outcomes))
     _print_left(outcomes)
@@ -160,10 +160,6 @@ def _logged(path: Path | None, run: "Callable[[TextIO | None], FleetOutcome]") -
     if path is not None and log is not None:
         write_text(path, log.getvalue())
     return outcome
-
-
-def _without_jobs(data: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in data.items() if key != "jobs"}
 
 
 def _table(outcomes: "list[FleetOutcome]") -> "FittedTable":

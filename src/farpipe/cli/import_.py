@@ -146,15 +146,12 @@ def _write_draft(draft: "Draft", text: str, options: ImportOptions) -> None:
 def _expect_whole(draft: "Draft", files: list[Path]) -> None:
     """InputError where the files lack what a job needs."""
     if missing := draft.missing():
+        asked = f": {', '.join(sorted(draft.unset))}" if draft.unset else ""
         raise InputError(
             f"{', '.join(map(str, files))}: {', '.join(missing)} missing"
             + "".join(f"\n  {text}" for text in [*draft.notes, *draft.not_understood])
-            + f"\ngive another file that has it, or --set NAME=VALUE for a variable of the script{_asked(draft)}"
+            + f"\ngive another file that has it, or --set NAME=VALUE for a variable of the script{asked}"
         )
-
-
-def _asked(draft: "Draft") -> str:
-    return f": {', '.join(sorted(draft.unset))}" if draft.unset else ""
 
 
 def _is_traced(files: list[Path], job: Path | None, output: Path | None, as_json: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,7 +50,7 @@ def lengths(context: typer.Context, options: LengthsOptions) -> None:
     gain = _gain(corpus.lengths, options.job, options) if options.job else None
     if options.as_json:
         counted = {} if corpus.num_counted is None else {"num_trained_tokens": corpus.num_counted}
-        print_json(summary.to_data() | counted | ({"gain": _gain_data(gain)} if gain else {}))
+        print_json(summary.to_data() | counted | ({"gain": vars(gain) | {"speedup": gain.speedup}} if gain else {}))
         return
     _show(summary, corpus.num_counted)
     if gain is not None:
@@ -78,10 +78,6 @@ def _gain(found: "Ints", job: Path, options: LengthsOptions) -> "Gain":
     drawn = sample_lengths(found, min(options.batch, found.size), options.seed)
     with compilation_announced(), status("planning a batch"):
         return gain_of_chunks(load_job(job), drawn, options.devices_per_stage)
-
-
-def _gain_data(gain: "Gain") -> dict[str, Any]:
-    return vars(gain) | {"speedup": gain.speedup}
 
 
 def _show(summary: "LengthSummary", num_counted: int | None) -> None:

@@ -165,7 +165,7 @@ def _refined(found: "Plan", search_s: float) -> "Plan":
 
 def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
     from farpipe.cli.shown import plan_report, planned_view
-    from farpipe.report import write_report
+    from farpipe.report.page import write_report
 
     write_report(plan_report(found, [planned_view(found)], costs=costs), page)
 

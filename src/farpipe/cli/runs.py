@@ -10,9 +10,11 @@ from typing import Any
 from farpipe.cli.shown import of_a_device, plan_report
 from farpipe.errors import InputError
 from farpipe.plan import Plan
-from farpipe.report import RunView, write_report, write_trace
+from farpipe.report.page import write_report
 from farpipe.report.plan_tables import trust_note
 from farpipe.report.summary import typical
+from farpipe.report.trace import write_trace
+from farpipe.report.views import RunView
 from farpipe.run.directory import how_it_ended
 from farpipe.runtime.figures.metrics import (
     METRICS_NAME,

@@ -109,7 +109,8 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
 
 def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
     """The report of a batch: the chunk map and timeline of every replica, the other kinds of layouts."""
-    from farpipe.report import RunReport, RunView, write_report
+    from farpipe.report.page import write_report
+    from farpipe.report.views import RunReport, RunView
     from farpipe.sequences import step_plan
     from farpipe.simulate import simulate
 

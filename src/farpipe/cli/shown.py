@@ -14,9 +14,9 @@ from farpipe.plan.derivation import costs_of
 from farpipe.plan.engine import plan_obstacle
 from farpipe.plan.quote import money_data
 from farpipe.processes.cpu_share import other_work
-from farpipe.report import RunReport, RunView
 from farpipe.report.plan_tables import derivation_tables, plan_tables
 from farpipe.report.tables import FittedTable, TableView, to_rich
+from farpipe.report.views import RunReport, RunView
 from farpipe.simulate import simulate
 from farpipe.units import (
     counted,

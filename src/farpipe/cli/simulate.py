@@ -14,7 +14,7 @@ from farpipe.units import format_seconds
 if TYPE_CHECKING:
     from farpipe.plan import Plan
     from farpipe.plan.plan import Spread
-    from farpipe.report import RunView
+    from farpipe.report.views import RunView
     from farpipe.step import Problem, Schedule
 
 
@@ -58,7 +58,10 @@ def simulate(options: SimulateOptions) -> None:
 def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> None:
     """Write the trace, the picture and the page that are asked for."""
     from farpipe.cli.shown import plan_report
-    from farpipe.report import Panel, RunReport, draw_gantt, write_report, write_trace
+    from farpipe.report.gantt import Panel, draw_gantt
+    from farpipe.report.page import write_report
+    from farpipe.report.trace import write_trace
+    from farpipe.report.views import RunReport
 
     if options.trace is not None:
         write_trace({"predicted": view.predicted}, options.trace, view.problem)
@@ -70,7 +73,7 @@ def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> Non
 
 def _view(problem: "Problem", schedule: "Schedule", plan: "Plan | None") -> "RunView":
     from farpipe.cli.shown import planned_view
-    from farpipe.report import RunView
+    from farpipe.report.views import RunView
     from farpipe.simulate import simulate as play
 
     if plan is not None:

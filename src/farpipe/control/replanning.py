@@ -65,6 +65,15 @@ class RememberedOrder(NamedTuple):
     problem: Problem
     schedule: Schedule
 
+    def to_data(self) -> dict[str, Any]:
+        """Both as JSON data."""
+        return {"problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any], source: str) -> "RememberedOrder":
+        """The inverse of `to_data`."""
+        return cls(Problem.from_data(data["problem"], source), Schedule.from_data(data["schedule"], source))
+
 
 @dataclass
 class _Trial:
@@ -212,7 +221,6 @@ class Replanner:
 
     def to_json(self) -> str:
         """Write the state that a later attempt at the run may go on with, in the format ``farpipe/replan/1``."""
-        known, disappointed = ([_known_data(item) for item in some] for some in (self._known, self._disappointed))
         return json.dumps(
             {
                 "format": FORMAT,
@@ -220,8 +228,8 @@ class Replanner:
                 "schedule": self.schedule.to_data(),
                 "believed": self._believed.to_data(),
                 "expected_s": self._expected_s,
-                "known": known,
-                "disappointed": disappointed,
+                "known": [item.to_data() for item in self._known],
+                "disappointed": [item.to_data() for item in self._disappointed],
             }
         )
 
@@ -236,15 +244,8 @@ class Replanner:
         try:
             believed = Problem.from_data(body["believed"], source)
             schedule = Schedule.from_data(body["schedule"], source)
-            known, disappointed = (
-                [
-                    RememberedOrder(
-                        Problem.from_data(item["problem"], source), Schedule.from_data(item["schedule"], source)
-                    )
-                    for item in some
-                ]
-                for some in (body["known"], body["disappointed"])
-            )
+            known = [RememberedOrder.from_data(item, source) for item in body["known"]]
+            disappointed = [RememberedOrder.from_data(item, source) for item in body["disappointed"]]
             expected_s = finite(body["expected_s"], exclusive=True)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{source}: not what is known of a run: {type(error).__name__}: {error}") from None
@@ -331,10 +332,6 @@ def mean_makespan_s(samples: Sequence[Problem], schedule: Schedule) -> float:
 
 def _samples(measured: Problem, timelines: Sequence[Timeline]) -> tuple[Problem, ...]:
     return tuple(as_in_step(measured, timeline) for timeline in timelines[-MAX_SAMPLES:])
-
-
-def _known_data(known: RememberedOrder) -> dict[str, Any]:
-    return {"problem": known.problem.to_data(), "schedule": known.schedule.to_data()}
 
 
 def _expect_alike(limits: Problem, problem: Problem, source: str) -> None:

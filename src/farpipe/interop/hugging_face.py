@@ -113,18 +113,10 @@ def _precision(settings: Settings) -> tuple[str, str]:
 def _optimizer(settings: Settings, draft: Draft, place: str, clipping: str) -> None:
     for key, name in (("learning_rate", "lr"), ("weight_decay", "weight_decay"), ("betas", "betas")):
         if settings.values.get(place + name, Setting("auto", "")).value != "auto":
-            draft.put("training", key, settings.take(place + name, _as_it_is), settings.origin(place + name))
+            draft.put("training", key, settings.take(place + name, lambda value: value), settings.origin(place + name))
         settings.has(place + name)
-    clip = settings.take(clipping, _number_or_auto)
+    clip = settings.take(clipping, lambda value: None if value == "auto" else float(value))
     draft.put("training", "clip_norm", "none" if clip == 0 else clip, settings.origin(clipping))
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _number_or_auto(value: Any) -> float | None:
-    return None if value == "auto" else float(value)
 
 
 def read_trainer(data: Mapping[str, Any], source: str) -> Draft:

@@ -159,14 +159,12 @@ def _command(script: Script, source: str) -> list[str]:
         return [word for words in commands if words[0].startswith("--") for word in words]
     if not found:  # options in variables, for another script
         values = [words for words in map(flags_of, script.values) if any(word.startswith("--") for word in words)]
-        return [word for words in values for word in words] or _no_command(source)
+        if not values:
+            raise InputError(f"{source}: no command with options of Megatron-LM, such as {MARKS[0]}, was found")
+        return [word for words in values for word in words]
     if len({tuple(words) for words in found}) > 1 and found[0][0] != "echo":
         script.notes.append(f"{len(found)} commands have options of Megatron-LM; the last one was read")
     return found[-1]
-
-
-def _no_command(source: str) -> list[str]:
-    raise InputError(f"{source}: no command with options of Megatron-LM, such as {MARKS[0]}, was found")
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str | list[str] | None]]:

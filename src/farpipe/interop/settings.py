@@ -279,8 +279,4 @@ class Draft:
 def _lines(table: Mapping[str, Setting]) -> list[str]:
     pairs = [(f"{key} = {toml_value(found.value)}", found.origin) for key, found in table.items()]
     width = min(48, max(len(pair) for pair, _ in pairs))
-    return [f"{pair:<{width}}  # {_one_line(origin)}" for pair, origin in pairs]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return [f"{pair:<{width}}  # {' '.join(origin.split())}" for pair, origin in pairs]

@@ -41,10 +41,6 @@ def of_modes(name: str, rows: list[tuple[float, float]]) -> Modulation:
     return Modulation(name, tuple(reversed(kept)))
 
 
-def _catalogued() -> list[tuple[float, float]]:
-    return [(row.reach_km, row.rate_gbit_s / row.width_ghz) for row in map(mode_row, mode_names())]
-
-
 MODULATIONS: Final = {
     table.name: table
     for table in (
@@ -53,7 +49,7 @@ MODULATIONS: Final = {
         # CBA's setting: 75 Gbit/s per 12.5 GHz slot at any length, reach ignored.
         Modulation("64qam", ((inf, 6.0),)),
         # Modes of a transceiver with the reach that gnpy computes for them.
-        of_modes("gnpy", _catalogued()),
+        of_modes("gnpy", [(row.reach_km, row.rate_gbit_s / row.width_ghz) for row in map(mode_row, mode_names())]),
         # One bit/s/Hz everywhere: requests counted in slots of their width.
         Modulation("bpsk", ((inf, 1.0),)),
     )

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
 from random import Random
 from typing import Any
 
@@ -217,12 +216,8 @@ class PolicyComparison:
         figures = [run.figures() for run in self.runs[name]]
         means = {key: float(np.mean([one[key] for one in figures])) for key in figures[0]}
         change = self.change(name)
-        bounds = {"change": change.mean, "change_interval": _finite(change)} if len(figures) > 1 else {}
+        bounds = {"change": change.mean, "change_interval": [change.low, change.high]} if len(figures) > 1 else {}
         return {"policy": name, **means, **bounds}
-
-
-def _finite(interval: Interval) -> list[float] | None:
-    return None if interval.low == -inf else [interval.low, interval.high]
 
 
 def compare(

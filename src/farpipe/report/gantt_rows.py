@@ -252,18 +252,14 @@ def _waits_across(panel: Panel, frame: GanttFrame) -> list[bool]:
 
 
 def _link_entries(panels: Sequence[Panel], frame: GanttFrame) -> Iterator[Entry]:
-    kinds = np.unique(np.concatenate([_kinds_on(panel.timeline, frame.links) for panel in panels]))
+    of_panels = [panel.timeline.messages["kind"][_is_on(panel.timeline, frame.links)] for panel in panels]
+    kinds = np.unique(np.concatenate(of_panels))
     for kind in (MESSAGE_KINDS[index] for index in kinds):
         yield _box(class_=kind, y=2, height=8), _MESSAGES[kind]
     yield tag("path", class_="tail", d="M0 2L14 10"), "latency, until it arrives"
     drawn = {name for panel in panels for name in np.unique(panel.slack_classes[_is_on(panel.timeline, frame.links)])}
     for name in (name for name in _SLACK if name in drawn):
         yield _box(class_=f"{MESSAGE_KINDS[0]} {name}", y=2, height=8), _SLACK[name]
-
-
-def _kinds_on(timeline: Timeline, links: Sequence[str]) -> NDArray[np.int32]:
-    """The kinds of the messages that went over `links`."""
-    return np.asarray(timeline.messages["kind"][_is_on(timeline, links)], np.int32)
 
 
 def _is_on(timeline: Timeline, links: Sequence[str]) -> NDArray[np.bool_]:

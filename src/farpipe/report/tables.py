@@ -94,7 +94,7 @@ def _columns(view: TableView) -> Iterator[tuple[int, int]]:
     for index, name in enumerate(view.columns):
         cells = [row[index] for row in view.rows]
         whole = max(_longest_line(text) for text in (name, *cells))
-        words = max(_longest_word(text) for text in (name, *cells))
+        words = max(len(word) for text in (name, *cells) for word in text.split() or [""])
         if index in view.numbers:
             words = max([words, *map(_longest_line, cells)])
         yield min(whole, max(words, 0 if index in view.numbers else _READABLE)), whole
@@ -102,10 +102,6 @@ def _columns(view: TableView) -> Iterator[tuple[int, int]]:
 
 def _longest_line(text: str) -> int:
     return max((len(line) for line in text.splitlines()), default=0)
-
-
-def _longest_word(text: str) -> int:
-    return max((len(word) for word in text.split()), default=0)
 
 
 def _least_width(view: TableView) -> int:

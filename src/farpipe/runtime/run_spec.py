@@ -16,7 +16,7 @@ from farpipe.spec import Data, MetricsSettings, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
 from farpipe.spec.recompute import Recompute
 from farpipe.spec.training import ReplanSettings
-from farpipe.step import Exchange, LightPaths, Problem, Schedule, Transfer
+from farpipe.step import LightPaths, Problem, Schedule, Transfer
 from farpipe.strict import expect_format, validate
 
 DeviceKind = Literal["cpu", "cuda", "sleep"]
@@ -100,14 +100,6 @@ class RunSpec(Document, Part):
     """Tensor-parallel processes of every rank in every replica; a rehearsal has one for all of them."""
     context: Count = 1
     """Processes that share each sequence, each `tensor` of them; in a rehearsal as well one for all."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_exchanges(cls, data: Any) -> Any:
-        """Older plans and runs say the exchange of a tied matrix as a reduce of both ends of one replica."""
-        if not isinstance(data, dict) or data.get("replicas") or not isinstance(data.get("problem"), Problem):
-            return data
-        return data | {"problem": _with_exchanges(data["problem"])}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -362,15 +354,6 @@ class RunSpec(Document, Part):
         if body.get("light_paths") is not None:
             body["light_paths"] = LightPaths.from_data(body["light_paths"], f"{source}: light_paths")
         return validate(cls, body, source)
-
-
-def _with_exchanges(problem: Problem) -> Problem:
-    """The problem of one replica whose only collectives, reduces of both ends, are said as exchanges."""
-    ends, last = [*problem.collectives], problem.num_stages - 1
-    if last == 0 or [(one.kind, one.stage) for one in ends] != [("reduce", 0), ("reduce", last)]:
-        return problem
-    exchanges = [Exchange(**dict(one.transfer), source_stage=one.stage, target_stage=last - one.stage) for one in ends]
-    return problem.model_copy(update={"sync": None, "exchanges": tuple(exchanges)})
 
 
 class ReplicaCollective(NamedTuple):

@@ -284,7 +284,8 @@ def _take(wanted: list[tuple[Box, Tensor]], place: _Place, shape: Sequence[int])
     """Read what is wanted of a tensor of `shape` and in `place`; what is still wanted. Pieces may overlap."""
     if len(place.offset) not in (1, len(shape)):
         raise InputError(f"{place.path}: damaged: {place.key} is no piece of a tensor of shape {list(shape)}")
-    if not any(common(box, other) for box, _ in wanted for other, _ in _parts(shape, place.offset, _empty(place))):
+    without_memory = torch.empty(place.sizes, device="meta")
+    if not any(common(box, other) for box, _ in wanted for other, _ in _parts(shape, place.offset, without_memory)):
         return wanted
     for other, values in _parts(shape, place.offset, _read(place)):
         left: list[tuple[Box, Tensor]] = []
@@ -296,11 +297,6 @@ def _take(wanted: list[tuple[Box, Tensor]], place: _Place, shape: Sequence[int])
             left += [(rest, target[within(box, rest)]) for rest in without(box, both)]
         wanted = left
     return wanted
-
-
-def _empty(place: _Place) -> Tensor:
-    """A tensor of the form of a piece, without memory."""
-    return torch.empty(place.sizes, device="meta")
 
 
 def _read(place: _Place) -> Tensor:
