@@ -73,12 +73,13 @@ def test_a_manifest_in_the_folder_of_another_step_is_found(copied):
     assert "is of step 2, not 4" in damaged[4]
 
 
-def test_a_manifest_without_a_digest_is_read(broken_off, tmp_path):
+def test_a_manifest_without_its_digest_is_damaged(broken_off, tmp_path):
     run_dir, _ = broken_off
     body = json.loads((folder(run_dir, 4) / "manifest.json").read_text())
     del body["sha256"]
     (tmp_path / "manifest.json").write_text(json.dumps(body))
-    assert Manifest.load(tmp_path) == Manifest.load(folder(run_dir, 4))
+    with pytest.raises(InputError, match=r"manifest\.json: damaged: its content does not match its sha256"):
+        Manifest.load(tmp_path)
 
 
 def test_when_all_manifests_are_damaged_nothing_begins_anew_and_nothing_is_changed(copied):

@@ -141,10 +141,10 @@ class Manifest(Document, Part):
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """The manifest in `body`; one that was written before there were digests has none, and is read as it is."""
+        """The manifest in `body`; InputError unless its digest is there and matches."""
         written = body.pop(DIGEST_KEY, None)
         manifest = validate(cls, body, source)
-        if written is not None and written != _digest_of_json({"format": cls.FORMAT, **body}):
+        if written != _digest_of_json({"format": cls.FORMAT, **body}):
             raise InputError(f"{source}: damaged: its content does not match its {DIGEST_KEY}")
         return manifest
 
