@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "farpipe"
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 QUESTIONS = {"what", "whether", "how", "which", "where", "when", "why", "who"}
 FRAGMENTS = {"of", "from", "for", "by", "with", "those", "between", "in", "on", "at", "to", "so", "up", "see", "as"}
 PLAIN_ENGLISH = {"one_way", "both_ways"}
@@ -28,6 +27,12 @@ class Thing:
     async def method(self):
         """{word} a method does."""
 '''
+
+
+@pytest.fixture(scope="module")
+def trees():
+    """Syntax trees of all files of the source."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def docstrings(tree):
@@ -81,11 +86,11 @@ def told(wrong, path):
     return [f"{path.relative_to(SOURCE.parent.parent)}:{line}: {text.splitlines()[0]}" for line, text in wrong]
 
 
-def test_docstrings_name_their_subject_first():
+def test_docstrings_name_their_subject_first(trees):
     openings = QUESTIONS | FRAGMENTS
     wrong = [
         line
-        for path, tree in TREES.items()
+        for path, tree in trees.items()
         for line in told([(at, text) for at, text in docstrings(tree) if first_word(text) in openings], path)
     ]
     assert not wrong, "begin with the subject, not with a question word or a preposition:\n" + "\n".join(wrong)
@@ -98,14 +103,14 @@ def test_every_docstring_is_looked_at(word):
     assert not questions(docstrings(ast.parse(DOCUMENTED.format(word="Whole things"))))
 
 
-def test_help_names_its_subject_first():
-    wrong = [line for path, tree in TREES.items() for line in told(questions(helps(tree)), path)]
+def test_help_names_its_subject_first(trees):
+    wrong = [line for path, tree in trees.items() for line in told(questions(helps(tree)), path)]
     assert not wrong, "begin with the subject, not with a question word:\n" + "\n".join(wrong)
     assert questions(helps(ast.parse('Option(help="How long it is valid.")')))
 
 
-def test_no_name_calls_a_direction_a_way():
-    wrong = [line for path, tree in TREES.items() for line in told(called_way(tree), path)]
+def test_no_name_calls_a_direction_a_way(trees):
+    wrong = [line for path, tree in trees.items() for line in told(called_way(tree), path)]
     assert not wrong, "say direction, link, mode, method or path:\n" + "\n".join(wrong)
 
 
