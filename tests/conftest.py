@@ -1,5 +1,6 @@
 """For all tests."""
 
+import gc
 import signal
 
 import pytest
@@ -23,6 +24,17 @@ def pytest_addoption(parser):
     parser.addoption(
         "--examples", type=float, default=1.0, help="share of the random examples of property tests to try"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Garbage is collected from the first test on, and not among tests and modules: they stay, and are millions."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):
