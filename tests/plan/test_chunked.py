@@ -53,6 +53,7 @@ def measured():
     return ChunkProfile(**known, **sizes, errors={}, embedding=part, layer=part, head=part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profiles", [(), (measured(),)], ids=["cost model", "measured"])
 def test_the_pins_of_a_better_layout_give_the_step_that_is_told(profiles):
     plan = plan_on_chunks(far_apart(), LENGTHS, 512, profiles)[0]

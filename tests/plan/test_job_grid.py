@@ -135,6 +135,7 @@ def test_a_job_that_fits_nowhere_is_a_result_and_an_impossible_one_an_error(tabl
         play_job(job_points(table, [Axis("cluster.links.latncy", ("1 ms",))])[0])
 
 
+@pytest.mark.slow
 def test_a_batch_of_documents_is_planned_at_every_point_cut_as_in_training(table):
     lengths = [5000, 900, 900, 40]
     axes = [Axis("training.sequence_length", (1024, 4096)), Axis("cluster.links.bandwidth", ("1 Gbit/s",))]
