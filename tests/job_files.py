@@ -26,6 +26,26 @@ ffn_hidden = 64
 vocab_size = 256
 """
 
+EIGHT_LAYERS = """\
+[model]
+num_layers = 8
+hidden = 1024
+num_heads = 16
+ffn_hidden = 4096
+vocab_size = 32000
+"""
+
+LATENT_EXPERTS = """\
+hidden = 2048
+num_heads = 16
+head_dim = 128
+ffn_hidden = 4096
+vocab_size = 1024
+experts = {num_experts = 8, per_token = 2, ffn_hidden = 1408, shared_ffn_hidden = 2816}
+latent_attention = {kv_rank = 512, query_rank = 768, nope_dim = 128, rope_dim = 64, value_dim = 128}
+"""
+"""A model with experts and latent attention, but for its layers."""
+
 MODEL_TO_SWEEP = """\
 [model]
 name = "small"

@@ -4,18 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from job_files import EIGHT_LAYERS
+
 GOLDEN = Path(__file__).parent / "golden" / "pareto.txt"
-JOB = """
-[model]
-num_layers = 8
-hidden = 1024
-num_heads = 16
-ffn_hidden = 4096
-vocab_size = 32000
-[training]
-sequence_length = 1024
-global_batch = 16
-"""
+JOB = EIGHT_LAYERS + "[training]\nsequence_length = 1024\nglobal_batch = 16\n"
 SITE = """
 [[cluster.sites]]
 name = "{name}"

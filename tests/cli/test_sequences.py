@@ -5,16 +5,11 @@ import json
 import pytest
 
 from farpipe.sequences import Chunk
+from job_files import EIGHT_LAYERS
 from sound_chunks import check_chunks
 
-JOB = """
-[model]
-num_layers = 8
-hidden = 1024
-num_heads = 16
-ffn_hidden = 4096
-vocab_size = 32000
-
+JOB = f"""
+{EIGHT_LAYERS}
 [training]
 sequence_length = 32768
 global_batch = 16

@@ -11,19 +11,9 @@ from farpipe.cost import compute, memory
 from farpipe.cost.calibration import calibration_of
 from farpipe.spec import Model, operations_of, possible_operations, preset_model
 from farpipe.spec.recompute import OPERATIONS, spelled
+from job_files import LATENT_EXPERTS
 
-EXPERTS = Model.model_validate(
-    tomllib.loads("""
-num_layers = 4
-hidden = 2048
-num_heads = 16
-head_dim = 128
-ffn_hidden = 4096
-vocab_size = 1024
-experts = {num_experts = 8, per_token = 2, ffn_hidden = 1408, shared_ffn_hidden = 2816}
-latent_attention = {kv_rank = 512, query_rank = 768, nope_dim = 128, rope_dim = 64, value_dim = 128}
-""")
-)
+EXPERTS = Model.model_validate(tomllib.loads(f"num_layers = 4\n{LATENT_EXPERTS}"))
 LAW = calibration_of(site().device)
 SBH, SCORES = 2048 * 4 * 4096, 5 * 32 * 2048 * 2048 * 4
 """Of the closed forms: s b h, and 5 a s^2 b."""

@@ -21,6 +21,7 @@ from farpipe.schedule.check import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import extra_forwards
 from farpipe.spec import Model, Training
+from job_files import LATENT_EXPERTS
 from pipelines import pipeline
 from plan.every_layout import candidates
 from plan.jobs import TRAINING, both_ways, device, job, site
@@ -133,17 +134,6 @@ def test_the_ways_survive_the_plan_file(tmp_path):
     assert Plan.load(tmp_path / "plan.json").recompute == plan.recompute
 
 
-DEEPSEEK = """num_layers = 8
-hidden = 2048
-num_heads = 16
-head_dim = 128
-ffn_hidden = 4096
-vocab_size = 1024
-experts = {num_experts = 8, per_token = 2, ffn_hidden = 1408, shared_ffn_hidden = 2816}
-latent_attention = {kv_rank = 512, query_rank = 768, nope_dim = 128, rope_dim = 64, value_dim = 128}
-"""
-
-
 def least_bytes(request, candidate, mode, index, num_layers, in_flight):
     """By the plain functions: seconds of a stage that recomputes so, and the memory that it needs."""
     ends = {"embedding": index == 0, "head": index == len(in_flight) - 1}
@@ -162,7 +152,9 @@ def least_bytes(request, candidate, mode, index, num_layers, in_flight):
 def test_every_stage_takes_the_fastest_set_of_operations_that_fits(memory_gib, flash, experts, layers):
     request = tight_job(memory_gib, TRAINING.model_copy(update={"flash_attention": flash}), num_microbatches=8)
     if experts:
-        request = request.model_copy(update={"model": Model.model_validate(tomllib.loads(DEEPSEEK))})
+        request = request.model_copy(
+            update={"model": Model.model_validate(tomllib.loads(f"num_layers = 8\n{LATENT_EXPERTS}"))}
+        )
     (candidate,) = candidates(request)
     in_flight, modes = minimum_in_flight(candidate), every_mode(request.model, request.training)
     assert {"none", "full"} <= set(modes)

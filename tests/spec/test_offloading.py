@@ -5,24 +5,20 @@ import pytest
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
 from farpipe.spec import parse_job
+from job_files import EIGHT_LAYERS
 
-JOB = """
-[model]
-num_layers = 8
-hidden = 1024
-num_heads = 16
-ffn_hidden = 4096
-vocab_size = 32000
+JOB = f"""
+{EIGHT_LAYERS}
 [training]
 sequence_length = 1024
 global_batch = 16
-{training}
+{{training}}
 [[cluster.sites]]
 name = "a"
 device = "h100"
 num_devices = 8
 [layout]
-{layout}
+{{layout}}
 """
 
 
