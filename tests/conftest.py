@@ -6,6 +6,9 @@ import signal
 import pytest
 from hypothesis import settings
 
+from farpipe.processes import Guarded
+from forked import Server, start_new
+
 # Background jobs of a shell are started with SIGINT ignored, those of nohup with SIGHUP, and pass that on to the
 # processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,6 +21,24 @@ def text_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forks():
+    """Programs that are started here are forks of a server, see forked.py; those that they start are not."""
+    server = Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Guarded, "start", classmethod(server.start))
+        yield
+    server.close()
+
+
+@pytest.fixture
+def new_processes(_forks):
+    """Programs that are started here are new processes, as they are for users."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Guarded, "start", classmethod(start_new))
+        yield
 
 
 def pytest_addoption(parser):

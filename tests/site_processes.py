@@ -1,9 +1,8 @@
-"""Processes that share stages, as a test starts them: ``python site_processes.py NUMBER COUNT PORT CASE...``."""
+"""Processes that share stages, as the launcher starts them for a test: ``python site_processes.py CASE...``."""
 
 import copy
 import json
-import socket
-import subprocess
+import os
 import sys
 import traceback
 from contextlib import nullcontext
@@ -17,9 +16,12 @@ from torch.distributed.tensor.parallel import SequenceParallel
 from transformers import AutoConfig
 
 from farpipe.errors import InputError
+from farpipe.run.launcher import launch
+from farpipe.run.reports import leave_result
 from farpipe.runtime.data.batches import Batch
 from farpipe.runtime.divided_stages import twins_in
 from farpipe.runtime.executor import Executor
+from farpipe.runtime.rendezvous import store_from_env
 from farpipe.runtime.site import tensor_plans
 from farpipe.runtime.site.mesh import DATA, TENSOR, join_site, shares_in, stage_mesh
 from farpipe.runtime.site.self_check import check_divided
@@ -213,42 +215,26 @@ CASES = {
 }
 
 
-def run_processes(count, cases, limit_s=240):
+def run_processes(count, cases):
     """What process 0 of `count` finds for each of the cases (one of CASES, *arguments, options)."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     words = [json.dumps(case) for case in cases]
-    commands = [[sys.executable, __file__, str(number), str(count), str(port), *words] for number in range(count)]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command in commands
-    ]
-    try:
-        out, log = processes[0].communicate(timeout=limit_s)
-        for process in processes[1:]:
-            process.communicate(timeout=20)
-    finally:
-        for process in processes:
-            process.kill()
-    found = [json.loads(line) for line in out.splitlines()]
-    assert len(found) == len(cases), log
-    return found
+    return launch(lambda number: [sys.executable, __file__, *words], count)[0]
 
 
-def main(number, count, port, cases):
+def main(cases):
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=number == 0, wait_for_workers=False)
-    join_site(store, "zurich", number, count, timeout_s=30)
+    number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    join_site(store_from_env().torch_store, "zurich", number, count, timeout_s=30)
+    found = []
     for case in cases:
         function, *arguments = json.loads(case)
         try:
-            found = CASES[function](*arguments[:-1], **arguments[-1])
+            found.append(CASES[function](*arguments[:-1], **arguments[-1]))
         except Exception:
-            found = {"raised": traceback.format_exc()}
-        if number == 0:
-            print(json.dumps(found), flush=True)
+            found.append({"raised": traceback.format_exc()})
+    leave_result(found)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    number, count, port, *cases = sys.argv[1:]
-    main(int(number), int(count), int(port), cases)
+    main(sys.argv[1:])

@@ -20,7 +20,7 @@ from farpipe.run.reports import reporting_errors
 from transports import printed
 from waiting import wait_until
 
-pytestmark = pytest.mark.slow  # starts processes
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_processes")]
 
 GRANDCHILDREN = """
 import os, subprocess, sys, time

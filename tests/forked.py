@@ -1,0 +1,217 @@
+"""Python programs as forks of one process that has torch and farpipe imported: 0.1 s of CPU instead of 2.
+
+A fork gets what a new interpreter would have: command line (also for ``ps``), environment, descriptors, session,
+signals, threads of torch, exit code; and the guard before it. It shares the hash of strings with all other forks, so
+some runs of the tests start new interpreters nevertheless: see `new_processes` in conftest.py.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from farpipe.processes import Guarded, guard
+
+ROOM = 65536
+"""Bytes that the server's command line and environment leave for those of its forks."""
+OWN_DESCRIPTORS = range(1000)
+"""Descriptors that a program may ask for; those above serve to sort them."""
+start_new = Guarded.start.__func__
+
+
+class Server:
+    """The process to fork from, started when it is first needed."""
+
+    def __init__(self):
+        self._socket, self._lock, self._process = None, threading.Lock(), None
+
+    def ask(self, request, descriptors=()):
+        """The answer to a request, a number."""
+        with self._lock:
+            if self._socket is None:
+                self._start()
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return int(self._socket.recv(64))
+
+    def _start(self):
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), " " * ROOM],
+                env=os.environ | {"OMP_NUM_THREADS": "1", "ROOM": " " * ROOM},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def close(self):
+        """End the server."""
+        if self._socket is not None:
+            self._socket.close()
+            self._process.wait()
+
+    def start(self, kind, argv, parent_pipe, *, env=None, pass_fds=(), encoding=None, **streams):
+        """As `Guarded.start`, by a fork where `argv` is a Python program without options of the interpreter."""
+        if argv[0] != sys.executable or (argv[1].startswith("-") and argv[1] not in ("-m", "-c")):
+            return start_new(kind, argv, parent_pipe, env=env, pass_fds=pass_fds, encoding=encoding, **streams)
+        with contextlib.ExitStack() as stack:
+            ours, theirs = _streams(stack, encoding, **streams)
+            theirs |= {number: number for number in (parent_pipe.fileno, *pass_fds)}
+            words = [guard.__file__, str(parent_pipe.fileno), *argv]
+            environment = {**(os.environ if env is None else env)}
+            request = {"argv": words, "env": environment, "cwd": str(Path.cwd()), "descriptors": [*theirs]}
+            return kind(Fork(self, self.ask(request, [*theirs.values()]), *ours))
+
+
+def _streams(stack, encoding, stdin=subprocess.DEVNULL, stdout=None, stderr=None):
+    """Our ends of the pipes to a program, stdin and stdout, and its descriptors 0 to 2."""
+    ours, theirs = [None, None], {}
+    for number, stream in enumerate((stdin, stdout, stderr)):
+        if stream == subprocess.PIPE:
+            reading, writing = os.pipe()
+            theirs[number], own = (reading, writing) if number == 0 else (writing, reading)
+            stack.callback(os.close, theirs[number])
+            ours[number] = open(own, "rw"[number == 0] + ("" if encoding else "b"), encoding=encoding)  # noqa: PTH123, SIM115
+        elif stream == subprocess.DEVNULL:
+            theirs[number] = os.open(os.devnull, os.O_RDWR)
+            stack.callback(os.close, theirs[number])
+        elif stream == subprocess.STDOUT:
+            theirs[number] = theirs[1]
+        else:
+            theirs[number] = number if stream is None else stream if isinstance(stream, int) else stream.fileno()
+    return ours, theirs
+
+
+class Fork:
+    """A fork, with what `Guarded` uses of subprocess.Popen."""
+
+    def __init__(self, server, pid, stdin, stdout):
+        self._server, self.pid, self.stdin, self.stdout, self.returncode = server, pid, stdin, stdout, None
+
+    def wait(self, timeout):
+        """Its exit code, as of Popen; subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                if not select.select([pidfd], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            finally:
+                os.close(pidfd)
+            self.returncode = os.waitstatus_to_exitcode(self._server.ask({"reap": self.pid}))
+        return self.returncode
+
+
+def serve(requests):
+    """Fork at each request, until the other end closes; returns in a fork: the request and its descriptors."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 4 * ROOM, len(OWN_DESCRIPTORS))
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        if "reap" in request:
+            answer = os.waitpid(request["reap"], 0)[1]
+        elif not (answer := os.fork()):
+            requests.close()
+            return request, descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        requests.send(str(answer).encode())
+
+
+class NewProgram(BaseException):
+    """Leaves the guard in its child, in the place of exec."""
+
+
+def be_guard(request, descriptors):
+    """Be a process that the launcher has started, and the guard in it; raises NewProgram in the guard's child."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    _sort(descriptors, request["descriptors"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    _show(request["argv"])
+    sys.argv, execvp = request["argv"], os.execvp
+
+    def become(file, argv):
+        os.execvp = execvp
+        raise NewProgram(argv)
+
+    os.execvp = become
+    os._exit(guard.main())
+
+
+def _sort(descriptors, numbers):
+    """Give the descriptors these numbers, and close all others."""
+    above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, OWN_DESCRIPTORS.stop) for descriptor in descriptors]
+    os.closerange(0, OWN_DESCRIPTORS.stop)
+    for descriptor, number in zip(above, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _show(argv):
+    """Have ``/proc`` show this command line and the environment: they overwrite the server's (see proc(5), stat)."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    for first, words in ((45, argv), (47, [f"{name}={value}" for name, value in os.environ.items()])):
+        begin, end = map(int, fields[first : first + 2])
+        text = b"\0".join(map(os.fsencode, words))[: end - begin - 1]
+        ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def be_python(argv, path):
+    """Run a Python command line as a new interpreter does whose own `path`, of packages, is this one."""
+    _show(argv)
+    for descriptor in range(3, OWN_DESCRIPTORS.stop):
+        with contextlib.suppress(OSError):
+            if not os.get_inheritable(descriptor):
+                os.close(descriptor)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if (threads := int(os.environ.get("OMP_NUM_THREADS", os.cpu_count()))) > 1:  # the server has one
+        torch.set_num_threads(threads)
+    kind, program, *rest = argv[1:] if argv[1].startswith("-") else ("", *argv[1:])
+    sys.argv = ["-c" if kind == "-c" else program, *rest]
+    first = {"-c": "", "-m": str(Path.cwd())}.get(kind, str(Path(program).resolve().parent))
+    sys.path[:] = [first, *_python_path(), *path]
+    if kind == "-c":
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+    elif kind == "-m":
+        sys.modules.pop(program, None)
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program, run_name="__main__")
+
+
+def _python_path():
+    """Folders of PYTHONPATH."""
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+if __name__ == "__main__":
+    import gc
+
+    import torch
+    import torch._dynamo  # torch's optimizers load it, which takes as long as torch itself
+
+    import farpipe.run.rank_main
+    import farpipe.runtime.stages.self_check  # noqa: F401 - loads transformers
+
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"  # noqa: PTH208
+    own_path = sys.path[1 + len(_python_path()) :]  # that of any interpreter, whatever it runs
+    _show([sys.executable, *sys.argv[:2]])
+    gc.freeze()
+    try:
+        be_guard(*serve(socket.socket(fileno=int(sys.argv[1]))))
+    except NewProgram as program:
+        (argv,) = program.args
+    be_python(argv, own_path)
