@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.cost import JobCosts, Placement, StageCost, step_cost
+from farpipe.cost import JobCosts, Placement, StageCost, place_stages, step_cost
 from farpipe.plan.bandwidth import link_bytes
 from farpipe.plan.evaluate import ROUNDING, Evaluated, finish, staggered_like, whole
 from farpipe.plan.orders import AUTO, try_orders, try_quickly
@@ -35,11 +35,11 @@ NEARLY: Final = 0.03
 REFINEMENT: Final = 0.01
 """Relative gain that refining recomputation may still bring to a candidate whose order was improved."""
 WORTH_TRYING: Final = 0.005
-"""Relative gain that the lower bound must leave to other recomputation of a stage for an order to be made of it."""
+"""Relative gain that the lower bound must leave to other recomputation or layers of a stage for an order to be made."""
 WORTH: Final = 0.001
 """Relative gain for which another candidate is taken in place of the one whose estimate was best."""
 MAX_REFINED_ACTIONS: Final = 20_000
-"""Largest number of actions in a step whose recomputation is refined."""
+"""Largest number of actions in a step whose recomputation and first and last stages are refined."""
 MAX_ACTIONS: Final = 40_000
 """Largest number of actions in a step that is searched; one greedy order of more takes too long without --search-s."""
 GREEDY_ACTIONS: Final = 200_000
@@ -78,8 +78,13 @@ def refined(job: Job, found: Evaluated, costs: JobCosts) -> tuple[Evaluated, Eva
 
     That is the short search's, unless the job names an order, and the one of the best merit where steps differ.
     """
-    named = refine_recomputation(job, whole(found), costs)
-    best = improve_order(named) if job.schedule in (None, AUTO) else named
+    even = refine_recomputation(job, whole(found), costs)
+    named = refine_ends(job, even, costs)
+    if job.schedule not in (None, AUTO):
+        return named, choose_robustly(job, named)
+    best = improve_order(named)
+    if named is not even and lower_bound_s(even.problem) + even.overhead_s < best.step_s * (1 - WORTH):
+        named, best = min((named, best), (even, improve_order(even)), key=lambda pair: pair[1].step_s)
     return named, choose_robustly(job, best)
 
 
@@ -90,11 +95,34 @@ def refine_recomputation(job: Job, best: Evaluated, costs: JobCosts) -> Evaluate
     so that more microbatches can be under way. What a lower bound rules out is not simulated; steps of more than
     MAX_REFINED_ACTIONS are left as they are.
     """
-    if 3 * best.problem.num_stages * best.problem.num_microbatches > MAX_REFINED_ACTIONS:
+    if _is_long(best):
         return best
     for index in range(len(best.placements)):
         best = _with_less(best, index, job, costs)
         best = _with_more(best, index, job, costs)
+    return best
+
+
+def _is_long(best: Evaluated) -> bool:
+    return 3 * best.problem.num_stages * best.problem.num_microbatches > MAX_REFINED_ACTIONS
+
+
+def refine_ends(job: Job, best: Evaluated, costs: JobCosts) -> Evaluated:
+    """`best`, or the same with a layer of the last stage in the first, or the other way round, where that is faster.
+
+    Layers are divided by the slowest stage and then by squares, neither of which knows that a stage starts late.
+    """
+    if job.layout.layers is not None or best.candidate.layout.num_stages == 1 or _is_long(best):
+        return best
+    for less, more in ((-1, 0), (0, -1)):
+        layers = [placement.num_layers for placement in best.placements]
+        layers[less], layers[more] = layers[less] - 1, layers[more] + 1
+        if layers[less]:
+            sites = [site.name for site in best.candidate.sites]
+            modes = [placement.recompute for placement in best.placements]
+            placements = place_stages(best.candidate.ranks, sites, layers, modes)
+            changed = {placements[less].rank, placements[more].rank}
+            best = next(_placed_so(best, placements, changed, job, costs), best)
     return best
 
 
@@ -160,21 +188,28 @@ def _tried(best: Evaluated, index: int, mode: Recompute, job: Job, costs: JobCos
     """`best` with stage `index` in another mode, if that is faster."""
     other = replace(best.placements[index], recompute=mode)
     placements = (*best.placements[:index], other, *best.placements[index + 1 :])
-    if not _is_faster(best, index, placements, costs):
+    yield from _placed_so(best, placements, {other.rank}, job, costs)
+
+
+def _placed_so(
+    best: Evaluated, placements: tuple[Placement, ...], ranks: set[int], job: Job, costs: JobCosts
+) -> Iterator[Evaluated]:
+    """`best` with other `placements`, changed on `ranks`, if that is faster."""
+    if not all(_is_faster(best, rank, placements, costs) for rank in ranks):
         return
     step = staggered_like(best, step_cost(costs, best.candidate.layout, placements, job.cluster), costs)
-    if lower_bound_s(step.problem) + step.overhead_s >= best.step_s * (1 - WORTH_TRYING):
+    worth_s = best.step_s * (1 - WORTH_TRYING) - step.overhead_s
+    if lower_bound_s(step.problem, worth_s) >= worth_s:
         return
     found = try_quickly(best.schedule.method, step.problem, best.step_s - step.overhead_s)
     if found.timeline is not None and found.timeline.makespan_s + step.overhead_s < best.step_s * (1 - ROUNDING):
         yield finish(best.candidate, placements, step, best.schedule.method)
 
 
-def _is_faster(best: Evaluated, index: int, placements: tuple[Placement, ...], costs: JobCosts) -> bool:
-    """False where the work of the changed stage's rank alone takes as long as the step does now."""
-    at, ranks = best.candidate.layout, best.candidate.ranks
-    site, last = best.candidate.sites[ranks[index]], at.num_stages - 1
-    mine = [(stage, placements[stage]) for stage in range(at.num_stages) if ranks[stage] == ranks[index]]
+def _is_faster(best: Evaluated, rank: int, placements: tuple[Placement, ...], costs: JobCosts) -> bool:
+    """False where the work of a changed `rank` alone takes as long as the step does now."""
+    at, last = best.candidate.layout, best.candidate.layout.num_stages - 1
+    site, mine = best.candidate.sites[rank], [(s, p) for s, p in enumerate(placements) if p.rank == rank]
     work_s = sum(
         costs.stage(at, site, p.num_layers, p.recompute, embedding=s == 0, head=s == last).seconds for s, p in mine
     )
