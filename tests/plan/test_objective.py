@@ -111,3 +111,13 @@ def test_layers_of_more_stages_than_two_a_rank_follow_from_the_pinned_ranks():
     assert make_plan(asked).layout.virtual == 3
     with pytest.raises(InfeasibleError, match=r"layout\.layers: no placement of its 6 stages with at most two"):
         make_plan(JOB.model_copy(update={"layout": Pins(layers=(2, 1, 1, 1, 1, 2), tensor=4)}))
+
+
+def test_a_job_that_fits_with_zero_3_alone_has_choices():
+    small = priced("one", 1.0)
+    small = small.model_copy(update={"device": small.device.model_copy(update={"memory_bytes": 6.3 * 2**30})})
+    sharded = TRAINING.model_copy(update={"zero": "auto"})
+    asked = job([small], training=sharded, tensor=1, pipeline=1)
+    plan = make_plan(asked)
+    assert plan.job.training.zero == 3
+    assert choose(options(Planner(), asked), "money").layout.data == plan.layout.data

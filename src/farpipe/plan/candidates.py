@@ -281,6 +281,11 @@ ZERO_STAGES: Final[tuple[Zero, ...]] = (1, 3)
 """Stages of ZeRO that are tried where the job leaves it open; the next one only if no layout fits with those before."""
 
 
+def stages_of_zero(job: Job) -> tuple[Zero, ...]:
+    """The stages of ZeRO to try: one stands for what the job names."""
+    return ZERO_STAGES if job.training.zero == "auto" else ZERO_STAGES[:1]
+
+
 def decided(job: Job, zero: Zero = 1) -> Job:
     """The job with this stage of ZeRO and with sequence parallelism where the user leaves them open.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from farpipe.errors import InfeasibleError
-from farpipe.plan.candidates import largest_sites
+from farpipe.plan.candidates import decided, largest_sites, stages_of_zero
 from farpipe.plan.planner import Planner
 from farpipe.plan.quote import OBJECTIVES, Objective, Quote
 from farpipe.spec import Job
@@ -23,15 +23,21 @@ MAX_LISTED: Final = 4
 GIVE_FIGURES: Final = (
     "give the sites of the job `prices` or a `region` (of devices: `power`), or ask for something else"
 )
-NOTHING_FITS: Final = "no layout of the job fits its sites"
+NOTHING_FITS: Final = "no layout of the job fits its sites; `farpipe plan` for the step time tells what is missing"
 
 
 def options(planner: Planner, job: Job) -> list[Quote]:
     """The best layout of every site set for all devices, half of them, a quarter and so on.
 
-    The fastest first. Of very many sites those that compute most are quoted (`largest_sites`).
+    The fastest first, by the first stage of ZeRO with which anything fits (`stages_of_zero`). Of very many sites those
+    that compute most are quoted (`largest_sites`).
     """
     job = largest_sites(job)
+    every = (_options(planner, decided(job, zero)) for zero in stages_of_zero(job))
+    return next((found for found in every if found), [])
+
+
+def _options(planner: Planner, job: Job) -> list[Quote]:
     most = job.cluster.num_devices
     request, found = job.request, dict[tuple[object, ...], Quote]()
     while most:

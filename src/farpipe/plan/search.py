@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from farpipe.cost import JobCosts, Layout, Profile
 from farpipe.errors import InfeasibleError
-from farpipe.plan.candidates import ZERO_STAGES, Candidate, decided, neighbours
+from farpipe.plan.candidates import Candidate, decided, neighbours, stages_of_zero
 from farpipe.plan.evaluate import ROUNDING, Evaluated, Rejected, evaluate, reject, whole
 from farpipe.plan.in_flight import minimum_in_flight
 from farpipe.plan.lattice import Estimate, Lattice, SiteSet
@@ -126,7 +126,7 @@ def search_stages_of_zero(
     Nothing is found where no stage works.
     """
     answers: list[tuple[Job, JobCosts, Found]] = []
-    for zero in ZERO_STAGES if job.training.zero == "auto" else ZERO_STAGES[:1]:
+    for zero in stages_of_zero(job):
         settled = decided(job, zero)
         costs = JobCosts(settled.model, settled.training, profiles)
         answers.append((settled, costs, search(settled, costs, progress=progress)))
