@@ -274,6 +274,15 @@ def test_every_change_is_compared_with_the_plan_whose_order_was_searched():
         assert change.gain == pytest.approx(tokens * plan.prediction.step_s / change.step_s - 1)
 
 
+def test_of_pins_whose_loss_has_the_same_answer_the_first_is_listed():
+    asked = decided(two_sites(pins={"tensor": 4, "virtual": 1, "sites": ("a",)}))
+    costs = costs_of(asked)
+    found = quick_search(asked, costs, 1, 1)
+    free = [change for change in all_changes((asked, costs, found)) if change.what.startswith("leave out")]
+    assert any("layout.tensor" in change.what for change in free)
+    assert len({f"{change.step_s:.9g}" for change in free}) == len(free)
+
+
 def test_changes_that_do_not_help_a_faster_order_are_dropped():
     large, small = (Change(what=str(gain), step_s=1 / (1 + gain), gain=gain, costs="devices") for gain in (0.5, 0.05))
     kept = still_helping([large, small], 0.96)

@@ -78,15 +78,17 @@ def changes_that_help(
 
     The plan, which takes `step_s`, was made of the first of `found`; they come the fastest first. All changes go
     through a quick search, which evaluates the plan's own layout as well; those with the largest gain by it are refined
-    as the plan was. Of equal cost the best come first.
+    as the plan was. Of equal cost the best come first; of equal answers the first.
     """
     trial = _ChangeTrial(job, costs, found[0].candidate, step_s)
     hopeful, untried = trial.quickly(list(_ideas(job, found[0])), progress, time.monotonic() + limit_s)
-    chosen: list[Change] = []
+    chosen, answers = list[Change](), set[tuple[str, str, str]]()
     for idea, one in sorted(hopeful, key=lambda pair: (COSTS.index(pair[0].costs), pair[1].step_s)):
         if len(chosen) == most:
             break
-        if idea.key not in {change.what.partition(" = ")[0] for change in chosen}:
+        answer = (idea.costs, str(one.candidate), f"{one.step_s:.9g}")
+        if answer not in answers and idea.key not in {change.what.partition(" = ")[0] for change in chosen}:
+            answers.add(answer)
             chosen += trial.in_full(idea, one)
     return sorted(chosen, key=lambda change: (COSTS.index(change.costs), -change.gain)), untried
 
