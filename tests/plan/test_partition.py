@@ -79,7 +79,7 @@ def test_what_rounding_alone_makes_smaller_is_not_taken_for_better():
 def test_too_few_layers_or_too_little_memory_is_infeasible():
     with pytest.raises(InfeasibleError, match="3 layers are too few for 4 stages"):
         divide_layers(3, [[StageOption(1.0)]] * 4)
-    with pytest.raises(InfeasibleError, match="out of memory: all 2 stages together hold 4 of 8 layers"):
+    with pytest.raises(InfeasibleError, match="out of memory: its 2 stages together hold 4 of 8 layers"):
         divide_layers(8, [[StageOption(1.0, most_layers=2)]] * 2)
     with pytest.raises(
         InfeasibleError, match="stage 0 of 3 holds not a single layer, nor do 1 others what they should"

@@ -203,7 +203,8 @@ def _on_search(plan: Plan, found: FoundOrder) -> str:
 
 
 def _gap(gap: float, *, is_proven: bool) -> str:
-    return "none can be faster" if is_proven else f"none can be more than {format_percent(max(gap, 0.001))} faster"
+    more = "" if is_proven else f"more than {format_percent(max(gap, 0.001))} "
+    return f"no order of these stages can be {more}faster"
 
 
 def _gain(share: float) -> str:

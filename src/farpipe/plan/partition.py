@@ -235,7 +235,7 @@ def _divided(num_layers: int, stages: tuple[tuple[StageOption, ...], ...], pinne
 def _out_of_memory(num_layers: int, most: Sequence[int], wanted: Sequence[int]) -> str:
     short = [index for index, (n, w) in enumerate(zip(most, wanted, strict=True)) if n < w]
     if not short:
-        all_stages = f"all {len(most)} stages together hold" if len(most) > 1 else "its only stage holds"
+        all_stages = f"its {len(most)} stages together hold" if len(most) > 1 else "its only stage holds"
         return f"out of memory: {all_stages} {sum(most)} of {num_layers} layers"
     first = short[0]
     holds = f"{most[first]} of its {wanted[first]} layers" if most[first] > 0 else "not a single layer"
