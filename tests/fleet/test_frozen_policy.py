@@ -10,6 +10,7 @@ import pytest
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import own, places, policy_of
+from farpipe.fleet.policies.draft import DecisionDraft
 from farpipe.fleet.policies.orders import bace_priority
 from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.queueing import QueuePolicy
@@ -71,7 +72,12 @@ def patient():
     return [FleetJob("long", kind, 0.0, 10**6, 96, 96), *short]
 
 
-CASES = {"busy": (trace(0.25 * HOUR_S, 1200), 1e7), "calm": (calm(), 1e12), "patient": (patient(), 1e7)}
+CASES = {
+    "busy": (trace(0.25 * HOUR_S, 1200), 1e7),
+    "well linked": (trace(0.25 * HOUR_S, 1200), 1e12),
+    "calm": (calm(), 1e12),
+    "patient": (patient(), 1e7),
+}
 """Jobs, and bytes/s of the links."""
 
 
@@ -150,9 +156,10 @@ def test_another_ageing_of_bace_shows_in_its_figures():
     assert figures(policy, "busy") != pytest.approx(FROZEN["bace", "busy"], rel=1e-6)
 
 
-@pytest.mark.parametrize("case", ["busy", "calm"])
+@pytest.mark.parametrize("case", ["busy", "well linked", "calm"])
 def test_running_jobs_that_are_not_looked_at_in_full_would_not_have_moved(monkeypatch, case):
     thrifty = OwnPolicy(hour_value=8.0)
     expected = figures(thrifty, case)
     monkeypatch.setattr(own, "_may_repay", lambda *args: True)
+    monkeypatch.setattr(DecisionDraft, "may_cross", lambda *args: True)
     assert figures(thrifty, case) == expected

@@ -3,7 +3,7 @@
 `state.py` moves it on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self, TypeVar
 
@@ -104,8 +104,8 @@ class World:
     quotes: Quotes
     stops: StopCosts
     egress_usd_per_gb: Mapping[str, float]
-    best_steps: dict[tuple[Kind, int], float] = field(default_factory=dict, compare=False, repr=False)
-    """Results of `View.best_step_s`: quotes inside a site never change."""
+    at_one_site: dict[tuple[Kind, int], Sequence[JobPlacement]] = field(default_factory=dict, compare=False, repr=False)
+    """Results of `View.at_one_site`: quotes inside a site never change."""
 
 
 @dataclass(frozen=True, kw_only=True)

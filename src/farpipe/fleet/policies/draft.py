@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, Kind, sizes
-from farpipe.fleet.policies.places import alone, is_stall_free, wide
+from farpipe.fleet.policies.places import alone, has_room, is_stall_free, max_sites, wide
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.worth import Worth
 from farpipe.fleet.quotes import Devices
@@ -104,10 +104,19 @@ class DecisionDraft:
         key = job.job.kind, min(numbers)
         if space is self.space and key in self._failed_across and job.stored_at is None:
             return []
-        found = [placement for number in numbers for placement in self._wide(space, job, number)]
+        able = [number for number in numbers if self.may_cross(space, job, number)]
+        found = [placement for number in able for placement in self._wide(space, job, number)]
         if not found and space is self.space:
             self._failed_across.add(key)
         return found
+
+    def may_cross(self, space: Space, job: JobState, number: int) -> bool:
+        """False only if no place over several sites can be found: too little room for any, or all links too narrow."""
+        if not has_room(space, number, max_sites(self._view.empty.devices.values(), job.job.min_devices)):
+            return False
+        needed = self._view.quotes.needed_rate(job.job.kind, number)
+        is_free = needed is not None and needed <= max(space.rates.values(), default=0.0)
+        return is_free or not self._view.fits_alone(job.job)
 
     def _has_failed(self, job: JobState, number: int) -> bool:
         """True if a job of this kind found no place before: the space only gets fuller."""

@@ -13,7 +13,6 @@ from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, sizes
 from farpipe.fleet.policies.draft import DecisionDraft
 from farpipe.fleet.policies.orders import by_arrival, by_work_left, tenants_excess
-from farpipe.fleet.policies.places import alone
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.queueing import LOOKED_AT
 from farpipe.fleet.policies.worth import Objective, Worth
@@ -191,7 +190,7 @@ def _better(
     trial = draft.space.copy()
     trial.give(here, job.phase)
     numbers = sizes(job.job) if limits.grows else [here.num_devices]
-    if not _may_repay(view, worth, trial, job, here, numbers):
+    if not _may_repay(view, worth, draft, trial, job, numbers):
         return None
     there = draft.best(trial, job, numbers)
     if there is None or there.devices == here.devices:
@@ -206,26 +205,27 @@ def _better(
 
 
 def _may_repay(
-    view: View, worth: Worth, space: Space, job: JobState, here: JobPlacement, numbers: Sequence[int]
+    view: View, worth: Worth, draft: DecisionDraft, space: Space, job: JobState, numbers: Sequence[int]
 ) -> bool:
     """False only if no place in `space` repays a restart alone; looking at all of them in full is dear.
 
-    A job that has its largest size at one site finds it there, so places over several are not looked at. What is saved
-    is counted a little too high, for `_repays` rounds in another order.
+    Sizes that the job can have where it is are not looked for over several sites. What is saved is counted a little
+    too high, for `_repays` rounds in another order.
     """
-    if len(here.devices) > 1 or here.num_devices < numbers[0]:
-        return True
+    here, home, most = job.placement, job.stop_site, 0
+    assert here is not None
     hours = min(job.left_at(view.now_s) * here.step_s, worth.objective.horizon_s) / SECONDS_PER_HOUR / here.step_s
     restart_h, now = view.state.world.stops.restart_s / SECONDS_PER_HOUR, worth.of_step(here)
     for number in numbers:
-        for devices in alone(space, number):
-            there = view.quotes.placement(job.job.kind, devices, {})
-            if there is not None:
-                usd_per_h = worth.usd_per_h(there) + worth.hour_usd
+        for there in view.at_one_site(job.job.kind, number):
+            (site,) = there.sites
+            if number <= space.devices[site]:
+                usd_per_h = number * worth.device_hour_usd(there) + worth.hour_usd
                 saved_usd = (now - usd_per_h * there.step_s) * hours
                 if usd_per_h < 0 or saved_usd * (1 + 1e-9) > 2 * restart_h * usd_per_h:
                     return True
-    return False
+                most = max(most, number) if site == home else most
+    return any(number > most and draft.may_cross(space, job, number) for number in numbers)
 
 
 def _repays(view: View, worth: Worth, job: JobState, here: JobPlacement, there: JobPlacement, stop_s: float) -> bool:

@@ -36,6 +36,13 @@ def max_sites(devices: Iterable[int], min_devices: int) -> int:
     return MAX_SITES if holds else MAX_PLANNED
 
 
+def has_room(space: Space, num_devices: int, most: int) -> bool:
+    """True if two or more sites, `most` at most, together have room in whole quanta; no link is looked at."""
+    quantum = min(QUANTUM, num_devices)
+    free = sorted(max(0, number) // quantum * quantum for number in space.devices.values())
+    return num_devices >= 2 * quantum and sum(free[-most:]) >= num_devices
+
+
 def across(space: Space, num_devices: int, most: int, preference: Preference) -> Iterator[Devices]:
     """Pipelines over two or more sites, `most` at most, that together have room, the fewest sites first.
 

@@ -1,11 +1,11 @@
 """The protocol of policies: the view that a policy gets and the decisions that it returns."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from farpipe.fleet.job import FleetJob, JobPlacement, JobState, sizes
+from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind, sizes
 from farpipe.fleet.quotes import Devices, Quotes
 from farpipe.fleet.snapshot import Snapshot, Space, start_on, startup_s
 
@@ -56,25 +56,28 @@ class View:
 
     def fits_alone(self, job: FleetJob) -> bool:
         """True if a site, were it empty, could hold the job."""
-        placed = (
-            number <= self.empty.devices[site] and self.quotes.placement(job.kind, ((site, number),), {})
+        return any(
+            number <= self.empty.devices[placement.sites[0]]
             for number in reversed(sizes(job))
-            for site in self.state.sites
+            for placement in self.at_one_site(job.kind, number)
         )
-        return any(placed)
 
     def start(self, space: Space, job: JobState, devices: Devices) -> JobPlacement | None:
         """The job starting on `devices` out of `space`, moving its checkpoint there included; None if it can't."""
         return start_on(self.state.world, space, job, devices)
 
+    def at_one_site(self, kind: Kind, num_devices: int) -> Sequence[JobPlacement]:
+        """Quotes for so many devices at each site that could run them, were it large enough; the fastest first."""
+        known = self.state.world.at_one_site
+        if (kind, num_devices) not in known:
+            placed = (self.quotes.placement(kind, ((site, num_devices),), {}) for site in self.state.sites)
+            known[kind, num_devices] = sorted(filter(None, placed), key=lambda placement: placement.step_s)
+        return known[kind, num_devices]
+
     def best_step_s(self, job: FleetJob) -> float:
         """The step on the most devices that `job` may have, were they at one site; infinite if it fits none."""
-        key = job.kind, job.max_devices
-        known = self.state.world.best_steps
-        if key not in known:
-            placed = (self.quotes.placement(job.kind, ((site, job.max_devices),), {}) for site in self.state.sites)
-            known[key] = min((placement.step_s for placement in placed if placement), default=math.inf)
-        return known[key]
+        found = self.at_one_site(job.kind, job.max_devices)
+        return found[0].step_s if found else math.inf
 
     def usd_per_mwh(self, site: str) -> float:
         """Price of a device's energy at a site now, PUE included."""

@@ -51,21 +51,19 @@ class Worth:
         carbon = self.view.carbon_g_per_kwh(site) / GRAMS_PER_TONNE * self.objective.carbon_usd_per_t
         return rent + self.watts / 1e3 * (usd_per_mwh / 1e3 + carbon)
 
-    def usd_per_h(self, placement: JobPlacement) -> float:
-        """Money of a job per hour on `placement`, at the present prices."""
-        if placement.link_bytes_per_s:
-            return self._usd_per_h(placement)
-        key = placement.devices, *placement.power_w.values()
-        if key not in self._at_one_site:
-            self._at_one_site[key] = self._usd_per_h(placement)
-        return self._at_one_site[key]
+    def device_hour_usd(self, placement: JobPlacement) -> float:
+        """Money of a device-hour at the one site of `placement`: power goes with the devices, whatever runs on them."""
+        site = placement.sites[0]
+        if site not in self._device_hours:
+            self._device_hours[site] = self.usd_per_h(placement) / placement.num_devices
+        return self._device_hours[site]
 
     @cached_property
-    def _at_one_site(self) -> dict[tuple[object, ...], float]:
-        """Money per hour of placements without links, by devices and power: many jobs ask for the same ones."""
+    def _device_hours(self) -> dict[str, float]:
         return {}
 
-    def _usd_per_h(self, placement: JobPlacement) -> float:
+    def usd_per_h(self, placement: JobPlacement) -> float:
+        """Money of a job per hour on `placement`, at the present prices."""
         total = sum(w / 1e6 * self.view.usd_per_mwh(site) for site, w in placement.power_w.items())
         if self.objective.carbon_usd_per_t:
             carbon = sum(w / 1e3 * self.view.carbon_g_per_kwh(site) for site, w in placement.power_w.items())
