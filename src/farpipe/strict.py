@@ -17,7 +17,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import date, time
+from datetime import UTC, date, datetime, time, tzinfo
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TypeVar, get_type_hints
@@ -72,12 +72,12 @@ def read_text(path: Path | str) -> str:
     return text
 
 
-def read_csv(path: Path | str) -> tuple[list[str], Iterator[tuple[str, dict[str, str]]]]:
-    """Column names of a CSV, and its rows, each with its place.
+def read_csv(path: Path | str, delimiter: str = ",") -> tuple[list[str], Iterator[tuple[str, dict[str, str]]]]:
+    """Column names of a CSV, and its rows, each with its place; quotes mean nothing in one with bars.
 
     InputError for a column that is there twice and for a row with another number of cells.
     """
-    table = _csv_table(path)
+    table = _csv_table(path, delimiter)
     _, names = next(table)
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{path}: line 1: column {twice[0]!r} is there twice")
@@ -92,9 +92,23 @@ def read_csv(path: Path | str) -> tuple[list[str], Iterator[tuple[str, dict[str,
     return names, rows()
 
 
-def _csv_table(path: Path | str) -> Iterator[tuple[int, list[str]]]:
+def as_utc(text: str, place: str, zone: tzinfo | None = UTC) -> datetime:
+    """The moment that `text` (ISO 8601) names, in UTC; one that names no zone is of `zone`, or an InputError."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+        if found.tzinfo is None and zone is None:
+            raise InputError(f"{place}: {text[:40]!r} names no time zone; export times with their offset from UTC")
+        return (found if found.tzinfo else found.replace(tzinfo=zone)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InputError(f'{place}: expected a time such as "2024-01-31T12:00:00", found {text[:40]!r}') from None
+
+
+def _csv_table(path: Path | str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Lines that are not empty, each with its number and its cells without blanks around them."""
-    lines = csv.reader(io.StringIO(read_text(path)))
+    bars = delimiter == "|"
+    lines = csv.reader(
+        io.StringIO(read_text(path)), delimiter=delimiter, quoting=csv.QUOTE_NONE if bars else csv.QUOTE_MINIMAL
+    )
     try:
         for cells in filter(None, lines):
             yield lines.line_num, [cell.strip() for cell in cells]

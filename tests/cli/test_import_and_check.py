@@ -277,6 +277,8 @@ def test_lists_of_jobs_and_prices_become_what_a_fleet_reads(farpipe, tmp_path):
         (["fr.csv", "maps.csv", "--set", "EUR=1"], "prices go into one table"),
         (["sacct.txt", "fr.csv"], "a list of jobs is one file"),
         (["sacct.txt", "--set", "zone=Mars"], "zone=Mars: no time zone"),
+        (["sacct.txt", "--set", "zoon=UTC"], "--set zoon=UTC: expected zone="),
+        (["fr.csv", "--set", "EUR=1", "--set", "zone=UTC"], "--set zone=UTC: expected a currency"),
         (["fr.csv"], "prices are in EUR"),
     ):
         failed = farpipe("import", *files)

@@ -129,6 +129,12 @@ def test_what_is_left_out_is_counted_and_the_clock_is_told(tmp_path):
     ]
 
 
+def test_jobs_that_end_before_they_begin_are_left_out_and_counted(tmp_path):
+    rows, notes = rows_of(tmp_path, SACCT.replace("|10800|", "|-10800|"), "jobs.txt")[1:]
+    assert rows == ["102_7,0.0,3000.0,6,speech"]
+    assert "1 jobs that end before they begin: left out" in notes
+
+
 def test_lines_of_sacct_with_a_bar_at_the_end_and_days_are_read(tmp_path):
     text = "JobID|Submit|End|Elapsed|ReqTRES|\n1|2024-01-01T00:00:00|2024-01-03T01:02:03|2-01:02:03|gres/gpu=8|\n"
     assert rows_of(tmp_path, text, "jobs.txt")[1] == ["1,0.0,176523.0,8,"]
@@ -144,7 +150,14 @@ def test_lines_of_sacct_with_a_bar_at_the_end_and_days_are_read(tmp_path):
         (SACCT.replace("102_7|", "101|"), "job '101' is there twice"),
         ("JobID|Submit|End|ElapsedRaw|AllocTRES\n", "no job that ran on devices"),
         ('{"apiVersion": "v1", "items": [], "kind": "List"}', "no job that ran on devices"),
-        ([{"attempts": [{"start_time": "2017-10-07 01:12:09"}]}], "list of Philly, but has a record of another shape"),
+        (
+            [PHILLY[0], {"attempts": [{"start_time": "2017-10-07 01:12:09"}]}],
+            r"\[1\]: looks like a list of Philly, but this record has another shape",
+        ),
+        (SACCT + "106|cut|ada\n", "line 8: expected 9 columns, found 3"),
+        (SACCT.replace("|pretrain|", "|pre|train|"), "line 2: expected 9 columns, found 10"),
+        (SACCT.replace("2024-07-01T12:00:00", "9999-12-31T23:59:59-10:00"), "line 2: Submit: expected a time"),
+        (KUEUE | {"items": 7}, "items: expected a list, found 7"),
     ],
 )
 def test_what_is_wrong_with_a_list_of_jobs_is_named(tmp_path, content, message):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -49,6 +50,7 @@ def _jobs(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, li
         return None
     if len(files) > 1:
         raise UsageError(f"{files[1]}: a list of jobs is one file")
+    _expect_known(given, r"zone", "zone=, the time zone of times that name none")
     text, notes = as_trace(read[1])
     return read[0], text, [*notes, f"times without a zone are those of {name} (--set zone=...)"]
 
@@ -59,10 +61,17 @@ def _prices(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, 
         return None
     if len(read) < len(files) or len({measure for measure, _ in read.values()}) > 1:
         raise UsageError(f"{', '.join(map(str, files))}: prices go into one table, carbon into another, jobs apart")
+    _expect_known(given, r"carbon|[A-Z]{3}", "a currency in USD such as EUR=1.08, or carbon=")
     text = as_table([point for _, points in read.values() for point in points])
     measure = next(iter(read.values()))[0]
     carbon = f"carbon: {given.get('carbon', 'direct')} (--set carbon=direct or life-cycle)"
     return measure, text, [carbon] if measure == "g/kWh" else []
+
+
+def _expect_known(given: Mapping[str, str], names: str, expected: str) -> None:
+    """UsageError for a name of ``--set`` that these files leave without effect."""
+    if odd := next((name for name in given if not re.fullmatch(names, name)), None):
+        raise UsageError(f"--set {odd}={given[odd]}: expected {expected}")
 
 
 def import_log(files: Sequence[Path], job: Path | None, output: Path | None, as_json: bool) -> bool:

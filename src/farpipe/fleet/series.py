@@ -1,13 +1,13 @@
 """Hourly series of electricity prices and carbon: CSV files whose first column is ``utc``."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from farpipe.errors import InputError
-from farpipe.strict import nearest, read_csv
+from farpipe.strict import as_utc, nearest, read_csv
 
 HOUR_S: Final = 3600.0
 MAX_GAP_S: Final = 7 * 24 * HOUR_S
@@ -36,15 +36,6 @@ def read_series(path: Path | str, column: str, start: datetime, *, negative: boo
         if row[column]:
             rows.append((time_s, _figure(row[column], f"{place}: {column}", negative)))
     return _from_start(rows, f"{path}: {column}", start)
-
-
-def as_utc(text: str, place: str) -> datetime:
-    """The moment that `text` (ISO 8601) names; without a zone it is UTC."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise InputError(f'{place}: expected a time such as "2024-01-31T12:00:00", found {text[:40]!r}') from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 def _figure(text: str, place: str, negative: bool) -> float:

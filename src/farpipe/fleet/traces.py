@@ -8,8 +8,7 @@ from typing import Final
 
 from farpipe.errors import InputError
 from farpipe.fleet.job import FleetJob, Kind, timed_kind
-from farpipe.fleet.series import as_utc
-from farpipe.strict import nearest, parse_json, read_csv, read_text
+from farpipe.strict import as_utc, nearest, parse_json, read_csv, read_text
 
 _KIND: Final = ("model", "sequence_length", "global_batch", "num_steps")
 _SIZES: Final = ("min_devices", "max_devices")

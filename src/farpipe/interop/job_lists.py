@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import head_of, moment, number
-from farpipe.strict import parse_json, read_text
+from farpipe.interop.cells import head_of, number
+from farpipe.strict import as_utc, parse_json, read_csv, read_text
 
 HEADER: Final = ("job", "submit_s", "duration_s", "devices", "tenant")
 """Columns of JOBS.csv of a job that is known by its duration."""
@@ -43,12 +43,17 @@ def read_jobs_of(path: Path, zone: tzinfo = UTC) -> tuple[str, list[ListedJob]] 
     if known is None:
         return None
     form, reader = known
-    text = read_text(path)
-    content = _records(text, str(path)) if text.lstrip()[:1] in "[{" else _table(text)
+    tables = {_slurm: "|", _acme: ","}
+    content = read_csv(path, tables[reader]) if reader in tables else _records(path)
+    jobs = list[ListedJob]()
     try:
-        jobs = list(reader(str(path), content, zone))
+        for job in reader(str(path), content, zone):
+            jobs.append(job)
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: looks like a list of {form}, but has a record of another shape: {error!r}") from None
+        place = f"{path}: [{len(jobs)}]"
+        raise InputError(
+            f"{place}: looks like a list of {form}, but this record has another shape: {error!r}"
+        ) from None
     names = Counter(job.name for job in jobs)
     if twice := [name for name, count in names.items() if count > 1]:
         raise InputError(f"{path}: job {twice[0]!r} is there twice; list every job once (sacct: without --duplicates)")
@@ -64,7 +69,7 @@ def as_trace(jobs: Iterable[ListedJob]) -> tuple[str, list[str]]:
         elif job.submitted is None or job.duration_s is None:
             left_out["that have not ended, or have no times"] += 1
         elif job.duration_s <= 0:
-            left_out["that never ran"] += 1
+            left_out["that end before they begin" if job.duration_s < 0 else "that never ran"] += 1
         else:
             taken.append((job.submitted, job))
     notes = [f"{count:,} jobs {reason}: left out" for reason, count in left_out.items()]
@@ -91,21 +96,21 @@ def _form(head: str) -> tuple[str, Reader] | None:
     return next(((form, reader) for mark, form, reader in known if mark in head), None)
 
 
-def _table(text: str) -> "csv.DictReader[str]":
-    lines, delimiter = io.StringIO(text), "|" if "|" in text.partition("\n")[0] else ","
-    return csv.DictReader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE if delimiter == "|" else csv.QUOTE_MINIMAL)
-
-
-def _records(text: str, source: str) -> list[Any]:
-    data = parse_json(text, source)
+def _records(path: Path) -> list[Any]:
+    data = parse_json(read_text(path), str(path))
     rows = data.get("items", [data]) if isinstance(data, dict) else data
-    assert isinstance(rows, list)
+    if not isinstance(rows, list):
+        raise InputError(f"{path}: items: expected a list, found {rows!r:.40}")
     return rows
 
 
-def _slurm(source: str, rows: "csv.DictReader[str]", zone: tzinfo) -> Iterator[ListedJob]:
+Table = tuple[list[str], Iterator[tuple[str, dict[str, str]]]]
+"""Columns, and rows, each with its place."""
+
+
+def _slurm(source: str, table: Table, zone: tzinfo) -> Iterator[ListedJob]:
     """Lines of ``sacct -P`` (or ``-p``); those of steps (``12.batch``) are passed over."""
-    names = rows.fieldnames or ()
+    names, rows = table
     tres = next((name for name in ("AllocTRES", "ReqTRES") if name in names), None)
     elapsed = next((name for name in ("ElapsedRaw", "Elapsed") if name in names), None)
     if "Submit" not in names or "End" not in names or tres is None or elapsed is None:
@@ -113,8 +118,7 @@ def _slurm(source: str, rows: "csv.DictReader[str]", zone: tzinfo) -> Iterator[L
             f"{source}: line 1: Submit, End, ElapsedRaw and AllocTRES are needed, found {', '.join(names)}; "
             "sacct -P --allocations --format=JobID,User,Account,Submit,End,ElapsedRaw,AllocTRES"
         )
-    for row in rows:
-        place = f"{source}: line {rows.line_num}"
+    for place, row in rows:
         if "." in row["JobID"]:
             continue
         ended = row["End"] not in ("", "Unknown", "None")
@@ -122,7 +126,7 @@ def _slurm(source: str, rows: "csv.DictReader[str]", zone: tzinfo) -> Iterator[L
             row["JobID"],
             _moment(row["Submit"], f"{place}: Submit", zone),
             _elapsed_s(row[elapsed], f"{place}: {elapsed}") if ended else None,
-            _gpus_of_tres(row[tres] or "", f"{place}: {tres}"),
+            _gpus_of_tres(row[tres], f"{place}: {tres}"),
             row.get("Account") or row.get("User") or "",
         )
 
@@ -143,10 +147,9 @@ def _elapsed_s(text: str, place: str) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _acme(source: str, rows: "csv.DictReader[str]", zone: tzinfo) -> Iterator[ListedJob]:
+def _acme(source: str, table: Table, zone: tzinfo) -> Iterator[ListedJob]:
     """Lines of Acme's (Hu et al., NSDI 2024) or Helios' job trace (Hu et al., SC 2021), which share their columns."""
-    for row in rows:
-        place = f"{source}: line {rows.line_num}"
+    for place, row in table[1]:
         yield ListedJob(
             row["job_id"],
             _moment(row["submit_time"], f"{place}: submit_time", zone),
@@ -247,4 +250,4 @@ def _moment(text: Any, place: str, zone: tzinfo) -> datetime | None:
         return None
     if re.fullmatch(r"\d{9,11}(\.\d+)?", str(text)):
         return datetime.fromtimestamp(float(text), UTC)
-    return moment(str(text), place, zone)
+    return as_utc(str(text), place, zone)

@@ -10,8 +10,8 @@ from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import head_of, moment, number
-from farpipe.strict import read_csv
+from farpipe.interop.cells import head_of, number
+from farpipe.strict import as_utc, read_csv
 
 _ZONES: Final = {
     "UTC": UTC,
@@ -116,7 +116,7 @@ def _gridstatus(rows: Rows, time: str, location: str, price: str) -> Iterator[Pr
     """Locational prices of gridstatus, in USD/MWh; its times have their zone."""
     for place, row in rows:
         if row[price].strip() not in _MISSING:
-            utc = moment(row[time], f"{place}: {time}", None if time != "interval_start_utc" else UTC)
+            utc = as_utc(row[time], f"{place}: {time}", None if time != "interval_start_utc" else UTC)
             yield PricePoint(place, utc, row[location], number(row[price], f"{place}: {price}"))
 
 
@@ -134,7 +134,7 @@ def _electricity_maps(
         raise InputError(f"{path}: line 1: there is no column 'Carbon intensity gCO₂eq/kWh {endings[which][0]}'")
     for place, row in rows:
         if row[column].strip() not in _MISSING:
-            utc = moment(row[names["datetime (utc)"]], place, UTC)
+            utc = as_utc(row[names["datetime (utc)"]], place, UTC)
             yield PricePoint(place, utc, row[names["zone id"]], number(row[column], f"{place}: {column}"))
 
 
