@@ -38,6 +38,7 @@ def test_jobs_survive_a_round_trip(tmp_path):
     [
         ("jobb,submit_s\n", "unknown column 'jobb'; did you mean 'job'"),
         ("job,submit_s\n", "column 'model' is missing"),
+        (f"{HEADER}\n", "there is no job in it"),
         (f"{HEADER}\n{GOOD}\n{GOOD}\n", "line 3: there is already a job 'a'"),
         (f"{HEADER}\na,-1,llama-3-8b,4096,64,100,8,16,,\n", "submit_s: expected seconds"),
         (f"{HEADER}\na,nan,llama-3-8b,4096,64,100,8,16,,\n", "submit_s"),

@@ -157,6 +157,7 @@ def test_lines_of_sacct_with_a_bar_at_the_end_and_days_are_read(tmp_path):
         (SACCT + "106|cut|ada\n", "line 8: expected 9 columns, found 3"),
         (SACCT.replace("|pretrain|", "|pre|train|"), "line 2: expected 9 columns, found 10"),
         (SACCT.replace("2024-07-01T12:00:00", "9999-12-31T23:59:59-10:00"), "line 2: Submit: expected a time"),
+        ([SKYPILOT[0] | {"job_duration": "long"}], r"\[0\]: job_duration: expected a number, found 'long'"),
         (KUEUE | {"items": 7}, "items: expected a list, found 7"),
     ],
 )

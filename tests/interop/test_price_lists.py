@@ -103,6 +103,7 @@ def test_several_zones_become_one_table_that_a_fleet_reads(tmp_path):
     ("text", "given", "message"),
     [
         (ENTSOE, {}, "prices are in EUR: .* --set EUR=1.08"),
+        (ENTSOE, {"EUR": "-1"}, "--set EUR=-1: expected more than 0"),
         (ENTSOE, {"EUR": "x"}, "--set EUR: expected a number, found 'x'"),
         (ENTSOE.replace("18.92", "cheap"), {"EUR": "1"}, "line 2: expected a number, found 'cheap'"),
         (ENTSOE.replace("01/01/2025 00", "2025-01-01 00"), {"EUR": "1"}, "line 2: expected 31/12/2023"),

@@ -56,14 +56,14 @@ def _jobs(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, li
 
 
 def _prices(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, list[str]] | None:
-    read = {file: found for file in files if (found := read_prices(file, given)) is not None}
+    read = [found for file in files if (found := read_prices(file, given)) is not None]
     if not read:
         return None
-    if len(read) < len(files) or len({measure for measure, _ in read.values()}) > 1:
+    if len(read) < len(files) or len({measure for measure, _ in read}) > 1:
         raise UsageError(f"{', '.join(map(str, files))}: prices go into one table, carbon into another, jobs apart")
     _expect_known(given, r"carbon|[A-Z]{3}", "a currency in USD such as EUR=1.08, or carbon=")
-    text = as_table([point for _, points in read.values() for point in points])
-    measure = next(iter(read.values()))[0]
+    text = as_table([point for _, points in read for point in points])
+    measure = read[0][0]
     carbon = f"carbon: {given.get('carbon', 'direct')} (--set carbon=direct or life-cycle)"
     return measure, text, [carbon] if measure == "g/kWh" else []
 

@@ -31,6 +31,8 @@ def read_jobs(path: Path | str, start: datetime | None = None) -> list[FleetJob]
         if job.name in jobs:
             raise InputError(f"{place}: there is already a job {job.name!r}")
         jobs[job.name] = job
+    if not jobs:
+        raise InputError(f"{path}: there is no job in it")
     return sorted(jobs.values(), key=lambda job: (job.submit_s, job.name))
 
 

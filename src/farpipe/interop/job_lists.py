@@ -182,12 +182,13 @@ def _skypilot(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[Listed
         resources = str(row.get("resources") or row.get("cluster_resources"))
         asked = re.match(r"(\d+)x[\[(].*?[\w.-]+:(\d+)", resources)  # 2x[H100:8], 2x(gpus=H100:8, ...)
         ended = row.get("end_at") is not None
-        seconds = row.get("job_duration") or _span_s(row, "start_at", "end_at", place, zone)
+        spent = row.get("job_duration")
+        seconds = number(str(spent), f"{place}: job_duration") if spent else None
         task = f".{row['task_id']}" if row.get("task_id") else ""
         yield ListedJob(
             f"{row['job_id']}{task}",
             _moment(row.get("submitted_at"), f"{place}: submitted_at", zone),
-            seconds if ended else None,
+            (seconds or _span_s(row, "start_at", "end_at", place, zone)) if ended else None,
             int(asked[1]) * int(asked[2]) if asked else 0,
             str(row.get("user_name") or row.get("username") or ""),
         )

@@ -143,4 +143,6 @@ def _usd_per(currency: str, path: Path, given: Mapping[str, str]) -> float:
         return 1.0
     if currency not in given:
         raise InputError(f"{path}: prices are in {currency}: say what one is in USD, such as --set {currency}=1.08")
-    return number(given[currency], f"--set {currency}")
+    if (usd := number(given[currency], f"--set {currency}")) <= 0:
+        raise InputError(f"--set {currency}={given[currency]}: expected more than 0")
+    return usd
