@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.errors import InputError
-from farpipe.fleet.job import FleetJob, Kind, timed_kind
+from farpipe.fleet.job import MAX_STEPS, FleetJob, Kind, timed_kind
 from farpipe.strict import as_utc, nearest, parse_json, read_csv, read_text
 
 _KIND: Final = ("model", "sequence_length", "global_batch", "num_steps")
@@ -108,7 +108,8 @@ def _timed(row: Mapping[str, str], place: str) -> tuple[Kind, int, int, int]:
         raise InputError(f"{place}: {given[0]}: leave it empty where duration_s says how long the job takes")
     devices = _count(row["devices"], f"{place}: devices")
     least, most = (_count(row[key], f"{place}: {key}") if row[key] else devices for key in _SIZES)
-    return timed_kind(devices), max(1, math.ceil(_seconds(row["duration_s"], f"{place}: duration_s"))), least, most
+    num_steps = math.ceil(_seconds(row["duration_s"], f"{place}: duration_s", MAX_STEPS))
+    return timed_kind(devices), max(1, num_steps), least, most
 
 
 def _count(text: str, place: str) -> int:
@@ -116,8 +117,8 @@ def _count(text: str, place: str) -> int:
         value = int(text)
     except ValueError:
         raise InputError(f"{place}: expected a whole number, found {text[:40]!r}") from None
-    if not 1 <= value <= 1 << 40:
-        raise InputError(f"{place}: expected 1 or more, found {value:.6g}")
+    if not 1 <= value <= MAX_STEPS:
+        raise InputError(f"{place}: expected 1 to {MAX_STEPS:,}, found {text[:40]}")
     return value
 
 
@@ -133,11 +134,11 @@ def _moment(text: str, place: str, start: datetime | None) -> float:
     return seconds
 
 
-def _seconds(text: str, place: str) -> float:
+def _seconds(text: str, place: str, most: float = 1e10) -> float:
     try:
         value = float(text)
     except ValueError:
         raise InputError(f"{place}: expected seconds, found {text[:40]!r}") from None
-    if not 0 <= value <= 1e10:
-        raise InputError(f"{place}: expected seconds from 0 to 1e10, found {text[:40]!r}")
+    if not 0 <= value <= most:
+        raise InputError(f"{place}: expected seconds from 0 to {most:g}, found {text[:40]!r}")
     return value
