@@ -38,7 +38,7 @@ def plan_of_chunks(job: Job, path: Path, profiles: Measured = ()) -> tuple[Plan,
 def _planned_on_chunks(
     job: Job, path: Path, profiles: Measured
 ) -> tuple[Plan, ChunkCosts, Callable[[], tuple[str, ...]]]:
-    """The same, and what finds a better layout for that batch."""
+    """The plan for the first batch, what chunks cost, and a function that finds a better layout for that batch."""
     from farpipe.plan.chunked import better_layout, plan_on_chunks
     from farpipe.runtime.data.batches import load_document_batches
 

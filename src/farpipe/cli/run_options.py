@@ -116,7 +116,7 @@ class RunOptions:
             return plan_of(job.model_copy(update=pinned), self.job, load_profiles(job, self.profile or ())), None
 
     def _plan_chunks(self, job: "Job") -> "tuple[Plan, ChunkCosts]":
-        """The same for a job with `data.packing`; UsageError for options that mean nothing there."""
+        """The plan of a job with `data.packing`; UsageError for options that mean nothing there."""
         from farpipe.cli.planned import load_profiles, plan_of_chunks
 
         given = {"--method": self.method is not None, "--replan": self.replan}

@@ -1,6 +1,5 @@
 """Views of a run directory for tables, pages and traces."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +22,12 @@ from farpipe.runtime.figures.metrics import (
     STEP_PLAN_NAME,
     SUMMARY_NAME,
     TIMELINE_NAME,
+    Summary,
     read_metrics,
 )
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.sequences import StepPlan
 from farpipe.simulate import Timeline, simulate
-from farpipe.step import LightPaths
-from farpipe.strict import read_text
 
 PAGE_NAME = "report.html"
 TRACE_NAME = "trace.json"
@@ -51,21 +49,36 @@ def load_run(run_dir: Path) -> LoadedRun:
         raise no_run(run_dir)
     plan = Plan.load(run_dir / PLAN_NAME)
     metrics = [*read_metrics(run_dir / METRICS_NAME)] if (run_dir / METRICS_NAME).exists() else []
+    spec, summary = _spec(run_dir), _summary(run_dir)
+    device = None if spec is None else spec.device
     view = RunView(
         name=plan.schedule.method,
         problem=plan.problem,
         predicted=simulate(plan.problem, plan.schedule, checked=True),
         measured=Timeline.load(run_dir / TIMELINE_NAME) if (run_dir / TIMELINE_NAME).exists() else None,
         metrics=metrics,
-        step_overhead_s=overhead_s(plan, run_dir),
+        step_overhead_s=_overhead_s(plan, spec),
         sites=plan.sites,
-        trust=trust_note(plan) if plan.is_rough and _device(run_dir) != "sleep" else "",
-        **of_a_device(plan, _device(run_dir)),
+        trust=trust_note(plan) if plan.is_rough and device != "sleep" else "",
+        **of_a_device(plan, device),
     )
-    view = view if plan.job.data.packing is None else _on_chunks(view, run_dir)
-    view = _over_light_paths(view, plan, run_dir)
-    whole = (run_dir / SUMMARY_NAME).exists()
-    return LoadedRun(plan, view, "" if whole else how_it_ended(run_dir, len(metrics)))
+    if plan.job.data.packing is not None:
+        view = _on_chunks(view, run_dir, spec, summary)
+    if spec is not None and spec.light_paths is not None:  # what is shown is the step that the timeline is of
+        shown = summary.timeline_step if summary is not None else None
+        problem = spec.light_paths.problem(plan.problem, shown or 0)
+        view = replace(view, problem=problem, predicted=simulate(problem, plan.schedule, checked=True))
+    return LoadedRun(plan, view, "" if summary else how_it_ended(run_dir, len(metrics)))
+
+
+def _spec(run_dir: Path) -> RunSpec | None:
+    """What the ranks of the run have read; None where its file is not there, as of a user's own pipeline."""
+    return RunSpec.load(run_dir / RUN_NAME) if (run_dir / RUN_NAME).exists() else None
+
+
+def _summary(run_dir: Path) -> Summary | None:
+    """Results of the run; None for one that has no end."""
+    return Summary.load(run_dir / SUMMARY_NAME) if (run_dir / SUMMARY_NAME).exists() else None
 
 
 def load_runs(run_dirs: Sequence[Path]) -> list[LoadedRun]:
@@ -78,16 +91,18 @@ def load_runs(run_dirs: Sequence[Path]) -> list[LoadedRun]:
     ]
 
 
-def _on_chunks(view: RunView, run_dir: Path) -> RunView:
+def _on_chunks(view: RunView, run_dir: Path, spec: RunSpec | None, summary: Summary | None) -> RunView:
     """The view of a training on chunks: what is shown is the step that the timeline is of, by the plan that it had."""
     view = replace(view, device_flops=0.0, device_peak=0.0)
     if not (run_dir / STEP_PLAN_NAME).exists():
         return view
-    step, costs = StepPlan.load(run_dir / STEP_PLAN_NAME), RunSpec.load(run_dir / RUN_NAME).chunk_costs
-    if costs is None:
+    step = StepPlan.load(run_dir / STEP_PLAN_NAME)
+    if spec is None or spec.chunk_costs is None:
         raise InputError(f"{run_dir / RUN_NAME}: does not say what chunks cost, but {STEP_PLAN_NAME} is there")
-    problem = step.problem(costs)
-    facts = _facts_of_the_step(view, run_dir)
+    problem, shown = step.problem(spec.chunk_costs), None if summary is None else summary.timeline_step
+    facts: dict[str, Any] = next(
+        (line["chunks"] for line in view.metrics if line["step"] == shown and "chunks" in line), {}
+    )
     return replace(
         view,
         problem=problem,
@@ -99,47 +114,14 @@ def _on_chunks(view: RunView, run_dir: Path) -> RunView:
     )
 
 
-def _over_light_paths(view: RunView, plan: Plan, run_dir: Path) -> RunView:
-    """The view of a run whose messages had light paths: what is shown is the step that the timeline is of."""
-    paths = _light_paths(run_dir)
-    if paths is None:
-        return view
-
-    problem = paths.problem(plan.problem, _timeline_step(run_dir))
-    return replace(view, problem=problem, predicted=simulate(problem, plan.schedule, checked=True))
-
-
-def _light_paths(run_dir: Path) -> LightPaths | None:
-    return RunSpec.load(run_dir / RUN_NAME).light_paths if (run_dir / RUN_NAME).exists() else None
-
-
-def _timeline_step(run_dir: Path) -> int:
-    """The step that the timeline is of; 0 for a run that has no end."""
-    path = run_dir / SUMMARY_NAME
-    return int(json.loads(read_text(path))["timeline_step"] or 0) if path.exists() else 0
-
-
-def _facts_of_the_step(view: RunView, run_dir: Path) -> dict[str, Any]:
-    """Figures of the metrics about the chunks of the step that the timeline is of."""
-    if not (run_dir / SUMMARY_NAME).exists():
-        return {}
-    shown = json.loads(read_text(run_dir / SUMMARY_NAME))["timeline_step"]
-    return next((line["chunks"] for line in view.metrics if line["step"] == shown and "chunks" in line), {})
-
-
 def no_run(folder: Path) -> InputError:
     """Error for a folder in which nothing was ever trained."""
     return InputError(f"{folder}: not a run directory: it has no {PLAN_NAME}; `farpipe train` makes one")
 
 
-def overhead_s(plan: Plan, run_dir: Path) -> float:
+def _overhead_s(plan: Plan, spec: RunSpec | None) -> float:
     """Time of a step of this run besides the pipeline; a rehearsal has no optimizer."""
-    return 0.0 if _device(run_dir) == "sleep" else plan.prediction.overhead_s
-
-
-def _device(run_dir: Path) -> str | None:
-    """Device on which the run computed; None where its run file is not there."""
-    return RunSpec.load(run_dir / RUN_NAME).device if (run_dir / RUN_NAME).exists() else None
+    return 0.0 if spec is not None and spec.device == "sleep" else plan.prediction.overhead_s
 
 
 def write_results(run_dir: Path) -> LoadedRun:
@@ -160,11 +142,11 @@ def write_pages(runs: Sequence[LoadedRun], page: Path, trace: Path) -> None:
 
 def summary_json(run_dir: Path) -> dict[str, Any]:
     """``summary.json`` of a finished run, with the prediction beside it."""
-    plan = Plan.load(run_dir / PLAN_NAME)
-    summary: dict[str, Any] = json.loads(read_text(run_dir / SUMMARY_NAME))
-    lit = typical(load_run(run_dir).view, "predicted_makespan_s") if _light_paths(run_dir) else None
+    plan, spec = Plan.load(run_dir / PLAN_NAME), _spec(run_dir)
+    is_lit = spec is not None and spec.light_paths is not None
+    lit = typical(load_run(run_dir).view, "predicted_makespan_s") if is_lit else None
     makespan_s = plan.prediction.makespan_s if lit is None else lit
-    return summary | {
+    return Summary.load(run_dir / SUMMARY_NAME).to_data() | {
         "predicted_makespan_s": makespan_s,
-        "predicted_step_s": makespan_s + overhead_s(plan, run_dir),
+        "predicted_step_s": makespan_s + _overhead_s(plan, spec),
     }

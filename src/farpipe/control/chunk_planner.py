@@ -21,10 +21,11 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import FarpipeError, InfeasibleError
 from farpipe.schedule import peak_memory_bytes
 from farpipe.search import search
+from farpipe.search.compile_ahead import small_problem
 from farpipe.sequences import Packing, SequencePlan, StepPlan, options_of, plan_sequences, shares, step_plan
 from farpipe.sequences.chunk import Ints
 from farpipe.simulate import simulate
-from farpipe.step import Problem, Rank, Stage
+from farpipe.step import Problem
 from farpipe.strict import finite, parse_json
 
 METHODS: Final = ("named", "greedy")
@@ -46,7 +47,8 @@ class OrderSearch:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "orders")
-        self._ready: Future[None] = self._pool.submit(_get_ready)
+        chained = small_problem(follows=(None, 0, None, None))
+        self._ready: Future[object] = self._pool.submit(search, chained, 0.1, methods=METHODS)
 
     def wait(self) -> None:
         """Wait until everything is loaded; `better` finds nothing before."""
@@ -72,17 +74,6 @@ def _better(plan: StepPlan, problem: Problem, limit_s: float) -> StepPlan:
         return plan
     is_worth = found.timeline.makespan_s < (1 - WORTH) * simulate(problem, plan.schedule).makespan_s
     return replace(plan, schedule=found.schedule) if is_worth else plan
-
-
-def _get_ready() -> None:
-    """Load all that a search needs, in one that is soon over."""
-    stages = tuple(
-        Stage(rank=rank, forward_s=2, input_grad_s=3, weight_grad_s=1, activation_bytes=1) for rank in range(2)
-    )
-    problem = Problem(
-        num_microbatches=3, ranks=(Rank(memory_bytes=9.0),) * 2, stages=stages, hops=(None,), follows=(None, 0, None)
-    )
-    search(problem, 0.1, methods=METHODS)
 
 
 def setting(costs: ChunkCosts, packing: Packing, num_replicas: int, *, seeks_orders: bool = False) -> str:

@@ -35,7 +35,7 @@ PATIENCE_S: Final = 0.25
 LATE_S: Final = 60.0
 """Time after which a plan that no earlier cut can replace is given up."""
 LOADING_S: Final = 300.0
-"""The same for the first plan: before it the process loads all that it needs, which numba may have to compile."""
+"""Time after which the first plan is given up: before it the process loads all that it needs, and numba may compile."""
 _MODULE: Final = "farpipe.control.chunk_planner"
 
 

@@ -44,7 +44,7 @@ class SearchRequest:
     why: str
     problem: Problem
     samples: tuple[Problem, ...]
-    """The same with the durations of single steps; what an order takes is its mean over these."""
+    """`problem` with the durations of single steps; an order is judged by its mean time over these."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from farpipe.control.beside import LOWEST_PRIORITY, serve
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.schedule.library import ORDERS, order
 from farpipe.search import FoundOrder, search
+from farpipe.search.compile_ahead import small_problem
 from farpipe.search.step import (
     fits_memory,
     search_step,
@@ -27,7 +28,7 @@ from farpipe.search.step import (
     to_orders,
     to_schedule,
 )
-from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
+from farpipe.step import Problem, Schedule
 from farpipe.step.player import CodedSchedule, Player
 from farpipe.strict import finite, parse_json
 
@@ -90,17 +91,7 @@ def _search(problem: Problem, search_s: float, **options: Any) -> FoundOrder | N
 
 def preload() -> None:
     """Load all that a search needs, in one that is soon over."""
-    there, back = (Transfer(link=name, bytes=1.0) for name in ("a>b", "b>a"))
-    link = Link(latency_s=2.0, bandwidth_bytes_per_s=1.0)
-    problem = Problem(
-        num_microbatches=4,
-        ranks=(Rank(memory_bytes=3.0),) * 2,
-        stages=tuple(
-            Stage(rank=rank, forward_s=2, input_grad_s=3, weight_grad_s=1, activation_bytes=1) for rank in range(2)
-        ),
-        links={"a>b": link, "b>a": link},
-        hops=(Hop(forward=there, backward=back),),
-    )
+    problem = small_problem()
     for _ in seek(problem, [problem], 0.5):
         pass
     search(problem, 0.5)

@@ -103,9 +103,9 @@ def _count_or_auto(value: Any) -> int | None:
 
 def _precision(settings: Settings) -> tuple[str, str]:
     """The precision, and where it stands; ``auto``, which the Trainer fills in, goes behind what other files say."""
-    told = {kind: settings.take(f"{kind}.enabled", str, "False") for kind in ("bf16", "fp16")}
+    enabled = {kind: settings.take(f"{kind}.enabled", str, "False") for kind in ("bf16", "fp16")}
     for wanted in ("True", "auto"):
-        if found := [kind for kind, value in told.items() if value == wanted]:
+        if found := [kind for kind, value in enabled.items() if value == wanted]:
             return found[0], "default" if wanted == "auto" else settings.origin(f"{found[0]}.enabled")
     return "fp32", settings.origin("bf16.enabled", "fp16.enabled")
 
@@ -123,25 +123,7 @@ def read_trainer(data: Mapping[str, Any], source: str) -> Draft:
     """Arguments of transformers' Trainer (JSON or YAML) or an Accelerate configuration (YAML)."""
     settings, draft = settings_of_tables(data, source, {}), Draft("Hugging Face Trainer")
     _named_model(settings, draft)
-    sizes = ("per_device_train_batch_size", "micro_batch_size")
-    each = next((n for n in [settings.take(name, as_count) for name in sizes] if n), None)
-    steps = settings.take("gradient_accumulation_steps", _count_or_auto, default=1) or 1
-    draft.put("training", "microbatch_size", each, settings.origin(*sizes))
-    if each is not None:
-        draft.replica_batch = Setting(each * steps, settings.origin("gradient_accumulation_steps"))
-    for key, names in {
-        "sequence_length": (
-            "max_seq_length",
-            "max_length",
-            "model_max_length",
-            "block_size",
-            "cutoff_len",
-            "sequence_len",
-        ),
-        "num_steps": ("max_steps",),
-    }.items():
-        found = next((n for name in names if (n := settings.take(name, as_count)) and n > 0), None)
-        draft.put("training", key, found, settings.origin(*names))
+    _trainer_sizes(settings, draft)
     _trainer_precision(settings, draft)
     same = {name: (name, float) for name in ("learning_rate", "weight_decay")}
     draft.copy(settings, "training", same)
@@ -154,6 +136,23 @@ def read_trainer(data: Mapping[str, Any], source: str) -> Draft:
     put_adapters(settings, draft)
     draft.close(settings, _beginning(settings, _WITHOUT_EFFECT_OF_TRAINER, ()))
     return draft
+
+
+_LENGTHS: Final = ("max_seq_length", "max_length", "model_max_length", "block_size", "cutoff_len", "sequence_len")
+"""Names of the length of a sequence, the first that is there."""
+
+
+def _trainer_sizes(settings: Settings, draft: Draft) -> None:
+    """Sequences of a device and of a step, their length, and the number of steps."""
+    sizes = ("per_device_train_batch_size", "micro_batch_size")
+    each = next((n for n in [settings.take(name, as_count) for name in sizes] if n), None)
+    steps = settings.take("gradient_accumulation_steps", _count_or_auto, default=1) or 1
+    draft.put("training", "microbatch_size", each, settings.origin(*sizes))
+    if each is not None:
+        draft.replica_batch = Setting(each * steps, settings.origin("gradient_accumulation_steps"))
+    for key, names in (("sequence_length", _LENGTHS), ("num_steps", ("max_steps",))):
+        found = next((n for name in names if (n := settings.take(name, as_count)) and n > 0), None)
+        draft.put("training", key, found, settings.origin(*names))
 
 
 def _named_model(settings: Settings, draft: Draft) -> None:
@@ -195,8 +194,8 @@ def _trainer_devices(settings: Settings, draft: Draft) -> None:
 
 def _fsdp_stage(settings: Settings) -> int | None:
     """Stage of ZeRO by the settings of FSDP: of Accelerate, of the Trainer (words), of its second version."""
-    told = settings.take("fsdp_sharding_strategy", str, "") or settings.take("fsdp", _words, "")
-    if stages := [_STAGES[word] for word in told.upper().split() if word in _STAGES]:
+    strategy = settings.take("fsdp_sharding_strategy", str, "") or settings.take("fsdp", _words, "")
+    if stages := [_STAGES[word] for word in strategy.upper().split() if word in _STAGES]:
         return stages[0]
     if settings.take("fsdp_version", str, "") != "2":
         return None

@@ -113,8 +113,8 @@ def _stages(settings: Settings, draft: Draft) -> None:
         layers = _even_layers(settings, num_layers, pipeline, virtual)
     draft.put("layout", "virtual", virtual, origin)
     if len(layers) > 1 and sum(layers) == num_layers:
-        told = ("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "num_layers")
-        draft.put("layout", "layers", layers, settings.origin(*told))
+        names = ("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "num_layers")
+        draft.put("layout", "layers", layers, settings.origin(*names))
 
 
 def layers_of_layout(text: str) -> list[int]:

@@ -36,18 +36,7 @@ def megatron_flags(plan: "Plan") -> str:
     _expect_round_robin(plan)
     expect_all_trained(plan, "Megatron-LM")
     at, training = plan.layout, settle(plan.job.training, plan.layout)
-    flags = [
-        f"--tensor-model-parallel-size {at.tensor}",
-        f"--pipeline-model-parallel-size {at.pipeline}",
-        f"--micro-batch-size {at.microbatch_size}",
-        f"--global-batch-size {training.global_batch}",
-        f"--seq-length {training.sequence_length}",
-    ]
-    if at.num_stages > 1:
-        flags.insert(2, f'--pipeline-model-parallel-layout "{_megatron_layout(plan)}"')
-    if at.context > 1:
-        flags.append(f"--context-parallel-size {at.context}")
-        flags.append(f"--cp-comm-type {'a2a' if at.context_exchange == 'ulysses' else 'p2p'}")
+    flags = _degrees_and_batch(plan, training)
     flags += _training(training)
     flags += _model(plan.job.model)
     if plan.job.model.positions == "rotary":  # its parser wants a number all the same
@@ -63,6 +52,20 @@ def megatron_flags(plan: "Plan") -> str:
         runs = "interleaved 1F1B" if at.virtual > 1 else "1F1B"
         flags.insert(0, f"# Megatron-LM runs {runs}; the plan's step time is that of the schedule {method}.")
     return "\n".join([*launch_notes(plan), *flags]) + "\n"
+
+
+def _degrees_and_batch(plan: "Plan", training: "Training") -> list[str]:
+    at = plan.layout
+    exchange = "a2a" if at.context_exchange == "ulysses" else "p2p"
+    return [
+        f"--tensor-model-parallel-size {at.tensor}",
+        f"--pipeline-model-parallel-size {at.pipeline}",
+        *([f'--pipeline-model-parallel-layout "{_megatron_layout(plan)}"'] * (at.num_stages > 1)),
+        f"--micro-batch-size {at.microbatch_size}",
+        f"--global-batch-size {training.global_batch}",
+        f"--seq-length {training.sequence_length}",
+        *([f"--context-parallel-size {at.context}", f"--cp-comm-type {exchange}"] * (at.context > 1)),
+    ]
 
 
 def _replicas_at_sites(plan: "Plan") -> list[str]:
@@ -178,11 +181,11 @@ def _latent_attention(model: "Model") -> list[str]:
 
 
 def _megatron_recompute(plan: "Plan") -> list[str]:
-    told, mode = most_recomputed(plan, "Megatron-LM")
+    comments, mode = most_recomputed(plan, "Megatron-LM")
     if mode == "full":
-        return [*told, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"]
+        return [*comments, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"]
     modules = " ".join(operations_of(mode))
-    return [*told, f"--recompute-granularity selective --recompute-modules {modules}"] if modules else []
+    return [*comments, f"--recompute-granularity selective --recompute-modules {modules}"] if modules else []
 
 
 def most_recomputed(plan: "Plan", framework: str) -> tuple[list[str], str]:
@@ -192,8 +195,8 @@ def most_recomputed(plan: "Plan", framework: str) -> tuple[list[str], str]:
     most = "full" if "full" in modes else spelled(operation for mode in modes for operation in operations_of(mode))
     if len(modes) == 1:
         return [], most
-    told = ", ".join(f"stages {_spans(plan, mode)} {mode}" for mode in sorted(modes))
-    return [f"# The plan's stages recompute differently ({told}); {framework} has one setting for all of them."], most
+    each = ", ".join(f"stages {_spans(plan, mode)} {mode}" for mode in sorted(modes))
+    return [f"# The plan's stages recompute differently ({each}); {framework} has one setting for all of them."], most
 
 
 def _spans(plan: "Plan", mode: str) -> str:

@@ -191,13 +191,13 @@ def _directives(text: str) -> Iterator[tuple[str, str]]:
 
 def _slurm_variables(text: str) -> dict[str, str]:
     """Variables that Slurm sets by the directives of a batch script."""
-    told = {_name(option): value for option, value in _directives(text)}
-    machines = next((told[name] for name in ("nodes", "N") if name in told), "")
-    gpus = next((told[name] for name in ("gpus_per_node", "gres") if name in told), "").rpartition(":")[2]
+    directives = {_name(option): value for option, value in _directives(text)}
+    machines = next((directives[name] for name in ("nodes", "N") if name in directives), "")
+    gpus = next((directives[name] for name in ("gpus_per_node", "gres") if name in directives), "").rpartition(":")[2]
     found = {
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), machines),
         **dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), gpus),
-        "SLURM_NTASKS_PER_NODE": told.get("ntasks_per_node", ""),
+        "SLURM_NTASKS_PER_NODE": directives.get("ntasks_per_node", ""),
     }
     return {name: value for name, value in found.items() if value.isdigit()}
 

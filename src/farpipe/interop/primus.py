@@ -36,10 +36,10 @@ def read_primus(data: Mapping[Any, Any], path: Path, known: Mapping[str, str]) -
         own, found = set(module.get("overrides") or ()), _experiment(module, path, known)
     values = {key: _with_defaults(value, known) if isinstance(value, str) else value for key, value in found.items()}
     draft = read_tables_of_megatron(values, str(path), "Megatron-LM by Primus")
-    told = [text for text in draft.not_understood if ": expected " in text or text.partition(":")[0] in own]
-    if count := len(draft.not_understood) - len(told):
+    kept = [text for text in draft.not_understood if ": expected " in text or text.partition(":")[0] in own]
+    if count := len(draft.not_understood) - len(kept):
         draft.notes.append(f"{count} settings of the files that it builds on were not understood; Primus' defaults")
-    draft.not_understood = told
+    draft.not_understood = kept
     return draft
 
 

@@ -261,7 +261,7 @@ class Draft:
         return "\n".join([*lines, ""])
 
     def to_data(self) -> dict[str, Any]:
-        """The same for machines."""
+        """The draft as JSON data."""
         return {
             "format": "farpipe/import/1",
             "framework": self.form,

@@ -249,14 +249,14 @@ def _modules(plan: "Plan", stage: int) -> list[str]:
 
 def _recompute(plan: "Plan") -> list[str]:
     """Its selective checkpointing keeps the results of every second matrix product and of attention, and no list."""
-    told, mode = most_recomputed(plan, "torchtitan")
+    comments, mode = most_recomputed(plan, "torchtitan")
     heavy = mode == "full" or bool({"mlp", "moe", "shared_experts"} & set(operations_of(mode)))
     if mode not in ("none", "full"):
-        told.append(
+        comments.append(
             f"# The plan recomputes {mode}; torchtitan chooses operations itself, here so that memory is enough."
         )
     lines = ["[activation_checkpoint]", f'mode = "{"full" if heavy else "none" if mode == "none" else "selective"}"']
-    return [*told, *lines, *(['selective_ac_option = "op"'] if lines[1].endswith('"selective"') else ()), ""]
+    return [*comments, *lines, *(['selective_ac_option = "op"'] if lines[1].endswith('"selective"') else ()), ""]
 
 
 def _numbers(plan: "Plan", training: "Training") -> list[str]:

@@ -103,8 +103,8 @@ class _Interpreter:
 
     def _checkpointing(self, tables: Tables, value: ast.expr) -> None:
         kind = (_called(value) or "").partition(".")[0]
-        told = {key: _plain(found) for key, found in _keywords(value)} if isinstance(value, ast.Call) else {}
-        mode = "none" if isinstance(value, ast.Constant) else told.get("mode", _MODES.get(kind, kind or "none"))
+        options = {key: _plain(found) for key, found in _keywords(value)} if isinstance(value, ast.Call) else {}
+        mode = "none" if isinstance(value, ast.Constant) else options.get("mode", _MODES.get(kind, kind or "none"))
         tables["activation_checkpoint"] = {"mode": mode}
 
 

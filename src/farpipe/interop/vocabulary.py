@@ -28,11 +28,11 @@ def put_vocabulary(settings: Settings, draft: Draft) -> None:
         draft.put("model", "vocab_size", padded, settings.origin("padded_vocab_size"))
         return
     if size is None:
-        told = " ".join(
+        named = " ".join(
             str(settings.values[name].value) for name in _TOKENIZER_NAMES if name in settings.values
         ).lower()
-        told += " gpt2" * ("merge_file" in settings.values)  # pairs of characters: GPT-2's tokenizer
-        size = next((known for pattern, known in _TOKENIZERS.items() if re.search(pattern, told)), _USUAL_VOCABULARY)
+        named += " gpt2" * ("merge_file" in settings.values)  # pairs of characters: GPT-2's tokenizer
+        size = next((known for pattern, known in _TOKENIZERS.items() if re.search(pattern, named)), _USUAL_VOCABULARY)
         origin = "assumed"
         draft.notes.append(f"the vocabulary is not in the file: {size} assumed; change model.vocab_size")
     size += settings.take("tokenizer_type") == "NullTokenizer"

@@ -84,7 +84,7 @@ class Run:
     harm: float
     """Background requests refused during the steps, as a share, less the share without a training then."""
     harm_by_slots: float
-    """The same by the slots that were asked for."""
+    """Slots of background requests refused during the steps, as a share, less that without a training."""
 
     @property
     def step_s(self) -> float:

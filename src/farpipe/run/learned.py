@@ -44,7 +44,7 @@ def learned_from(run_dir: Path) -> tuple[Learned, tuple[str, ...]]:
         learned = learn(run)
     except InputError as error:
         raise InputError(f"{run_dir}: {error}") from None
-    return learned, tuple(_told(run_dir, plan, learned, median(step["step_s"] for step in settled)))
+    return learned, tuple(_sentences(run_dir, plan, learned, median(step["step_s"] for step in settled)))
 
 
 def with_links(job: Job, learned: Learned) -> Job:
@@ -52,13 +52,13 @@ def with_links(job: Job, learned: Learned) -> Job:
     return job.model_copy(update={"cluster": with_figures(job.cluster, learned.links), "text": ""})
 
 
-def _told(run_dir: Path, plan: Plan, learned: Learned, measured_s: float) -> Iterator[str]:
-    """The run's step as it was predicted, measured, and told again with what was learned; then the figures."""
-    again_s = _told_again_s(plan, learned)
+def _sentences(run_dir: Path, plan: Plan, learned: Learned, measured_s: float) -> Iterator[str]:
+    """The run's step as it was predicted, measured, and predicted again with what was learned; then the figures."""
+    again_s = _predicted_again_s(plan, learned)
     before = format_change(plan.prediction.step_s / measured_s - 1)
     yield (
         f"Learned from {run_dir}: its step was predicted as {format_seconds(plan.prediction.step_s)} and took "
-        f"{format_seconds(measured_s)} ({before}); with what was learned it is told as {format_seconds(again_s)} "
+        f"{format_seconds(measured_s)} ({before}); with what was learned it is predicted as {format_seconds(again_s)} "
         f"({format_change(again_s / measured_s - 1)})."
     )
     for profile in learned.profiles:
@@ -70,7 +70,7 @@ def _told(run_dir: Path, plan: Plan, learned: Learned, measured_s: float) -> Ite
         yield f"Learned of {name}: {format_seconds(link.latency_s)} and {rate}."
 
 
-def _told_again_s(plan: Plan, learned: Learned) -> float:
+def _predicted_again_s(plan: Plan, learned: Learned) -> float:
     """The run's own order, with what was learned."""
     costs = JobCosts(plan.job.model, plan.job.training, {profile.device: profile for profile in learned.profiles})
     step = step_cost(costs, plan.layout, plan.placements, with_figures(plan.job.cluster, learned.links))

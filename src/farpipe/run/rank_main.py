@@ -13,14 +13,14 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from farpipe.control.chunk_planning import ChunkPlanning
 from farpipe.control.watch import ReplanWatch
 from farpipe.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
-from farpipe.processes import LeaveRequest, die_with_agent, end_at_once, leave_request
+from farpipe.processes import die_with_agent, end_at_once, leave_request
 from farpipe.run.reports import report_error, reporting_errors
 from farpipe.runtime.channels import open_channels
 from farpipe.runtime.figures.metrics import RUN_NAME
@@ -59,19 +59,16 @@ def main(
     """Run one rank of the run in RUN_DIR."""
     die_with_agent()
     with leave_request(end_at_once) as request:
-        _main(run_dir, request, host, port, advertise_host, certs, allow_plaintext)
-
-
-def _main(run_dir: Path, request: LeaveRequest, *options: Any) -> None:
-    try:
-        with reporting_errors():
-            run = _load(run_dir / RUN_NAME)
-            _run_rank(run, run_dir, transport_config(run, *options), request.__bool__)
-    except FarpipeError as error:
-        _print(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        try:
+            with reporting_errors():
+                run = _load(run_dir / RUN_NAME)
+                config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
+                _run_rank(run, run_dir, config, request.__bool__)
+        except FarpipeError as error:
+            _print(error)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
 
 
 def _print(error: FarpipeError) -> None:

@@ -17,7 +17,7 @@ FIRST_TAG: Final = 1 << 48
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """The same order without any backward.
+    """The order of `schedule` without any backward.
 
     An order that can be played stays so: what is left needs less than before, in the same order.
     """

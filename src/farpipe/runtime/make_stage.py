@@ -13,7 +13,7 @@ from farpipe.runtime.divided_stages import divide_module, twins_in
 from farpipe.runtime.model.decoder import Numerics, StageModule, compute_dtype, initialise
 from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.runtime.stages.deferred import WeightGradStore
-from farpipe.runtime.stages.module_stage import ModuleStage
+from farpipe.runtime.stages.module_stage import ModuleSlice, ModuleStage
 from farpipe.runtime.stages.own_module import check_outputs, own_module
 from farpipe.runtime.stages.slices import StageSlice
 from farpipe.spec import Model, Training
@@ -78,24 +78,14 @@ def make_stage(
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
     if model.hugging_face is not None:
         theirs = _of_transformers(model, part, numerics)
-        if mesh is not None:
-            divide_module(theirs, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
+        _divide(theirs, mesh, numerics, training)
         _fill(theirs, model.hugging_face, only_times=only_times)
-        if on_chunks:
-            from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
-
-            return HuggingFaceChunkStage(theirs, boundary, device)
-        if (twins := twins_in(mesh)) is not None:
-            from farpipe.runtime.site.twin_stage import twin_stage
-
-            return twin_stage(theirs, boundary, twins, device)
-        return ModuleStage(theirs, boundary, device)
+        return _stage_of_transformers(theirs, boundary, device, mesh, on_chunks=on_chunks)
     if model.module is not None:
         if on_chunks:
             raise InputError("data.packing: a module of your own (model.module) can't be trained on chunks")
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
-        if mesh is not None:
-            divide_module(own, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
+        _divide(own, mesh, numerics, training)
         stage = ModuleStage(own, boundary, device)
         check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
         return stage
@@ -104,6 +94,26 @@ def make_stage(
     initialise(module, training.seed)
     kind = ChunkStage if on_chunks else TorchStage
     return kind(module.to(device), store, boundary, device)
+
+
+def _divide(module: ModuleSlice, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
+    if mesh is not None:
+        divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
+
+
+def _stage_of_transformers(
+    module: "HuggingFaceSlice", boundary: Boundary, device: str, mesh: "DeviceMesh | None", *, on_chunks: bool
+) -> TorchStage:
+    """The stage for chunks, for the processes of `mesh` that share sequences and layers, or for one process."""
+    if on_chunks:
+        from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
+
+        return HuggingFaceChunkStage(module, boundary, device)
+    if (twins := twins_in(mesh)) is not None:
+        from farpipe.runtime.site.twin_stage import twin_stage
+
+        return twin_stage(module, boundary, twins, device)
+    return ModuleStage(module, boundary, device)
 
 
 def _of_transformers(model: Model, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":

@@ -154,7 +154,7 @@ class TorchStage:
 
 
 def _on_device(batch: Batch, device: torch.device) -> Batch:
-    """All of it at once: a copy in every action, and counting there, would wait for the action before."""
+    """The batch copied at once: a copy in every action, and counting there, would wait for the action before."""
     if device.type == "cpu":
         return batch
     return Batch(batch.tokens.to(device), batch.targets.to(device), batch.num_target_tokens)

@@ -5,6 +5,7 @@ first and compiled by the process that plans. In the order in which a plan asks 
 """
 
 import gc
+from collections.abc import Sequence
 
 from farpipe.schedule.library import order
 from farpipe.search.greedy import greedy_orders
@@ -14,15 +15,25 @@ from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 
-def main() -> None:
-    """Order and play a step of two stages in each way that a plan does."""
-    ranks = (Rank(memory_bytes=8.0),) * 2
+def small_problem(follows: Sequence[int | None] | None = None) -> Problem:
+    """Step of two stages and four microbatches, in which a search loads all that it needs and is soon over."""
     stages = tuple(
-        Stage(rank=rank, forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0, activation_bytes=1.0) for rank in range(2)
+        Stage(rank=rank, forward_s=2.0, input_grad_s=3.0, weight_grad_s=1.0, activation_bytes=1.0) for rank in range(2)
     )
-    link = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)
-    hop = Hop(forward=Transfer(link="0>1", bytes=1.0), backward=Transfer(link="1>0", bytes=1.0))
-    problem = Problem(num_microbatches=2, ranks=ranks, stages=stages, links={"0>1": link, "1>0": link}, hops=(hop,))
+    link = Link(latency_s=2.0, bandwidth_bytes_per_s=1.0)
+    return Problem(
+        num_microbatches=4,
+        ranks=(Rank(memory_bytes=3.0),) * 2,
+        stages=stages,
+        links={"a>b": link, "b>a": link},
+        hops=(Hop(forward=Transfer(link="a>b", bytes=1.0), backward=Transfer(link="b>a", bytes=1.0)),),
+        follows=None if follows is None else tuple(follows),
+    )
+
+
+def main() -> None:
+    """Order and play a small step in each way that a plan does."""
+    problem = small_problem()
     simulate(problem, order("zb-1p", problem))
     step = search_step(problem)
     improve(step, greedy_orders(step), num_evaluations=8)

@@ -26,7 +26,7 @@ class SearchStep:
     freed_bytes: Floats
     """Bytes, by code, that an action takes when it starts and frees when it ends (`farpipe.step.byte_tables`)."""
     holdings: tuple[Holding, ...]
-    """The same as spans of time."""
+    """Spans of time, from one action to another, in which these bytes are held."""
     stages: Ints
     """[S]: the stages of rank 0, then those of rank 1, ..., each ascending."""
     stages_begin: Ints

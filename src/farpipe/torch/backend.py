@@ -5,8 +5,8 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import torch
@@ -153,19 +153,25 @@ class FarpipeGroup(dist.ProcessGroup):
                     target.copy_(result.view(target.shape))
 
         def run() -> list[Tensor]:
-            try:
+            with self._aborting(what):
                 results = work(copies, line)
                 if not on_gpu:
                     fill(results)
-            except FarpipeError as error:
-                self.transport.abort(str(error))
-                raise
-            except RuntimeError as error:  # shapes that don't fit
-                self.transport.abort(f"{what}: {error}")
-                raise RunError(f"{what}: {error}") from error
             return results
 
         return FutureWork(self._beside.start(run), what, self.transport.check, list(outputs), fill if on_gpu else None)
+
+    @contextmanager
+    def _aborting(self, what: str) -> Iterator[None]:
+        """End the group on all ranks where the collective `what` fails."""
+        try:
+            yield
+        except FarpipeError as error:
+            self.transport.abort(str(error))
+            raise
+        except RuntimeError as error:  # shapes that don't fit
+            self.transport.abort(f"{what}: {error}")
+            raise RunError(f"{what}: {error}") from error
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> FutureWork:
         op = _reduction(opts)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Final, Self, get_type_hints
 
@@ -86,13 +87,7 @@ class Options:
         known = [json.loads(text) for text in introductions]
         _check_agreement(rank, known)
         sites = tuple(str(other["site"]) for other in known)
-        links = {(link.source, link.target): link for link in self._site_links()}
-        pairs = {
-            (source, target): _link(links, sites, source, target, self.links)
-            for source in range(len(sites))
-            for target in range(len(sites))
-            if links and sites[source] != sites[target]
-        }
+        pairs = self._links_between(sites)
         shapes = {
             pair: (link.name, LinkShape(link.latency_s, link.bandwidth_bytes_per_s) if self.emulate else None)
             for pair, link in pairs.items()
@@ -115,6 +110,12 @@ class Options:
             latency_s=max((link.latency_s for link in pairs.values()), default=0.0),
             links=shapes,
         )
+
+    def _links_between(self, sites: Sequence[str]) -> dict[tuple[int, int], SiteLink]:
+        """The link of every pair of ranks at two sites; none where no links are given."""
+        links = {(link.source, link.target): link for link in self._site_links()}
+        pairs = permutations(range(len(sites)), 2) if links else ()
+        return {ends: _link(links, sites, *ends, self.links) for ends in pairs if sites[ends[0]] != sites[ends[1]]}
 
     def _check_consistent(self, timeout_s: float) -> None:
         if self.emulate and self.links is None:

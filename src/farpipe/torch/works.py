@@ -82,7 +82,7 @@ class FutureWork(dist.distributed_c10d.Work):
         return self._results
 
     def get_future(self) -> Any:
-        """The same as a future of torch, whose value is the tensors that were filled."""
+        """The work as a future of torch, whose value is the tensors that were filled."""
         promise: Any = torch.futures.Future()
 
         def tell(done: "Future[Any]") -> None:

@@ -14,7 +14,7 @@ from farpipe.transport.wire import ChannelKind, Tag
 
 MAX_STREAMS: Final = 1024
 SILENCE_S: Final = 5.0
-"""Both sides of a connection say something five times in this; see `TransportConfig.silence_s`."""
+"""Seconds of silence after which a connection counts as lost; both sides say something five times in this time."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ _NOT_SENT_BYTES: Final = 256 << 10
 """Bytes that the kernel takes of a connection beyond what TCP may send: few, so that nothing waits where it can't be
 overtaken, and stamps are true."""
 _NOT_SENT_S: Final = 0.02
-"""The same for a connection whose rate is known: what lasts until a busy machine has brought the next piece."""
+"""Seconds of sending that the kernel takes instead where the rate is known: a busy machine is as late with more."""
 _LEAST_NOT_SENT_BYTES: Final = 16 << 10
 REACH_LIMIT_S: Final = 5.0
 _BACKLOG: Final = 1024

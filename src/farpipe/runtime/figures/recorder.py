@@ -100,7 +100,7 @@ class Recorder:
         self._writer.eras.append(_Era(step, (assembler,)))
 
     def plan_from(self, step: int, planned: PlannedStep) -> None:
-        """The same where `step` has chunks of its own, and every replica others."""
+        """Take note of the plan of `step`, which has chunks of its own, and every replica others."""
         self._writer.eras.append(_era_of(self._run, step, planned))
 
     def warn(self, warnings: list[str]) -> None:

@@ -159,7 +159,7 @@ class Layer(nn.Module):
         return self._sparing(x, rotary)
 
     def _sparing(self, x: Tensor, rotary: Tensor | None) -> Tensor:
-        """The same with norms, MLP or both computed again in the backward."""
+        """The layer's forward with norms, MLP or both computed again in the backward."""
         if "layernorm" not in self.recomputed:
             x = x + self.attention(self.attention_norm(x), rotary)
             return x + again(self.mlp, self.mlp_norm(x))  # type: ignore[no-any-return]

@@ -31,7 +31,7 @@ class Linear(nn.Module):
         return deferred_linear(x, self, self.store)
 
     def output(self, x: Tensor) -> Tensor:
-        """The same without autograd."""
+        """Output of `forward`, without autograd."""
         return functional.linear(x, self.weight_as(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
     def input_grad(self, gy: Tensor) -> Tensor:

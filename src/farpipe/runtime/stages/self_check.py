@@ -132,7 +132,7 @@ def _error_in_stages(whole: PreTrainedModel, recompute: Recompute) -> tuple[floa
 
 
 def _error_on_chunks(whole: PreTrainedModel) -> tuple[float, str]:
-    """The same for a document in three slices, of which the last is packed with a short one, and one by itself."""
+    """The error for three documents: one in three slices, a short one packed with the last of them, one by itself."""
     documents = [torch.randint(whole.config.vocab_size, (length,)) for length in (40, 5, 9)]
     slices_of_first = [Slice(0, 0, 16, 40), Slice(0, 16, 16, 40), Slice(0, 32, 8, 40)]
     packed = (slices_of_first[2], Slice(1, 0, 5, 5))

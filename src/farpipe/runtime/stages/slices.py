@@ -36,7 +36,7 @@ class SliceModule(Protocol):
         """All parameters, each once."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same with their names."""
+        """All parameters with their names."""
 
     @property
     def end_weights(self) -> dict[str, nn.Parameter]:

@@ -41,7 +41,7 @@ def with_extra(problem: Problem, extra: Sequence[int], method: str) -> Schedule:
 
 
 def as_many_as_help(problem: Problem, extra: Sequence[int], method: str) -> Schedule:
-    """The same with as many of them as memory lets the stages hold; with fewer, or none, where those are faster.
+    """1F1B with ``extra[i]`` more warm-up forwards, as far as memory allows; with fewer, or none, where that is faster.
 
     The closed form knows one hop at a time: where hops saturate a link that they share, more forwards in flight can
     hold up the messages that others wait for, and with unequal stages the wrong ones.

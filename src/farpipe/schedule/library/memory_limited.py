@@ -78,7 +78,7 @@ def _of_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:
 
 
 def _chained_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:
-    """The same where microbatches are slices of sequences: 1F1B then holds whole chains, and their gradients."""
+    """Bytes for activations of every rank where microbatches are slices of sequences: 1F1B then holds whole chains."""
     static = np.array([rank.static_bytes for rank in problem.ranks])
     of_1f1b = np.array(peak_memory_bytes(problem, one_f_one_b(problem))) - static
     return np.asarray(np.maximum(limit * of_1f1b[problem.stages[0].rank], of_1f1b))

@@ -38,7 +38,7 @@ def wave(problem: Problem, limit_s: float = np.inf) -> Schedule:
 
 
 def _rules(problem: Problem, headroom: Floats) -> tuple[Rules, ...]:
-    """Both kinds in turn, so that the first few show how good the order will be."""
+    """Rules with and without shares of memory, in turn, so that the first few show how good the order will be."""
     if np.isinf(headroom).all() or problem.chains.any:
         return RULES
     shares = dict.fromkeys(_shares(problem, headroom, paces) for paces in PACES)
