@@ -288,7 +288,7 @@ LEFT_OUT: Final[dict[str, float]] = {
     "mlperf-hopper": 0.093,
     "mlperf-blackwell": 0.063,
     "bridge-dense": 0.045,
-    "bridge-experts": 0.070,
+    "bridge-experts": 0.079,
     "b200": 0.027,
     "b200-experts": 0.025,
     "b200-context": 0.024,

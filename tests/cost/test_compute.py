@@ -149,3 +149,20 @@ def test_a_precision_that_the_device_lacks_is_infeasible():
     old = A100.model_copy(update={"name": "v100", "peak_flops": {"fp16": 125e12}})
     with pytest.raises(InfeasibleError, match="'v100' has no bf16; choose one of fp16"):
         compute.layer_times(gpt(), training(), layout(), site(device=old), LAW)
+
+
+def attention_s(model, **how):
+    job = model, training(sequence_length=8192, **how), layout()
+    return compute.attention_core_times(*job, Speed.of(A100, LAW, "bf16"))
+
+
+def test_windows_spare_flash_attention_the_blocks_outside_and_no_more():
+    whole, windowed, long = (attention_s(llama(sliding_window=w), flash_attention=True) for w in (None, 128, 8192))
+    assert long == whole
+    assert windowed.forward_s / whole.forward_s == pytest.approx(2 * 64 / (64 * 65 / 2), rel=0.01)
+    half = attention_s(llama(num_layers=4, sliding_window=128, window_attn_skip_freq=2), flash_attention=True)
+    assert 2 * half.input_grad_s == pytest.approx(whole.input_grad_s + windowed.input_grad_s)
+
+
+def test_without_flash_attention_windows_are_masks():
+    assert attention_s(llama(sliding_window=128), flash_attention=False) == attention_s(llama(), flash_attention=False)

@@ -54,3 +54,29 @@ def test_the_causal_half_of_attention_is_what_the_mask_keeps_of_its_pairs():
     kept = 3 * 24 * 4 * model.hidden * sum(range(1, length + 1))  # two products, a multiplication and an addition each
     assert causal_share(model, length) * step_flops(model, length, 1) == pytest.approx(without + kept, rel=1e-12)
     assert causal_share(model, length) < 0.6
+
+
+@given(
+    length=st.integers(1, 60), window=st.integers(1, 70), block=st.integers(1, 9), pattern=st.sampled_from([None, 2, 3])
+)
+def test_windows_leave_the_blocks_that_have_a_pair_in_one(length, window, block, pattern):
+    model = llama(num_layers=6, sliding_window=window, window_attn_skip_freq=pattern)
+    length = -(-length // block) * block
+    blocks = {
+        width: {(i // block, j // block) for i in range(length) for j in range(max(0, i - width + 1), i + 1)}
+        for width in (window, length)
+    }
+    share = len(blocks[window]) / len(blocks[length])
+    expected = 1 - model.windowed_share * (1 - share)
+    assert flops.window_share(model, length, block) == pytest.approx(expected)
+    assert flops.window_share(llama(), length, block) == 1
+
+
+def test_gpt_oss_has_the_flops_of_a_token_that_megatron_bridge_publishes():
+    """1,077 TFLOP/s at 33,024 tokens/s (docs/performance-summary.md, 26.08): pairs that windows and mask leave."""
+    model, length = preset_model("gpt-oss-120b"), 4096
+    published = 1077e12 / 33024
+    counted = step_flops(model, length, 1) * causal_share(model, length) / length
+    assert counted == pytest.approx(published, rel=0.005)
+    whole = model.model_copy(update={"sliding_window": None, "window_attn_skip_freq": None})
+    assert step_flops(whole, length, 1) * causal_share(whole, length) / length > 1.05 * published

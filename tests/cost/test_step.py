@@ -449,6 +449,15 @@ def test_a_host_that_asks_how_many_tokens_experts_got_leaves_the_device_idle():
     assert idle.input_grad_s == replayed.input_grad_s
 
 
+def test_attention_over_a_window_has_no_ring():
+    local, long = (llama(sliding_window=window) for window in (255, 256))
+    degrees = replace(layout(), context=2)
+    assert problem_of(model=long, degrees=degrees)
+    assert problem_of(model=local, degrees=replace(degrees, context_exchange="ulysses"))
+    with pytest.raises(InputError, match=r"no ring is known for attention over a window.*'ulysses' would do"):
+        problem_of(model=local, degrees=degrees)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -204,6 +204,38 @@ def test_a_plan_goes_out_and_comes_back(shape, degrees, zero, recompute, overlap
         expect_settings_of(draft, found, recompute, zero)
 
 
+@pytest.mark.parametrize("pattern", [None, 2, (1, 1, 0, 1), (0, 0, 0, 1)])
+def test_windows_go_out_and_come_back(pattern):
+    model = preset_model("llama-3.2-1b").model_copy(
+        update={"num_layers": 4, "sliding_window": 128, "window_attn_skip_freq": pattern}
+    )
+    asked = job([site("a", 2)], (), Training(sequence_length=1024, global_batch=8), "1f1b", data=2, context=1)
+    found = make_plan(asked.model_copy(update={"model": model}))
+    assert "--window-size 127,0\n" in megatron_flags(found)
+    for draft in (
+        read_script_of_megatron(megatron_flags(found), "flags.txt"),
+        read_tables_of_megatron(yaml.safe_load(nemo_config(found)), "bridge.yaml", "NeMo"),
+    ):
+        draft.settle()
+        assert parse_job(draft.to_toml("h100")).model.model_dump() == {**model.model_dump(), "name": "custom"}
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"window_size": [128, 0], "window_attn_skip_freq": 2}, (129, 2)),
+        ({"window_size": "(128, 0)", "window_attn_skip_freq": "([1]*5+[0])*4"}, (129, [1, 1, 1, 1, 1, 0] * 4)),
+        ({"window_size": 512}, (513, None)),
+        ({"window_size": [-1, 0]}, (None, None)),
+        ({"window_size": [128, 0], "window_attn_skip_freq": 1}, (None, None)),
+        ({"window_attn_skip_freq": 2}, (None, None)),
+    ],
+)
+def test_windows_as_frameworks_write_them(told, expected):
+    draft = read_tables_of_megatron({"model": {"num_layers": 24, "hidden_size": 64} | told}, "bridge.yaml", "NeMo")
+    assert (draft.value("model", "sliding_window"), draft.value("model", "window_attn_skip_freq")) == expected
+
+
 def test_options_come_with_what_a_launch_needs():
     """Rows of positions, an environment and sockets: without the first two Megatron-LM's validation ends the run."""
     training = Training(sequence_length=1024, global_batch=16, microbatch_size=1)

@@ -87,3 +87,15 @@ def test_the_method_is_told_and_exported():
     with pytest.raises(InputError, match="torchtitan has no Ulysses"):
         torchtitan_config(ulysses)
     assert type(ulysses).from_body(ulysses.to_body(), "plan").layout == ulysses.layout
+
+
+def test_attention_over_a_window_is_never_planned_on_a_ring():
+    whole = long_job(32768)
+    local = whole.model_copy(update={"model": whole.model.model_copy(update={"sliding_window": 1024})})
+    plan = make_plan(local)
+    assert (make_plan(whole).layout.context_exchange, plan.layout.context_exchange) == ("ring", "ulysses")
+    assert plan.prediction.step_s < make_plan(long_job(32768, context_exchange="ulysses")).prediction.step_s
+    assert "sliding windows" in plan.uncompared
+    ring = local.model_copy(update={"layout": local.layout.model_copy(update={"context_exchange": "ring"})})
+    with pytest.raises(InputError, match=r"no ring is known for attention over a window"):
+        make_plan(ring)

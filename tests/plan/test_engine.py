@@ -172,6 +172,7 @@ def test_the_engine_refuses_what_the_filter_names():
     ("section", "change", "message"),
     [
         ("model", {"qk_norm": True}, "model.qk_norm"),
+        ("model", {"sliding_window": 8}, "model.sliding_window"),
         ("training", {"dropout": True}, "training.dropout = true"),
         ("training", {"precision": "fp16"}, 'training.precision = "fp16"; plan again with training.precision = "bf16"'),
         ("training", {"zero": 3}, "training.zero = 3"),

@@ -198,8 +198,8 @@ def test_files_of_other_stages_need_not_be_there(tmp_path):
             {"model_type": "gpt2"},
             "config.json: model_type: 'gpt2' is not supported; farpipe reads llama, mistral, qwen2, and to plan only",
         ),
-        ({"sliding_window": 4096}, "sliding_window: 4096: attention over a window is not supported.*then write null"),
-        ({"layer_types": ["mamba"]}, r"layer_types\[0\]: 'mamba' is not supported, only 'full_attention'"),
+        ({"sliding_window": 4096}, "sliding_window: 4096 is not supported, only None"),
+        ({"layer_types": ["mamba"]}, r"layer_types\[0\]: 'mamba' is not supported, only 'full_attention' and 'slid"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
             "rope_scaling: original_max_position_embeddings: missing",
@@ -290,26 +290,52 @@ KINDS = ["full_attention", "full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_refused"),
+    ("changes", "pattern"),
     [
-        ({"sliding_window": 8}, False),
-        ({"sliding_window": 8, "use_sliding_window": False}, False),
-        (WINDOW | {"max_window_layers": 2}, True),
-        (WINDOW | {"max_window_layers": 3}, False),
-        (WINDOW, False),
-        (WINDOW | {"layer_types": KINDS}, True),
-        (WINDOW | {"layer_types": ["full_attention"] * 3, "max_window_layers": 2}, False),
-        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}, False),
+        ({"sliding_window": 8}, 0),
+        ({"sliding_window": 8, "use_sliding_window": False}, 0),
+        (WINDOW | {"max_window_layers": 2}, (0, 0, 1)),
+        (WINDOW | {"max_window_layers": 0}, None),
+        (WINDOW | {"max_window_layers": 3}, 0),
+        (WINDOW, 0),
+        (WINDOW | {"layer_types": KINDS}, (0, 0, 1)),
+        (WINDOW | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, 2),
+        (WINDOW | {"layer_types": ["full_attention"] * 3, "max_window_layers": 2}, 0),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}, 0),
     ],
 )
-def test_a_qwen_is_refused_if_one_of_its_layers_uses_its_window(changes, is_refused):
-    """Three layers; where nothing else is said, the 28th is the first that uses it."""
+def test_a_qwen_has_windows_in_the_layers_that_use_them(changes, pattern):
+    """Three layers; where nothing else is said, the 28th is the first that uses one; 0: none has."""
     config = {key: value for key, value in CONFIGS["qwen 2"].items() if not (key in WINDOW or "window" in key)}
-    if not is_refused:
-        assert parse_model(config | changes).qkv_bias
-        return
-    with pytest.raises(InputError, match="sliding_window: 8: attention over a window is not supported"):
-        model_fields(config | changes)
+    model = parse_model(config | changes)
+    assert model.qkv_bias
+    assert (model.sliding_window, model.window_attn_skip_freq) == ((None, None) if pattern == 0 else (8, pattern))
+
+
+GEMMA_KINDS = [*(["sliding_attention"] * 5 + ["full_attention"]) * 4, "full_attention", "sliding_attention"]
+GEMMA_PATTERN = tuple(int(kind == "sliding_attention") for kind in GEMMA_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "every", "share"),
+    [
+        ({"sliding_window": 512}, 6, 22 / 26),
+        ({"sliding_window": 512, "sliding_window_pattern": 2}, 2, 1 / 2),
+        ({"sliding_window": 512, "layer_types": GEMMA_KINDS}, GEMMA_PATTERN, 21 / 26),
+        ({}, None, 0),
+    ],
+)
+def test_a_gemma_has_its_local_layers(changes, every, share, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA | changes))
+    model = read_model(tmp_path)
+    assert (model.window_attn_skip_freq, model.windowed_share) == (every, pytest.approx(share))
+
+
+def test_a_model_with_windows_is_no_llama():
+    model = parse_model(CONFIGS["mistral"] | {"sliding_window": 4096})
+    assert (model.sliding_window, model.window_attn_skip_freq) == (4096, None)
+    with pytest.raises(InputError, match=r"model\.sliding_window: 4096 can't be exported: a Llama has None"):
+        config_of(model, "float32")
 
 
 def test_what_is_missing_is_named(tmp_path):

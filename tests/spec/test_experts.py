@@ -144,6 +144,7 @@ def test_configs_of_hugging_face_have_the_published_number_of_parameters(name):
     model = Model.model_validate(model_fields(CONFIGS[name]))
     assert model.num_params == model_row(name).published_params
     assert model.num_active_params == preset_model(name).num_active_params
+    assert model.windowed_share == preset_model(name).windowed_share == (0.5 if name == "gpt-oss-120b" else 0)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,11 @@ def test_heads_share_the_width_and_have_keys_of_their_own_unless_told_otherwise(
             "rotary_base: yarn needs frequencies that fall, so it must be above 1, found 1.0",
         ),
         ({"rotary_scaling": {"kind": "linear", "factor": 2, "attention_factor": 1}}, "attention_factor: belongs to ya"),
+        ({"sliding_window": 0}, "sliding_window: input should be greater than or equal to 1, found 0"),
+        ({"sliding_window": 8, "window_attn_skip_freq": 1}, "window_attn_skip_freq: every how many-th layer has no wi"),
+        ({"sliding_window": 8, "window_attn_skip_freq": [1, 2]}, "or a list with 1 or 0 for each layer, found [1, 2]"),
+        ({"head_dim": 4, "sliding_window": 8, "window_attn_skip_freq": [1]}, "1 entries for num_layers 2"),
+        ({"head_dim": 4, "window_attn_skip_freq": 2}, "says which layers have no window, but there is no sl"),
         ({"vocabsize": 3}, "vocabsize: unknown key; did you mean 'vocab_size'?"),
         ({"hidden": 10**4000}, "hidden: input should be less than or equal to"),
         ({"name": ""}, "name: string should have at least 1 character"),
@@ -81,3 +86,15 @@ def test_impossible_shapes_are_refused(change, message):
 
 def test_a_head_that_does_not_divide_the_width_is_fine_when_asked_for():
     assert Model(**SMALL | {"hidden": 13}, head_dim=8).num_attention_params == 2 * 13 * (32 + 32)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "pattern", "share"),
+    [(2, None, 1), (36, 2, 1 / 2), (26, 6, 22 / 26), (3, (0, 1, 1), 2 / 3), (2, 3, 1), (2, (0, 0), 0)],
+)
+def test_the_share_of_layers_with_a_window_is_that_of_megatron_s_pattern(num_layers, pattern, share):
+    shape = SMALL | {"num_layers": num_layers, "head_dim": 4}
+    assert Model(**shape).windowed_share == 0
+    model = Model(**shape, sliding_window=8, window_attn_skip_freq=pattern)
+    assert model.windowed_share == pytest.approx(share)
+    assert [model.has_windows(length) for length in (7, 8, 9)] == [False, False, share > 0]

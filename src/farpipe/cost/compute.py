@@ -35,6 +35,9 @@ BACKWARD_PASSES: Final = 4
 COLLECTIVES_PER_PASS: Final = 2
 CAUSAL_HALF: Final = 0.5
 """Flash attention skips the blocks above the diagonal (Dao 2023, arXiv 2307.08691, section 3.1)."""
+ATTENTION_BLOCK: Final = 128
+"""Queries, and keys, of one of its blocks: it skips those outside a window too (`get_n_block_min_max` of
+FlashAttention), and masks the others."""
 
 
 @dataclass(frozen=True)
@@ -325,13 +328,15 @@ def _traffic_times(kept_bytes: float, speed: Speed) -> Times:
 def attention_core_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
     """Scores, softmax and context; the gradients of all of them belong to the input gradient.
 
-    Flash attention computes the scores once more in the backward and never puts them into memory.
+    Flash attention computes the scores once more in the backward and never puts them into memory. Without it windows
+    are masks over the whole matrix.
     """
     scores, context = flops.attention_core(
         model, layout.microbatch_size, training.sequence_length, layout.tensor, layout.context
     )
     if training.flash_attention:
-        scores_s, context_s = (CAUSAL_HALF * speed.attend_s(product, model.head_dim) for product in (scores, context))
+        part = CAUSAL_HALF * flops.window_share(model, training.sequence_length, ATTENTION_BLOCK)
+        scores_s, context_s = (part * speed.attend_s(product, model.head_dim) for product in (scores, context))
         return Times(scores_s + context_s, 2 * scores_s + 3 * context_s, 0.0)
     forward = speed.products_s((scores, context))
     backward = speed.products_s((scores, context, context, context))

@@ -1,11 +1,13 @@
 """Matrix products of a transformer, and the FLOPs that follow from them.
 
 Every product is counted in full: attention as a full s x s matrix, not its causal half, as Megatron's publications and
-torchtitan's MFU do; `causal_share` is what is left with the causal mask.
+torchtitan's MFU do; `causal_share` is what is left with the causal mask. A pair of tokens that a window leaves out
+counts as nothing.
 For the shapes of GPT the sum over a step is 72 B L s h^2 (1 + s/6h + V/12hL) (Korthikanti et al. 2022,
 arXiv 2205.05198, appendix A), exactly.
 """
 
+import math
 from dataclasses import dataclass
 
 from farpipe.spec import Model
@@ -120,6 +122,26 @@ def attention_core(
     )
 
 
+def window_share(model: Model, sequence_length: int, block: int = 1) -> float:
+    """Share of a causal sequence's pairs of tokens that windows leave, in the mean of all layers; 1 without any.
+
+    Of s (s + 1) / 2 pairs a window of w tokens leaves w s - w (w - 1) / 2. A kernel computes whole blocks of `block`
+    queries and as many keys, of which a window reaches into one more than it is long.
+    """
+    if model.sliding_window is None:
+        return 1.0
+    num_blocks = math.ceil(sequence_length / block)
+    width = min(num_blocks, math.ceil((model.sliding_window - 1) / block) + 1)
+    kept = (2 * num_blocks - width + 1) * width / (num_blocks * (num_blocks + 1))
+    return 1 - model.windowed_share * (1 - kept)
+
+
+def _core_flops(model: Model, sequence_length: int, sequences: float) -> float:
+    """FLOPs of scores and context of one layer, in the mean of all layers."""
+    core = attention_core(model, sequences, sequence_length)
+    return window_share(model, sequence_length) * sum(product.flops for product in core)
+
+
 def head_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, ...]:
     """The logits, the vocabulary divided over `tensor` devices."""
     return (Product(tokens, model.vocab_size / tensor, model.hidden),)
@@ -133,12 +155,8 @@ def mtp_linear(model: Model, tokens: float, tensor: int = 1) -> tuple[Product, .
 def layer_flops(model: Model, sequence_length: int, sequences: float = 1.0) -> float:
     """FLOPs of one layer's forward; the two gradients take twice as many together."""
     tokens = sequences * sequence_length
-    products = (
-        *attention_linear(model, tokens),
-        *mlp_linear(model, tokens),
-        *attention_core(model, sequences, sequence_length),
-    )
-    return sum(product.flops for product in products)
+    products = (*attention_linear(model, tokens), *mlp_linear(model, tokens))
+    return sum(product.flops for product in products) + _core_flops(model, sequence_length, sequences)
 
 
 def head_flops(model: Model, tokens: float) -> float:
@@ -155,12 +173,12 @@ def step_flops(model: Model, sequence_length: int, sequences: float, *, frozen: 
     num_layers = model.num_layers + model.mtp_num_layers
     layers = num_layers * layer_flops(model, sequence_length, sequences)
     whole = layers + head_flops(model, sequences * sequence_length)
-    core = sum(product.flops for product in attention_core(model, sequences, sequence_length))
+    core = _core_flops(model, sequence_length, sequences)
     return 2 * whole + num_layers * core if frozen else 3 * whole
 
 
 def causal_share(model: Model, sequence_length: int, *, frozen: bool = False) -> float:
     """Share of `step_flops` that is left where attention counts only the pairs of tokens that its causal mask keeps."""
-    core = sum(product.flops for product in attention_core(model, 1, sequence_length))
+    core = _core_flops(model, sequence_length, 1)
     masked = (model.num_layers + model.mtp_num_layers) * core * (1 - 1 / sequence_length) / 2
     return 1 - 3 * masked / step_flops(model, sequence_length, 1, frozen=frozen)

@@ -182,6 +182,11 @@ def _check_shares(model: Model, training: Training, layout: Layout) -> None:
         raise InputError(
             f"layout.context: {layout.context} does not divide training.sequence_length {training.sequence_length}"
         )
+    if layout.context > 1 and layout.context_exchange == "ring" and model.has_windows(training.sequence_length):
+        raise InputError(
+            f"layout.context_exchange: no ring is known for attention over a window, model.sliding_window "
+            f"{model.sliding_window}; 'ulysses' would do"
+        )
     if layout.context_exchange == "ulysses" and not model.divides_heads(layout.tensor * layout.context):
         raise InputError(
             f"layout.context_exchange: 'ulysses' needs key heads for each of tensor {layout.tensor} x context "

@@ -4,6 +4,7 @@ Defaults are those of Megatron-Core 0.15: layer norm, learned positions, tied em
 say otherwise (megatron/training/arguments.py).
 """
 
+import ast
 import re
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from farpipe.spec.recompute import OPERATIONS
 
 _RECIPES: Final = {"mxfp8": "mxfp8"}
 """Recipes of Transformer Engine for which farpipe has a number format of its own; others count as ``fp8``."""
+MAX_LAYERS: Final = 1 << 14
+"""Times that a pattern of layers is repeated at most."""
 _SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
@@ -164,6 +167,7 @@ def _model(settings: Settings, draft: Draft) -> None:
     _positions(settings, draft)
     _experts(settings, draft)
     _latent_attention(settings, draft)
+    _windows(settings, draft)
     draft.put("model", "mtp_num_layers", settings.take("mtp_num_layers", as_count), settings.origin("mtp_num_layers"))
 
 
@@ -246,12 +250,50 @@ def num_dense_layers(text: Any) -> int:
     """First layers without experts in a ``--moe-layer-freq`` such as ``([0]*3+[1]*58)``; others are refused."""
     if str(text).strip() in ("1", "None"):
         return 0
-    parts = re.findall(r"\[([01])\](?:\*(\d+))?", str(text).replace(" ", ""))
-    pattern = (isinstance(text, list) and text) or [int(kind) for kind, times in parts for _ in range(int(times or 1))]
+    pattern = _layer_pattern(text)
     count = next((place for place, kind in enumerate(pattern) if int(kind)), 0)
     if not pattern or not all(int(kind) for kind in pattern[count:]):
         raise ValueError(text)
     return count
+
+
+def _layer_pattern(value: Any) -> list[int]:
+    """1 or 0 for each layer, by a list or an expression such as ``([0]*3+[1,0]*29)``; ValueError for anything else."""
+    if isinstance(value, list):
+        return [int(kind) for kind in value]
+    try:
+        return _listed(ast.parse(str(value).strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        raise ValueError(value) from None
+
+
+def _listed(node: ast.expr) -> list[int]:
+    match node:
+        case ast.List():
+            return [int(kind) for kind in ast.literal_eval(node)]
+        case ast.BinOp(left, ast.Add(), right):
+            return _listed(left) + _listed(right)
+        case ast.BinOp(left, ast.Mult(), ast.Constant(int(times))) if times <= MAX_LAYERS:
+            return _listed(left) * times
+    raise ValueError
+
+
+def _windows(settings: Settings, draft: Draft) -> None:
+    """Megatron-Core counts the tokens before a token; -1 is no window, 1 a whole layer after none with one."""
+    before = settings.take("window_size", _num_before)
+    pattern = settings.take("window_attn_skip_freq", _window_pattern)
+    if before is not None and before >= 0 and pattern != 1:
+        draft.put("model", "sliding_window", before + 1, settings.origin("window_size"))
+        draft.put("model", "window_attn_skip_freq", pattern, settings.origin("window_attn_skip_freq"))
+
+
+def _window_pattern(value: Any) -> int | list[int]:
+    return int(value) if str(value).strip().isdigit() else _layer_pattern(value)
+
+
+def _num_before(value: Any) -> int:
+    """The left one of ``(127, 0)``, a list, or a number alone."""
+    return int(value[0] if isinstance(value, list | tuple) else str(value).strip("([ ").partition(",")[0])
 
 
 def _latent_attention(settings: Settings, draft: Draft) -> None:

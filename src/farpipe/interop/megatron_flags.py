@@ -44,6 +44,7 @@ def megatron_flags(plan: "Plan") -> str:
         flags.append(f"--max-position-embeddings {rows}")
     flags += _megatron_experts(plan)
     flags += _latent_attention(plan.job.model)
+    flags += _windows(plan.job.model)
     flags += [f"--mtp-num-layers {plan.job.model.mtp_num_layers}"] * (plan.job.model.mtp_num_layers > 0)
     flags += _megatron_recompute(plan)
     flags += _replicas_at_sites(plan)
@@ -177,6 +178,18 @@ def _latent_attention(model: "Model") -> list[str]:
         f"--qk-head-dim {at.nope_dim}",
         f"--qk-pos-emb-head-dim {at.rope_dim}",
         f"--v-head-dim {at.value_dim}",
+    ]
+
+
+def _windows(model: "Model") -> list[str]:
+    """The tokens before a token that it attends to, and which layers attend to all."""
+    if model.sliding_window is None:
+        return []
+    pattern = model.window_attn_skip_freq
+    spelled_out = f'"{list(pattern)}"'.replace(" ", "") if isinstance(pattern, tuple) else pattern
+    return [
+        f"--window-size {model.sliding_window - 1},0",
+        *([f"--window-attn-skip-freq {spelled_out}"] * (pattern is not None)),
     ]
 
 

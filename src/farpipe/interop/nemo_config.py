@@ -60,7 +60,9 @@ def _settings(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """A number where it is one."""
+    """A number where it is one, or a list of numbers."""
+    if "," in text:
+        return [int(part) for part in text.strip("[]").split(",")]
     for kind in (int, float):
         try:
             return kind(text)

@@ -17,6 +17,8 @@ PRESETS: Final = {
     ("qwen3", "30b-a3b"): "qwen3-30b-a3b",
     ("qwen3", "235b-a22b"): "qwen3-235b-a22b",
     ("deepseek_v3", "671b"): "deepseek-v3",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
+    ("gpt_oss", "120b"): "gpt-oss-120b",
 }
 """Models of torchtitan that the catalogue has, by name and flavor."""
 _QWEN3: Final = {

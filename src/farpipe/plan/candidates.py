@@ -148,11 +148,12 @@ def expert_degrees(job: Job) -> list[int]:
 
 
 def context_exchanges(job: Job, tensor: int, context: int) -> list[ContextExchange]:
-    """The pinned method, or both of those that the heads allow; a ring where nobody shares a sequence."""
+    """The pinned method, or both of those that heads and windows allow; a ring where nobody shares a sequence."""
     wanted = job.layout.context_exchange
     if context == 1:
         return ["ring"]
-    fits: list[ContextExchange] = ["ring", "ulysses"] if job.model.divides_heads(tensor * context) else ["ring"]
+    ring: list[ContextExchange] = [] if job.model.has_windows(job.training.sequence_length) else ["ring"]
+    fits: list[ContextExchange] = [*ring, "ulysses"] if job.model.divides_heads(tensor * context) else ring
     return [method for method in fits if wanted in (None, method)]
 
 

@@ -280,9 +280,7 @@ class _Layer:
         told = {
             "matrix products": f"{memory.microbatch_tokens(self.training, degrees):,} tokens on a device",
             "adapters": f"rank {self.training.lora.rank}, bound by memory" if self.training.lora else "",
-            "attention": "causal half, scores stay on the chip"
-            if self.training.flash_attention
-            else "scores in memory",
+            "attention": self._attention_how(),
             "tensor and expert exchange": f"2 all-reduces of {residual} over {degrees.tensor} devices{self._rate()}",
             "waiting for the host": "kernels are launched more slowly than they run"
             if self.model.experts is None
@@ -293,6 +291,15 @@ class _Layer:
             "ZeRO": f"stage {self.training.zero}, over {degrees.num_shares} devices, beyond what is hidden",
         }
         return told.get(name, f"over {degrees.context} devices")
+
+    def _attention_how(self) -> str:
+        if not self.training.flash_attention:
+            return "scores in memory"
+        told = "causal half, scores stay on the chip"
+        if not self.model.has_windows(self.training.sequence_length):
+            return told
+        share = format_percent(self.model.windowed_share, 0)
+        return f"{told}, a window of {self.model.sliding_window:,} tokens in {share} of the layers"
 
     def _rate(self) -> str:
         if self.layout.tensor == 1:

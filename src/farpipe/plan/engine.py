@@ -34,7 +34,10 @@ ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_st
     "cuda_graphs": False,
 }
 """The values of a training's keys that the engine has, of those with one alone."""
-PLANNED_ONLY: Final = ("experts", "latent_attention", "attention_bias", "qk_norm", "attention_sinks", "mtp_num_layers")
+PLANNED_ONLY: Final = (
+    *("experts", "latent_attention", "attention_bias", "qk_norm", "attention_sinks"),
+    *("sliding_window", "mtp_num_layers"),
+)
 """Keys of a model that only the cost model knows; transformers and users' modules know more."""
 
 

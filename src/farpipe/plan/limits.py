@@ -193,6 +193,7 @@ def uncompared(costs: JobCosts, sites: Collection[Site], longest: int, context: 
     kinds = {
         "mixtures of experts": model.experts is not None,
         "latent attention": model.latent_attention is not None,
+        "sliding windows": model.has_windows(longest),
         "context parallelism": context > 1,
     }
     found = [kind for kind, is_it in kinds.items() if is_it and not all(kind in at.kinds for at in modelled)]

@@ -54,6 +54,7 @@ Choices = Annotated[tuple[Count, ...], Field(min_length=1), BeforeValidator(_cho
 _SHAPE: Final = (
     *("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "gated_mlp", "vocab_size"),
     *("tied_embeddings", "experts", "latent_attention", "mtp_num_layers", "rotary_scaling"),
+    *("sliding_window", "window_attn_skip_freq"),
 )
 """Keys of a model that a point has too."""
 
@@ -83,6 +84,8 @@ class ReferencePoint(Part):
     latent_attention: LatentAttention | None = None
     mtp_num_layers: Natural = 0
     rotary_scaling: RotaryScaling | None = None
+    sliding_window: Count | None = None
+    window_attn_skip_freq: int | tuple[int, ...] | None = None
     vocab_size: Count
     sequence_length: Count
     global_batch: Count

@@ -1,12 +1,11 @@
 """A Hugging Face ``config.json`` as a Model and back: Llama and Qwen2, and Mistral where it is the same.
 
 Others, mixtures of experts and Qwen3, are read to plan them; a folder with weights may be of any causal model, for
-transformers computes it. What changes neither bytes
-nor times is not looked at in these: rotary scaling, the router's details, the format that weights are published in.
-Attention over a window (GPT-OSS, Mixtral's first configs) is taken for whole: an upper bound.
+transformers computes it. What changes neither bytes nor times is not looked at in these: rotary scaling, the router's
+details, the format that weights are published in.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +49,10 @@ _KNOWN: Final[dict[str, dict[str, Any]]] = {
     **{key: {"tied_embeddings": True} for key in ("gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "smollm3")},
 }
 """Fields that go without saying in configs of these types."""
+_LOCAL: Final = "sliding_attention"
+"""Kind of a layer with a window in a config's `layer_types`."""
+_WHOLE_EVERY: Final = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4}
+"""Types of which every so many-th layer has no window, where a config says nothing else."""
 _ROTARY: Final = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -190,6 +193,7 @@ def _plain_fields(config: Config, source: str) -> dict[str, Any]:
     kind = str(config.get("model_type", "custom"))
     fields: dict[str, Any] = {"name": kind[:60]} | _KNOWN.get(kind, {}) | shape
     fields |= {ours: value for ours, theirs in _OPTIONAL.items() if (value := find(theirs, *_OLDER.get(theirs, ())))}
+    fields |= _windows(config, shape["num_layers"])
     fields["tied_embeddings"] = config.get("tie_word_embeddings", fields.get("tied_embeddings", False))
     num_experts, inner = find("num_local_experts", "num_experts", "n_routed_experts"), find("moe_intermediate_size")
     if num_experts and config.get("num_experts_per_tok"):
@@ -217,6 +221,7 @@ def model_fields(config: Mapping[str, Any], source: str = CONFIG_NAME) -> dict[s
             raise InputError(f"{source}: {theirs}: missing{nearest(theirs, config)}")
     fields = {ours: config[theirs] for ours, theirs in _SHAPE.items()}
     fields |= {ours: config[theirs] for ours, theirs in _OPTIONAL.items() if config.get(theirs) is not None}
+    fields |= _windows(config, fields["num_layers"])
     kind = config["model_type"]
     name = Path(str(config.get("_name_or_path") or kind)).name[:60]
     epsilon = config.get("rms_norm_eps", _THEIR_NORM_EPSILON)
@@ -250,28 +255,34 @@ def _check_supported(config: Mapping[str, Any], source: str) -> None:
         raise InputError(f"{source}: attention_bias and mlp_bias: biases in attention alone or MLP alone are not known")
     if config.get("attention_dropout"):
         raise InputError(f"{source}: attention_dropout: {config['attention_dropout']!r} is not supported, only 0")
-    _refuse_windows(config, source)
+    for place, found in enumerate(config.get("layer_types") or ()):
+        if found not in ("full_attention", _LOCAL):
+            known = f"only 'full_attention' and '{_LOCAL}'"
+            raise InputError(f"{source}: layer_types[{place}]: {found!r} is not supported, {known}")
+    if kind == "llama":
+        _expect(config, {"sliding_window": None}, source)
 
 
-def _refuse_windows(config: Mapping[str, Any], source: str) -> None:
-    """InputError where a layer looks at the last tokens only; a Qwen2 may name a window that it does not use."""
-    window, kinds = config.get("sliding_window"), config.get("layer_types")
-    used = window is not None
-    if config.get("model_type") == "qwen2":
-        used = used and bool(config.get("use_sliding_window", False))
-        if kinds is None:
-            num_layers, first = config.get("num_hidden_layers"), config.get("max_window_layers", 28)
-            used = used and not (isinstance(num_layers, int) and isinstance(first, int) and first >= num_layers)
-    if isinstance(kinds, list | tuple):
-        used = used and "sliding_attention" in kinds
-        for place, kind in enumerate(kinds):
-            if kind not in ("full_attention", "sliding_attention"):
-                raise InputError(f"{source}: layer_types[{place}]: {kind!r} is not supported, only 'full_attention'")
-    if used:
-        raise InputError(
-            f"{source}: sliding_window: {window!r}: attention over a window is not supported, only over the whole "
-            "sequence; for sequences that are no longer than the window both are the same: then write null"
-        )
+def _windows(config: Config, num_layers: Any) -> dict[str, Any]:
+    """The fields of a Model for attention over a window; a Qwen may name one that it does not use."""
+    window, kind = config.get("sliding_window"), str(config.get("model_type"))
+    if window is None or not config.get("use_sliding_window", not kind.startswith("qwen")):
+        return {}
+    every: Any = config.get("sliding_window_pattern", _WHOLE_EVERY.get(kind))
+    if (kinds := config.get("layer_types")) is not None:
+        every = _pattern([found == _LOCAL for found in kinds])
+    elif kind.startswith("qwen"):
+        every = _pattern([place >= config.get("max_window_layers", 28) for place in range(num_layers)])
+    return {} if every == 1 else {"sliding_window": window, "window_attn_skip_freq": every}
+
+
+def _pattern(is_local: Sequence[bool]) -> int | list[int] | None:
+    """`Model.window_attn_skip_freq` of layers that have a window or not: None where all have, 1 where none has."""
+    if all(is_local):
+        return None
+    every = 1 + list(is_local).index(False)
+    is_regular = all(local == bool((place + 1) % every) for place, local in enumerate(is_local))
+    return every if is_regular or not any(is_local) else [int(local) for local in is_local]
 
 
 def _rotary(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -301,7 +312,7 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
 
     InputError for a model that is none of Hugging Face's Llama family.
     """
-    different = {"gated_mlp": True, "norm": "rmsnorm", "positions": "rotary"}
+    different = {"gated_mlp": True, "norm": "rmsnorm", "positions": "rotary", "sliding_window": None}
     for key, value in different.items():
         if getattr(model, key) != value:
             raise InputError(f"model.{key}: {getattr(model, key)!r} can't be exported: a Llama has {value!r}")

@@ -2,13 +2,23 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.spec.part import Count, Flag, Name, Natural, Part, Positive, Text, fault
 
 
 def _even_share(known: dict[str, Any]) -> int:
     return max(1, int(known.get("hidden", 1)) // int(known.get("num_heads", 1)))
+
+
+def _pattern(value: Any) -> Any:
+    if isinstance(value, list | tuple) and value and all(type(one) is int and one in (0, 1) for one in value):
+        return tuple(value)
+    if value is None or (type(value) is int and value > 1):
+        return value
+    raise ValueError(
+        f"every how many-th layer has no window, 2 or more, or a list with 1 or 0 for each layer, found {value!r}"
+    )
 
 
 class RotaryScaling(Part):
@@ -113,6 +123,13 @@ class Model(Part):
     """True if queries and keys are normalised head by head, as in Qwen3: a gain of a head's width each."""
     attention_sinks: Flag = False
     """True if every head has a learned logit beside the scores, as in GPT-OSS."""
+    sliding_window: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
+    """Tokens that a token attends to in a layer with a window, itself among them; None: no layer has one."""
+    window_attn_skip_freq: Annotated[
+        int | tuple[int, ...] | None, BeforeValidator(_pattern), Field(exclude_if=lambda pattern: pattern is None)
+    ] = None
+    """Layers without a window, by Megatron-Core's name: every so many-th, or for each layer 1 if it has one and 0 if
+    not; None: all layers have one."""
     experts: Experts | None = None
     """Mixture of experts in place of the MLP."""
     latent_attention: LatentAttention | None = None
@@ -147,12 +164,35 @@ class Model(Part):
             )
         return self
 
+    @model_validator(mode="after")
+    def _possible_windows(self) -> Self:
+        pattern = self.window_attn_skip_freq
+        if pattern is not None and self.sliding_window is None:
+            raise fault("says which layers have no window, but there is no sliding_window", "window_attn_skip_freq")
+        if isinstance(pattern, tuple) and len(pattern) != self.num_layers:
+            raise fault(f"{len(pattern)} entries for num_layers {self.num_layers}", "window_attn_skip_freq")
+        return self
+
     def kinds(self) -> "tuple[tuple[float, Model], ...]":
         """Shares of the layers that are identical, and a model of each kind: those with experts, and the dense ones."""
         share = self.experts.num_dense_layers / self.num_layers if self.experts is not None else 0.0
         if not share:
             return ((1.0, self),)
         return ((1 - share, self), (share, self.model_copy(update={"experts": None})))
+
+    @property
+    def windowed_share(self) -> float:
+        """Share of the layers that attend over a window."""
+        if self.sliding_window is None:
+            return 0.0
+        if isinstance(self.window_attn_skip_freq, tuple):
+            return sum(self.window_attn_skip_freq) / self.num_layers
+        every = self.window_attn_skip_freq
+        return 1.0 if every is None else 1 - self.num_layers // every / self.num_layers
+
+    def has_windows(self, sequence_length: int) -> bool:
+        """True if a layer attends to fewer than all tokens of a sequence."""
+        return self.windowed_share > 0 and (self.sliding_window or 0) < sequence_length
 
     @property
     def attention_hidden(self) -> int:
