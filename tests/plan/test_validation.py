@@ -192,6 +192,13 @@ def test_a_toml_file_has_groups_of_its_own(tmp_path):
             ("tensor = 4", "tensor = 4\nlayers = [32]"),
             r"points\[0\].layers: a list of 1 does not fit",
         ),
+        (("step_s = 1.0", "step_s = 1.0\nmemory_rank = 99"), r"points\[0\].memory_rank: the last of \d+ ranks? is"),
+        (
+            ("step_s = 1.0", "step_s = 1.0\ncpu_offloading_num_layers = 99"),
+            "cpu_offloading_num_layers: .* has 32 layers",
+        ),
+        (("step_s = 1.0", "step_s = 1.0\nwindow_attn_skip_freq = 2"), "there is no sliding_window"),
+        (("step_s = 1.0", "step_s = 1.0\nsliding_window = 8\nwindow_attn_skip_freq = [1]"), "1 entries for num_layers"),
     ],
 )
 def test_a_bad_toml_file_is_an_error_that_names_the_place(tmp_path, change, message):
@@ -207,12 +214,22 @@ def test_a_bad_toml_file_is_an_error_that_names_the_place(tmp_path, change, mess
         (HEADER + ROW.format(step_s="1,2"), "line 2: not as many cells as the header has"),
         (HEADER + "vtrain-multi-node,mine\n", "line 2: not as many cells as the header has"),
         (HEADER + ROW.format(step_s=1) + ROW.format(step_s="nan"), "line 3.step_s: expected a finite number"),
+        (HEADER.replace("step_s", "step_s,virtual") + ROW.format(step_s='1,"[1,"'), "line 2.virtual: not TOML: "),
         (HEADER.replace("hidden", "hiden") + ROW.format(step_s=1), "line 2.hiden: unknown key; did you mean 'hidden'"),
     ],
 )
 def test_a_bad_csv_file_is_an_error_that_names_the_line(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         load_points(written(tmp_path, "points.csv", text))
+
+
+def test_a_point_has_the_windows_of_its_model_unless_it_says_otherwise(tmp_path):
+    head = "group,preset,sliding_window,global_batch,microbatch_size,tensor,data,pipeline,step_s\n"
+    rows = [f"b200-context,gpt-oss-20b,{window},8,1,1,8,1,1.0\n" for window in ("", "32768")]
+    group = validate(written(tmp_path, "points.csv", head + "".join(rows))).groups[0]
+    local, whole = group.results
+    assert (local.point.sliding_window, local.point.window_attn_skip_freq) == (128, 2)
+    assert local.predicted_s < 0.9 * whole.predicted_s
 
 
 def test_layers_that_the_stages_do_not_divide_go_to_the_first_stages():

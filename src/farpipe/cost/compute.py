@@ -35,9 +35,6 @@ BACKWARD_PASSES: Final = 4
 COLLECTIVES_PER_PASS: Final = 2
 CAUSAL_HALF: Final = 0.5
 """Flash attention skips the blocks above the diagonal (Dao 2023, arXiv 2307.08691, section 3.1)."""
-ATTENTION_BLOCK: Final = 128
-"""Queries, and keys, of one of its blocks: it skips those outside a window too (`get_n_block_min_max` of
-FlashAttention), and masks the others."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +332,7 @@ def attention_core_times(model: Model, training: Training, layout: Layout, speed
         model, layout.microbatch_size, training.sequence_length, layout.tensor, layout.context
     )
     if training.flash_attention:
-        part = CAUSAL_HALF * flops.window_share(model, training.sequence_length, ATTENTION_BLOCK)
+        part = CAUSAL_HALF * flops.window_share(model, training.sequence_length, flops.BLOCK)
         scores_s, context_s = (part * speed.attend_s(product, model.head_dim) for product in (scores, context))
         return Times(scores_s + context_s, 2 * scores_s + 3 * context_s, 0.0)
     forward = speed.products_s((scores, context))

@@ -9,9 +9,13 @@ arXiv 2205.05198, appendix A), exactly.
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from farpipe.spec import Model
 from farpipe.spec.model import LatentAttention
+
+BLOCK: Final = 128
+"""Queries, and keys, of a block of flash attention, which skips those outside a window (`get_n_block_min_max`)."""
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,16 @@ Defaults are those of Megatron-Core 0.15: layer norm, learned positions, tied em
 say otherwise (megatron/training/arguments.py).
 """
 
-import ast
 import re
 from typing import Any, Final
 
 from farpipe.interop.megatron_names import settings_of_script, settings_of_tables, without_effect
-from farpipe.interop.settings import Draft, Plain, Setting, Settings, as_count, as_flag
+from farpipe.interop.settings import Draft, Plain, Setting, Settings, as_count, as_flag, as_layers
 from farpipe.interop.vocabulary import put_vocabulary
 from farpipe.spec.recompute import OPERATIONS
 
 _RECIPES: Final = {"mxfp8": "mxfp8"}
 """Recipes of Transformer Engine for which farpipe has a number format of its own; others count as ``fp8``."""
-MAX_LAYERS: Final = 1 << 14
-"""Times that a pattern of layers is repeated at most."""
 _SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
@@ -250,32 +247,11 @@ def num_dense_layers(text: Any) -> int:
     """First layers without experts in a ``--moe-layer-freq`` such as ``([0]*3+[1]*58)``; others are refused."""
     if str(text).strip() in ("1", "None"):
         return 0
-    pattern = _layer_pattern(text)
+    pattern = as_layers(text)
     count = next((place for place, kind in enumerate(pattern) if int(kind)), 0)
     if not pattern or not all(int(kind) for kind in pattern[count:]):
         raise ValueError(text)
     return count
-
-
-def _layer_pattern(value: Any) -> list[int]:
-    """1 or 0 for each layer, by a list or an expression such as ``([0]*3+[1,0]*29)``; ValueError for anything else."""
-    if isinstance(value, list):
-        return [int(kind) for kind in value]
-    try:
-        return _listed(ast.parse(str(value).strip(), mode="eval").body)
-    except (SyntaxError, ValueError):
-        raise ValueError(value) from None
-
-
-def _listed(node: ast.expr) -> list[int]:
-    match node:
-        case ast.List():
-            return [int(kind) for kind in ast.literal_eval(node)]
-        case ast.BinOp(left, ast.Add(), right):
-            return _listed(left) + _listed(right)
-        case ast.BinOp(left, ast.Mult(), ast.Constant(int(times))) if times <= MAX_LAYERS:
-            return _listed(left) * times
-    raise ValueError
 
 
 def _windows(settings: Settings, draft: Draft) -> None:
@@ -288,7 +264,7 @@ def _windows(settings: Settings, draft: Draft) -> None:
 
 
 def _window_pattern(value: Any) -> int | list[int]:
-    return int(value) if str(value).strip().isdigit() else _layer_pattern(value)
+    return int(value) if str(value).strip().isdigit() else as_layers(value)
 
 
 def _num_before(value: Any) -> int:

@@ -1,5 +1,6 @@
 """Settings of another framework on their way to a job.toml, each with the place that it comes from."""
 
+import ast
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from farpipe.spec.write import toml_value
 TABLES: Final = ("model", "training", "layout", "schedule")
 Plain = Mapping[str, tuple[str, Callable[[Any], Any]]]
 """Settings that are taken as they are: by key of the job, their name and the kind of their value."""
+MAX_LAYERS: Final = 1 << 14
+"""Most layers of a pattern."""
 NEEDED: Final = {
     "model": ("num_layers", "hidden", "num_heads", "ffn_hidden", "vocab_size"),
     "training": ("sequence_length", "global_batch"),
@@ -103,6 +106,27 @@ def as_count(value: Any) -> int:
         raise TypeError
     number = float(value)
     return int(number) if number == int(number) else _refuse(value)
+
+
+def as_layers(value: Any) -> list[int]:
+    """1 or 0 for each layer, by a list or an expression such as ``([0]*3+[1,0]*29)``; ValueError for anything else."""
+    if isinstance(value, list):
+        return [int(kind) for kind in value]
+    try:
+        return _listed(ast.parse(str(value).strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        raise ValueError(value) from None
+
+
+def _listed(node: ast.expr) -> list[int]:
+    match node:
+        case ast.List():
+            return [int(kind) for kind in ast.literal_eval(node)]
+        case ast.BinOp(left, ast.Add(), right):
+            return _listed(left) + _listed(right)
+        case ast.BinOp(left, ast.Mult(), ast.Constant(int(times))) if times * len(kinds := _listed(left)) <= MAX_LAYERS:
+            return kinds * times
+    raise ValueError
 
 
 def _refuse(value: Any) -> Any:

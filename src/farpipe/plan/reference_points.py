@@ -34,7 +34,7 @@ from farpipe.spec import (
     Zero,
     preset_model,
 )
-from farpipe.spec.model import Experts, LatentAttention, RotaryScaling
+from farpipe.spec.model import Experts, LatentAttention, RotaryScaling, WindowPattern
 from farpipe.spec.part import Count, Flag, Name, Natural, NonNegative, Part, Positive, Text, fault
 from farpipe.spec.training import WrittenPrecision
 from farpipe.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
@@ -85,7 +85,7 @@ class ReferencePoint(Part):
     mtp_num_layers: Natural = 0
     rotary_scaling: RotaryScaling | None = None
     sliding_window: Count | None = None
-    window_attn_skip_freq: int | tuple[int, ...] | None = None
+    window_attn_skip_freq: WindowPattern = None
     vocab_size: Count
     sequence_length: Count
     global_batch: Count
@@ -169,6 +169,8 @@ class ReferencePoint(Part):
                 message = f"{self.global_batch} is not a multiple of {self.data * size} sequences at a time"
                 raise fault(message, "global_batch")
             raise fault(f"{self.pipeline * virtual} stages are more than {self.num_layers} layers", "pipeline")
+        if (self.memory_rank or 0) >= self.pipeline:
+            raise fault(f"the last of {self.pipeline} ranks is {self.pipeline - 1}", "memory_rank")
         self._expect_job(self.job())
         return self
 
@@ -201,6 +203,7 @@ class ReferencePoint(Part):
         return self.jobs()[0]
 
     def _job(self, size: int, virtual: int) -> "ReferenceJob":
+        model = self._model()
         layout = Layout(
             pipeline=self.pipeline,
             data=self.data,
@@ -209,12 +212,13 @@ class ReferencePoint(Part):
             microbatch_size=size,
             num_microbatches=self.global_batch // (self.data * size),
             context=self.context,
+            context_exchange="ulysses" if self.context > 1 and model.has_windows(self.sequence_length) else "ring",
             expert=self.expert,
         )
         each, more = divmod(self.num_layers, layout.num_stages)
         layers = self.layers or [each + (stage < more) for stage in range(layout.num_stages)]
         placements = place_evenly(["site"] * self.pipeline, layers, self.recompute)
-        return ReferenceJob(self._model(), self._training(size), layout, placements, self._cluster(layout))
+        return ReferenceJob(model, self._training(size), layout, placements, self._cluster(layout))
 
     def _model(self) -> Model:
         shape = {name: getattr(self, name) for name in _SHAPE if getattr(self, name) is not None}
@@ -324,7 +328,7 @@ def _from_csv(text: str, source: str) -> tuple[ReferenceGroup, ...]:
         if name not in carried:
             hint = nearest(name, carried) or f"; known: {', '.join(carried)}"
             raise InputError(f"{source}: {place}: group: there is no carried group {name!r}{hint}")
-        cells = {key: _cell(cell) for key, cell in row.items() if cell.strip()}
+        cells = {key: _cell(cell, f"{source}: {place}.{key}") for key, cell in row.items() if cell.strip()}
         point = validate(ReferencePoint, {**carried[name].common, **cells}, source, place)
         points.setdefault(name, []).append(point)
     if not points:
@@ -335,11 +339,11 @@ def _from_csv(text: str, source: str) -> tuple[ReferenceGroup, ...]:
     )
 
 
-def _cell(text: str) -> Any:
+def _cell(text: str, place: str) -> Any:
     """Value of a cell: true or false, a whole number, a number, a list or table as in TOML, or text."""
     text = text.strip()
     if text.startswith(("[", "{")):
-        return parse_toml(f"value = {text}", "cell")["value"]
+        return parse_toml(f"value = {text}", place)["value"]
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

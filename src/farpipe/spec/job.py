@@ -274,10 +274,15 @@ class Job(Request):
         method, size = self.layout.context_exchange, (self.layout.tensor or 1) * (self.layout.context or 1)
         if method is not None and self.layout.context == 1:
             raise fault("no devices share a sequence; leave it out", "layout", "context_exchange")
-        if method == "ulysses" and not self.model.divides_heads(size):
+        is_local = (self.layout.context or 1) > 1 and self.model.has_windows(self.training.sequence_length)
+        if is_local and method == "ring":
+            told = f"no ring is known for attention over a window, model.sliding_window {self.model.sliding_window}"
+            raise fault(f"{told}; leave it out or choose 'ulysses'", "layout", "context_exchange")
+        if (method == "ulysses" or is_local) and not self.model.divides_heads(size):
+            way, out = ("'ulysses', the only method for windows,", "") if is_local else ("'ulysses'", "'ring' or ")
             raise fault(
-                f"'ulysses' gives each of {size} devices (tensor x context) whole heads; the model has "
-                f"{self.model.num_heads} heads and {self.model.num_kv_heads} key heads; choose 'ring' or fewer devices",
+                f"{way} gives each of {size} devices (tensor x context) whole heads; the model has "
+                f"{self.model.num_heads} heads and {self.model.num_kv_heads} key heads; choose {out}fewer devices",
                 *("layout", "context_exchange"),
             )
 

@@ -21,6 +21,10 @@ def _pattern(value: Any) -> Any:
     )
 
 
+WindowPattern = Annotated[int | tuple[int, ...] | None, BeforeValidator(_pattern)]
+"""Layers without a window: every so many-th, or 1 for each layer that has one and 0 for each that has none."""
+
+
 class RotaryScaling(Part):
     """Stretching of rotary positions beyond the length that a model was first trained with."""
 
@@ -125,9 +129,7 @@ class Model(Part):
     """True if every head has a learned logit beside the scores, as in GPT-OSS."""
     sliding_window: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
     """Tokens that a token attends to in a layer with a window, itself among them; None: no layer has one."""
-    window_attn_skip_freq: Annotated[
-        int | tuple[int, ...] | None, BeforeValidator(_pattern), Field(exclude_if=lambda pattern: pattern is None)
-    ] = None
+    window_attn_skip_freq: Annotated[WindowPattern, Field(exclude_if=lambda pattern: pattern is None)] = None
     """Layers without a window, by Megatron-Core's name: every so many-th, or for each layer 1 if it has one and 0 if
     not; None: all layers have one."""
     experts: Experts | None = None
