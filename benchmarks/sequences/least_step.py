@@ -4,8 +4,7 @@ A document is trained by P stages of d devices. Its slowest stage has at least c
 the mean of all stages' work; where d does not divide the heads, the devices with most of them set the pace of
 attention; Ulysses exchanges, or tensors are divided, whichever costs less. When the document's last slice begins its
 backward, a stage holds all of it: what exceeds the device's memory, less its share of the state (18 bytes a parameter
-over all devices), has been recomputed, at best the earliest tokens, whose forward costs least. Cutting for that
-holds gradients of keys and values of all slices but the last, which is free to choose.
+over all devices), is recomputed at what all but attention takes, and saves what all of a layer does.
 
 The bound is the least device-seconds of all documents over the devices, each document on the P and d that suit it, but
 not less than the time of any one document. Nothing idles, no chunk has a fixed time, pipelines fill for nothing, and
@@ -14,7 +13,7 @@ what is exchanged between stages takes no time.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -27,8 +26,6 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.spec import Cluster, Model
 
-_INTERVALS = 128
-"""Intervals of the last slice's length; each counts with what is best at either of its ends."""
 _HARDEST = 4
 """Longest documents whose own time bounds the step."""
 STATE_BYTES = 18
@@ -43,21 +40,18 @@ class Shared:
     layer: Law
     ends: Law
     """Embedding and head."""
-    again: Law
+    again_s: float
+    """Of a recomputed layer without its attention."""
     layer_bytes: float
     saved_bytes: float
-    chain_bytes: float
     overhead_s: float
 
 
-def least_step(model: Model, lengths: Any, *, most_stages: int = NUM_DEVICES, keeps_attention: bool = False) -> float:
-    """Seconds that a step takes at least on `sequences_paper`'s machines, in no more than `most_stages`.
-
-    `keeps_attention`: recomputed layers keep the attention's output, so attention is not computed again.
-    """
+def least_step(model: Model, lengths: Any, *, most_stages: int = NUM_DEVICES) -> float:
+    """Seconds that a step takes at least on `sequences_paper`'s machines, in no more than `most_stages`."""
     tokens, rows = lengths.astype(np.float64), []
     room = a800().plannable_bytes - STATE_BYTES * model.num_params / NUM_DEVICES
-    every = [shared_least(model, degree, keeps_attention) for degree in range(1, NUM_DEVICES + 1)]
+    every = [shared_least(model, degree) for degree in range(1, NUM_DEVICES + 1)]
     for one in every:
         for stages in range(1, min(NUM_DEVICES // one.degree, model.num_layers, most_stages) + 1):
             seconds = max(stage_seconds(one, model.num_layers, stages, tokens, room), key=lambda row: float(row.sum()))
@@ -88,39 +82,26 @@ def seconds_of(law: Law, tokens: Any) -> Any:
 
 def again_seconds(one: Shared, layers: float, tokens: Any, room: float) -> Any:
     """The least recomputation of every document on a stage of so many layers; infinite where it does not fit."""
-    found = np.zeros_like(tokens)
-    for index in np.flatnonzero(tokens * layers * one.layer_bytes > room).tolist():
-        found[index] = _again_s(one, layers, float(tokens[index]), room)
-    return found
-
-
-def _again_s(one: Shared, layers: float, length: float, room: float) -> float:
-    ends = np.linspace(0, length, _INTERVALS + 1)
-    shortest, longest = ends[:-1], ends[1:]
-    excess = length * layers * one.layer_bytes + layers * one.chain_bytes * (length - longest) - room
-    again = np.maximum(0.0, excess / one.saved_bytes / layers)  # tokens of which all of the stage's layers are computed
-    early = np.minimum(again, length - shortest)
-    late = again - early
-    mean_position = length - longest / 2
-    seconds = layers * (seconds_of(one.again, early) + late * (one.again.token_s + one.again.pair_s * mean_position))
-    return float(np.where(again <= length, seconds, np.inf).min())
+    again = np.maximum(0.0, tokens * layers * one.layer_bytes - room) / one.saved_bytes  # tokens times layers
+    return np.where(again <= layers * tokens, again * one.again_s, np.inf)
 
 
 @cache
-def shared_least(model: Model, degree: int, keeps_attention: bool) -> Shared:
+def shared_least(model: Model, degree: int) -> Shared:
     """The least of every figure over the tensor degrees that are possible."""
     every = [
-        _figures(model, _costs(model, tensor, degree // tensor), degree, keeps_attention)
+        _figures(model, _costs(model, tensor, degree // tensor), degree)
         for tensor in range(1, min(degree, a800().devices_per_machine) + 1)
         if degree % tensor == 0 and model.divides_heads(tensor)
     ]
     laws = [
         Law(token_s=min(law.token_s for law in kind), pair_s=min(law.pair_s for law in kind))
-        for kind in ([one.layer for one in every], [one.ends for one in every], [one.again for one in every])
+        for kind in ([one.layer for one in every], [one.ends for one in every])
     ]
-    least = (min(getattr(one, name) for one in every) for name in ("layer_bytes", "chain_bytes", "overhead_s"))
-    layer_bytes, chain_bytes, overhead_s = least
-    return Shared(degree, *laws, layer_bytes, max(one.saved_bytes for one in every), chain_bytes, overhead_s)
+    again_s, layer_bytes, overhead_s = (
+        min(getattr(one, name) for one in every) for name in ("again_s", "layer_bytes", "overhead_s")
+    )
+    return Shared(degree, *laws, again_s, layer_bytes, max(one.saved_bytes for one in every), overhead_s)
 
 
 def _costs(model: Model, tensor: int, context: int) -> ChunkCosts:
@@ -129,13 +110,9 @@ def _costs(model: Model, tensor: int, context: int) -> ChunkCosts:
     return job_chunk_costs(costs, Layout(1, 1, tensor, 1, 1, 1), placed, cluster, 262144, context)
 
 
-def _figures(model: Model, costs: ChunkCosts, degree: int, keeps_attention: bool) -> Shared:
+def _figures(model: Model, costs: ChunkCosts, degree: int) -> Shared:
     stage = costs.stages[0]
-    layer, again = (Law(token_s=law.token_s, pair_s=law.pair_s) for law in (stage.layer.total, stage.layer_forward))
+    layer = Law(token_s=stage.layer.total.token_s, pair_s=stage.layer.total.pair_s)
     ends = Law(token_s=max(0.0, stage.laws.total.token_s - model.num_layers * layer.token_s))
-    saved_bytes = stage.saved_bytes
-    if keeps_attention:
-        again = replace(again, pair_s=0.0)
-        saved_bytes -= (2 * model.attention_hidden + 4 * model.num_heads) / degree
-    chain_bytes = stage.chain_bytes / model.num_layers
-    return Shared(degree, layer, ends, again, stage.working_bytes, saved_bytes, chain_bytes, costs.overhead_s)
+    again_s = stage.layer_forward.token_s
+    return Shared(degree, layer, ends, again_s, stage.working_bytes, stage.saved_bytes, costs.overhead_s)

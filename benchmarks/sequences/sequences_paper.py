@@ -69,13 +69,15 @@ NEAR = 1.02
 """Orders are searched for degrees whose plan is so near the best one's step."""
 MORE_SLICES = 1
 MANY_CHUNKS = range(1, 2000)
-SEARCHED = {"searched": BatchOptions(), "fixed, searched": BatchOptions(equal="tokens", shrinks=False)}
+_PUBLISHED = BatchOptions(shrinks=False, may_keep_attention=False)
+"""Options of others' methods, whose recomputed layers keep nothing."""
+SEARCHED = {"searched": BatchOptions(), "fixed, searched": replace(_PUBLISHED, equal="tokens")}
 WAYS = {
     "elastic": BatchOptions(),
     "as many in flight": BatchOptions(shrinks=False),
-    "literal packing": BatchOptions(rule="literal", shrinks=False),
-    "fixed, adaptive": BatchOptions(equal="tokens", shrinks=False),
-    "fixed, static": BatchOptions(equal="tokens", checkpointing="uniform", several_pipelines=False, shrinks=False),
+    "literal packing": replace(_PUBLISHED, rule="literal"),
+    "fixed, adaptive": replace(_PUBLISHED, equal="tokens"),
+    "fixed, static": replace(_PUBLISHED, equal="tokens", checkpointing="uniform", several_pipelines=False),
     "whole, full": BatchOptions(num_slices=1, checkpointing="full", several_pipelines=False),
 }
 
@@ -168,10 +170,14 @@ def shared(model: Model, longest: int, devices: int, nic: float = NICS[0]) -> tu
     placed = place_evenly(["a"], [model.num_layers])
     cluster = Cluster(sites=(a800(nic),))
     chunks = job_chunk_costs(costs, Layout(1, 1, 1, 1, 1, 1), placed, cluster, longest, devices)
-    stage, site = chunks.stages[0], one.cluster.sites[0]
-    room = site.plannable_bytes - 18 * model.num_params / NUM_DEVICES
+    return chunks, *capacities(model, chunks)
+
+
+def capacities(model: Model, chunks: ChunkCosts) -> tuple[float, float]:
+    """(tokens that fit one stage, the same recomputing all layers), all states sharded over all devices."""
+    stage, room = chunks.stages[0], a800().plannable_bytes - 18 * model.num_params / NUM_DEVICES
     least = stage.activation_bytes - model.num_layers * stage.saved_bytes + stage.working_bytes
-    return chunks, room / stage.activation_bytes, room / least
+    return room / stage.activation_bytes, room / least
 
 
 def seconds_of(chunks: ChunkCosts, lengths: Any, *, again: bool) -> Any:

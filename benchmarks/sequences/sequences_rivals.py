@@ -18,7 +18,8 @@ exposed. `infinipipe`: Algorithm 1 as printed. `wlb`: whole sequences packed by 
 its best degrees. `dynamic cp`: one stage, each sequence on the fewest devices that hold it and keep it below a time
 that is searched, the longest first on the group that is free first; as FlexSP and Megatron's dynamic context
 parallelism, whose degrees are powers of two, all documents computed again or none; `tuned`: with the degrees of
-farpipe's groups, computing again what has to be. Its exchange is that of Ulysses; states are sharded at no cost.
+farpipe's groups, computing again the documents that have to be, all of them or (`all but attention`) what is faster.
+Its exchange is that of Ulysses; states are sharded at no cost. Rivals that cut or pack recompute all of a layer.
 `flexsp, ideal`: each sequence whole on the devices that make it cheapest, all devices always busy. `work`: of a device
 alone, nothing exchanged, recomputed or idle. `bound`: what no plan can be faster than (`least_step`); `one stage`: no
 plan without a pipeline.
@@ -45,6 +46,7 @@ from benchmarks.sequences.sequences_paper import (
     NICS,
     NUM_DEVICES,
     a800,
+    capacities,
     flexsp,
     models,
     seconds_of,
@@ -63,7 +65,7 @@ CUTS = (49152, 98304, 262144)
 NOTHING: Step = (math.inf, "nothing fits")
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}
 """Quantile of Student's t for so many draws."""
-_ONE_DEGREE = BatchOptions(dynamic_context=False, shrinks=False)
+_ONE_DEGREE = BatchOptions(dynamic_context=False, shrinks=False, may_keep_attention=False)
 """Options of rivals, whose replicas have one context degree."""
 
 
@@ -110,22 +112,23 @@ def slimpipe(model: Model, lengths: Any, *, exposed: bool) -> Step:
         return planned(model, lengths, replace(_ONE_DEGREE, equal="tokens"), Pins(data=1))
 
 
-def dynamic_context(model: Model, lengths: Any, *, tuned: bool = False) -> Step:
+def dynamic_context(model: Model, lengths: Any, *, tuned: bool = False, keeps_attention: bool = False) -> Step:
     """Each sequence on a group of its own size, groups of neighbours, the longest time first."""
     every = range(1, min(NUM_DEVICES, model.num_heads) + 1)
     degrees = [d for d in every if NUM_DEVICES % d == 0 or (tuned and model.num_heads % d == 0)]
     each = [shared(model, int(lengths.max()), d) for d in degrees]
     overhead_s = max(costs.overhead_s for costs, *_ in each)
     fixed = np.array([sum(law.fixed_s for law in costs.stages[0].laws) for costs, *_ in each])
+    kept = [(costs.keeping_attention, *capacities(model, costs.keeping_attention)) for costs, *_ in each]
     ways = []
-    for again in (False, True):
-        seconds = np.stack([seconds_of(costs, lengths, again=again) for costs, *_ in each])
-        capacity = np.array([fits[again] for _, *fits in each])
+    for again, kind in [(False, each), (True, each), (True, kept)][: 2 + keeps_attention]:
+        seconds = np.stack([seconds_of(costs, lengths, again=again) for costs, *_ in kind])
+        capacity = np.array([fits[again] for _, *fits in kind])
         seconds = seconds + (fixed / capacity)[:, None] * lengths  # packed with others into as much as fits
         seconds[lengths > capacity[:, None]] = np.inf
         ways.append(seconds)
     found = [NOTHING]
-    for what, seconds in enumerate([np.minimum(*ways)] if tuned else ways):
+    for what, seconds in enumerate([np.minimum.reduce(ways)] if tuned else ways):
         if not np.isfinite(seconds).any(axis=0).all():
             continue
         mean_s = float(np.min(seconds * np.array(degrees)[:, None], axis=0).sum()) / NUM_DEVICES
@@ -159,6 +162,7 @@ METHODS: dict[str, Callable[[Model, Any], Step]] = {
     "ulysses, best": ulysses,
     "dynamic cp": dynamic_context,
     "dynamic cp, tuned": partial(dynamic_context, tuned=True),
+    "dynamic cp, all but attention": partial(dynamic_context, tuned=True, keeps_attention=True),
     "flexsp, ideal": flexsp,
     "work": lambda model, lengths: (work_s(model, lengths), ""),
     "bound": lambda model, lengths: (least_step(model, lengths), ""),

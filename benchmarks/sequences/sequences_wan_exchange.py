@@ -63,7 +63,7 @@ def slimpipe_s(model: Model, lengths: Any, gbit: float, *, is_over: bool) -> flo
 
     pinned = job(model, gbit).model_copy(update={"layout": _OVER_BOTH})
     with planning_with(change):
-        return plan_batch(pinned, lengths, BatchOptions(equal="tokens", shrinks=False)).step_s
+        return plan_batch(pinned, lengths, BatchOptions(equal="tokens", shrinks=False, may_keep_attention=False)).step_s
 
 
 def row(name: str, cut: int, gbit: float, draw: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from cost_jobs import site
 from farpipe.cost import JobCosts, Layout, place_evenly, step_cost
-from farpipe.cost.chunk_laws import Law, Load, fit_law, model_laws
+from farpipe.cost.chunk_laws import Law, Laws, Load, fit_law, model_laws
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.compute import layer_times
 from farpipe.cost.job_chunks import job_chunk_costs
@@ -139,6 +139,30 @@ def test_a_recomputed_layer_saves_activations_but_never_keys_and_values_that_oth
     assert saved[0] - saved[1] == pytest.approx(2 * 4096 * 2 * 1000)
     assert (stage.held_bytes(load, 4) > 0).all()
     assert stage.chain_of(load).tolist() == pytest.approx([0, 4 * 2 * 4096 * 4 * 1000])
+
+
+def test_a_recomputed_layer_that_keeps_its_attention_saves_less_and_computes_no_pairs_again():
+    for context in (1, 4):
+        costs = chunk_costs(context=context)
+        stage, kept = costs.stages[0], costs.keeping_attention.stages[0]
+        load = whole([1000.0, 4000.0])
+        results = (4096 * 2 + 32 * 4) / context * load.tokens
+        assert stage.saved_of(load) - kept.saved_of(load) == pytest.approx(results)
+        assert kept.held_bytes(load, 0) == pytest.approx(stage.held_bytes(load, 0))
+        assert kept.held_bytes(load, 3) - stage.held_bytes(load, 3) == pytest.approx(3 * results)
+        no_pairs = load._replace(pairs=0 * load.pairs)
+        assert kept.layer_forward.of_load(load) == pytest.approx(stage.layer_forward.of_load(no_pairs))
+        assert costs.keeping_attention.seconds(load)[0] == pytest.approx(costs.seconds(load)[0])
+
+
+def test_slices_that_keep_their_attention_do_not_compute_it_once_more_in_the_backward():
+    costs = chunk_costs()
+    law = Law(1e-9, 1e-6, split_pair_s=1e-10)
+    stage = replace(costs.stages[0], layer=Laws(replace(law, split_pair_s=0.0), law, Law()))
+    load = load_of([Chunk((Slice(0, 0, 1000, 3000),))])
+    kept, all_of_it = (each.layer_forward.of_load(load) for each in (stage.keeping_attention, stage))
+    assert kept == pytest.approx(1e-6 * 1000 - 1e-10 * load.split_pairs)
+    assert all_of_it == pytest.approx(1e-6 * 1000 + 1e-9 * load.pairs)
 
 
 def test_devices_that_share_a_chunk_divide_work_activations_and_with_zero1_the_optimizer():

@@ -5,12 +5,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import RunError
 from farpipe.runtime.chunk_stage import ChunkStage, chunk_batch
 from farpipe.runtime.executor import Executor
-from farpipe.runtime.model.chunk_attention import ChunkAttention, KeyValueStore, _grads, attend, attend_in_parts
+from farpipe.runtime.model.chunk_attention import (
+    KERNELS,
+    ChunkAttention,
+    KeyValueStore,
+    _grads,
+    attend,
+    attend_in_parts,
+)
 from farpipe.runtime.model.decoder import Numerics, StageModule, initialise
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.deferred import WeightGradStore
@@ -60,13 +68,13 @@ def plain_loss(module, documents, counted=None):
     return total / count
 
 
-def run(stages, schedule, batch, recomputed):
+def run(stages, schedule, batch, recomputed, keeps_attention=False):
     num_ranks = len(schedule.ranks)
 
     def work(peers):
         mine = {s: stage for s, stage in enumerate(stages) if s % num_ranks == peers.rank}
         for number, stage in mine.items():
-            stage.begin_chunks(batch, recomputed[number])
+            stage.begin_chunks(batch, recomputed[number], keeps_attention=keeps_attention)
         Executor(schedule, mine, peers).run(0)
 
     run_ranks(num_ranks, work)
@@ -74,14 +82,14 @@ def run(stages, schedule, batch, recomputed):
 
 
 def assert_equal(
-    model, lengths, slices_of_longest, *, stages=2, dtype=torch.float64, split=False, layers=0, limit=1000
+    model, lengths, slices_of_longest, *, stages=2, dtype=torch.float64, split=False, layers=0, keeps=False, limit=1000
 ):
     """One step in chunks against the plain model on whole documents."""
     documents = documents_of(model, lengths)
     chunks = chunks_of(lengths, slices_of_longest, limit)
     order = chunk_order(followed(chunks), (0,) * stages)
     schedule = split_backward(order.schedule()) if split else order.schedule()
-    assert_gradients(model, documents, chunks, schedule, [[layers] * len(chunks)] * stages, dtype)
+    assert_gradients(model, documents, chunks, schedule, [[layers] * len(chunks)] * stages, dtype, keeps=keeps)
     return chunks
 
 
@@ -91,10 +99,10 @@ def chunks_of(lengths, slices_of_longest, limit=1000):
     return cut_batch(lengths, Cut(target, limit), LAW).chunks()
 
 
-def assert_gradients(model, documents, chunks, schedule, recomputed, dtype, counted=None):
+def assert_gradients(model, documents, chunks, schedule, recomputed, dtype, counted=None, *, keeps=False):
     """Loss and the gradient of every parameter are those of the plain model, and nothing is left behind."""
     made = make_stages(model, len(recomputed), dtype)
-    loss = run(made, schedule, chunk_batch(chunks, documents, counted), recomputed)
+    loss = run(made, schedule, chunk_batch(chunks, documents, counted), recomputed, keeps)
     whole = StageModule(model, slices(((0, model.num_layers),))[0], LONGEST, None, Numerics(dtype, dtype))
     initialise(whole, 7)
     expected = plain_loss(whole, documents, counted)
@@ -112,12 +120,17 @@ def assert_gradients(model, documents, chunks, schedule, recomputed, dtype, coun
 MIXED = [40, 37, 23, 9, 5, 3, 2, 2, 1]
 
 
+AGAIN = {"nothing": (0, False), "all": (1, False), "all but attention": (1, True)}
+"""Layers that are recomputed, and whether they keep their attention's results."""
+
+
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("layers", [0, 1])
+@pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_split_hybrid_and_batched_chunks_give_the_gradients_of_whole_sequences(name, layers, split, stages):
-    chunks = assert_equal(MODELS[name], MIXED, 4, stages=stages, split=split, layers=min(layers, 4 // stages))
+def test_split_hybrid_and_batched_chunks_give_the_gradients_of_whole_sequences(name, again, split, stages):
+    layers, keeps = AGAIN[again]
+    chunks = assert_equal(MODELS[name], MIXED, 4, stages=stages, split=split, layers=layers, keeps=keeps)
     assert {chunk.kind for chunk in chunks} == {"split", "hybrid", "batched"}
 
 
@@ -134,9 +147,10 @@ def test_any_number_of_slices_and_both_precisions(count, dtype):
     st.integers(1, 6),
     st.integers(0, 2),
     st.booleans(),
+    st.booleans(),
 )
-def test_any_batch(lengths, count, layers, split):
-    assert_equal(MODELS["llama"], lengths, min(count, max(lengths)), layers=layers, split=split)
+def test_any_batch(lengths, count, layers, split, keeps):
+    assert_equal(MODELS["llama"], lengths, min(count, max(lengths)), layers=layers, split=split, keeps=keeps)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
@@ -166,6 +180,34 @@ def searched(chunks, num_stages, *, split):
     )
     schedule = search(problem, 1.0, methods=("greedy",), split=split).schedule
     return split_backward(schedule) if split else schedule
+
+
+def test_a_layer_that_keeps_its_attention_computes_no_pairs_again():
+    """Slices call the kernel of a CPU for themselves and for what is before them, whole sequences of a length once."""
+    chunks = [Chunk((Slice(0, 0, 20, 40),)), Chunk((Slice(0, 20, 20, 40), Slice(1, 0, 9, 9), Slice(2, 0, 9, 9)))]
+    counted = []
+    for layers, keeps in ((0, False), (4, False), (4, True)):
+        stage = make_stages(MODELS["llama"], 1, torch.float64)[0]
+        batch = chunk_batch(chunks, documents_of(MODELS["llama"], [40, 9, 9]))
+        stage.begin_chunks(batch, [layers] * 2, keeps_attention=keeps)
+        with KernelCalls() as calls:
+            for index in (0, 1):
+                stage.forward(index, None)
+            for index in (1, 0):
+                stage.backward(index, None)
+        counted.append(calls.count)
+    of_slices, of_whole = 4 * (1 + 2), 4  # of four layers
+    assert counted == [2 * of_slices + of_whole, 3 * of_slices + 2 * of_whole, of_slices + of_whole]
+
+
+class KernelCalls(TorchDispatchMode):
+    """Counts calls of attention's forward kernel."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in KERNELS
+        return func(*args, **(kwargs or {}))
 
 
 def test_packed_sequences_do_not_see_each_other():

@@ -11,7 +11,7 @@ from farpipe.runtime.stages.slices import slices as slices_of
 from farpipe.sequences import Chunk, Slice
 from farpipe.sequences.chunk import load_of
 from farpipe.sequences.cut import Cut, cut_batch
-from runtime.test_chunk_stage import LAW, MODELS, documents_of, make_stages
+from runtime.test_chunk_stage import AGAIN, LAW, MODELS, documents_of, make_stages
 
 
 def test_a_product_holds_its_inputs_but_no_parameters():
@@ -31,9 +31,11 @@ def test_a_stage_holds_more_with_every_chunk_and_nothing_after_the_last_backward
     model = MODELS["llama"]
     chunks = cut_batch([30, 5], Cut(10.0, 100), LAW).chunks()
     peaks = []
-    for layers in (0, 2):
+    for layers, keeps in ((0, False), (2, True), (2, False)):
         stage = make_stages(model, 1, torch.float64)[0]
-        stage.begin_chunks(chunk_batch(chunks, documents_of(model, [30, 5])), [layers] * len(chunks))
+        stage.begin_chunks(
+            chunk_batch(chunks, documents_of(model, [30, 5])), [layers] * len(chunks), keeps_attention=keeps
+        )
         held = []
         for index in range(len(chunks)):
             stage.forward(index, None)
@@ -44,7 +46,8 @@ def test_a_stage_holds_more_with_every_chunk_and_nothing_after_the_last_backward
             stage.backward(index, None)
         assert stage.held.now == 0
         peaks.append(stage.held.peak)
-    assert peaks[1] < 0.7 * peaks[0], "layers that are computed again hold their input, keys and values only"
+    assert peaks[2] < 0.7 * peaks[0], "layers that are computed again hold their input, keys and values only"
+    assert peaks[2] < peaks[1] < peaks[0], "and attention's results besides where they keep them"
 
 
 CHUNKINGS = {
@@ -60,17 +63,18 @@ def documents(tmp_path_factory):
     return write_documents(tmp_path_factory.mktemp("text") / "text")
 
 
-@pytest.mark.parametrize("layers", [0, 1])
+@pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("name", CHUNKINGS)
-def test_every_chunk_holds_what_the_costs_say(documents, name, layers):
+def test_every_chunk_holds_what_the_costs_say(documents, name, again):
     """On a CPU: on each of four stages, the ends among them, computed again or not."""
-    run = make_run(documents, ranks=4)
+    run, (layers, keeps) = make_run(documents, ranks=4), AGAIN[again]
+    of_kind = run.chunk_costs.keeping_attention if keeps else run.chunk_costs
     chunks = tuple(Chunk(tuple(slices)) for slices in CHUNKINGS[name])
     ids = tuple(torch.zeros((1, chunk.num_tokens), dtype=torch.int64) for chunk in chunks)
-    for part, costs in zip(slices_of(run.partition), run.chunk_costs.stages, strict=True):
+    for part, costs in zip(slices_of(run.partition), of_kind.stages, strict=True):
         numerics = numerics_of(run.training, recompute="none")
         stage = make_stage(run.model, run.training, part, numerics, "cpu", on_chunks=True)
-        stage.begin_chunks(ChunkBatch(chunks, ids, ids), [layers] * len(chunks))
+        stage.begin_chunks(ChunkBatch(chunks, ids, ids), [layers] * len(chunks), keeps_attention=keeps)
         before, measured = 0, []
         for index, chunk in enumerate(chunks):
             stage.forward(index, torch.zeros((1, chunk.num_tokens, run.model.hidden)))

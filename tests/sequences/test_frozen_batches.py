@@ -74,7 +74,12 @@ BATCHES = {
         lengths(256, 65536, 11),
         BatchOptions(),
     ),
-    "several pipelines": (job(pipeline=8, memory_share=0.5), 4, lengths(512, 98304, 14, 5.0, 2.0), BatchOptions()),
+    "several pipelines": (
+        job(pipeline=8, memory_share=0.5),
+        4,
+        lengths(512, 98304, 14, 5.0, 2.0),
+        BatchOptions(may_keep_attention=False),
+    ),
     "many short": (job("llama-2-7b", pipeline=16), 2, lengths(4096, 16384, 12, 5.5, 1.0), BatchOptions()),
     "two stages a rank": (
         job("llama-2-7b", 8, pipeline=4, virtual=2, memory_share=0.7),

@@ -18,7 +18,7 @@ from numba.core import event
 from farpipe.cost.chunk_laws import Law, Laws
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check, peak_memory_bytes
-from farpipe.sequences import BatchOptions, Chunk, chunk_costs, followed, plan_sequences, planner
+from farpipe.sequences import BatchOptions, Chunk, chunk_costs, followed, plan_sequences, planner, step_plan
 from farpipe.sequences.checkpointing import token_limit
 from farpipe.simulate import simulate
 from farpipe.spec import Cluster, Job, Model, Pins, Training, preset_model, preset_site
@@ -177,6 +177,22 @@ def test_an_empty_batch_and_pinned_slices(roomy):
         plan_sequences(roomy, [1, 3], BatchOptions(num_slices=50))
 
 
+def test_a_recomputed_layer_keeps_its_attention_where_that_is_faster_and_fits():
+    """Of a model with long sequences it is; where memory is shorter still, all has to be computed again."""
+    long = [60_000] * 3
+    for gib, keeps in ((22, True), (17.5, False)):
+        of = costs(memory_bytes=gib * GIB)
+        plan, plain = plan_sequences(of, long), plan_sequences(of, long, BatchOptions(may_keep_attention=False))
+        assert (plan.keeps_attention, plain.keeps_attention) == (keeps, False)
+        assert plan.recomputes
+        assert plan.step_s < plain.step_s if keeps else plan.step_s == plain.step_s
+        step, kind = step_plan(plan), of.keeping_attention if plan.keeps_attention else of
+        load = plan.batch.load
+        assert step.problem(of).to_data() == kind.problem(load, plan.batch.follows, step.recomputed).to_data()
+    full = plan_sequences(costs(memory_bytes=22 * GIB), long, BatchOptions(checkpointing="full"))
+    assert not full.keeps_attention
+
+
 def test_json_has_the_keys_that_others_read(tight):
     lengths = mixed(40)
     data = json.loads(json.dumps(plan_sequences(tight, lengths).to_data()))
@@ -191,6 +207,7 @@ def test_json_has_the_keys_that_others_read(tight):
         if "follows" in Problem.model_fields:
             assert (read.follows or (None,) * len(numbers)) == followed([chunks[i] for i in numbers])
         assert np.shape(layers) == (read.num_stages, len(numbers))
+        assert isinstance(data["keeps_attention"][len(peaks)], bool)
         peaks.append(peak_memory_bytes(read, order))
         seconds += simulate(read, order).makespan_s
     assert data["peak_memory_bytes"] == pytest.approx([max(each) for each in zip(*peaks, strict=True)])

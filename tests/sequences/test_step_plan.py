@@ -48,6 +48,7 @@ def ranks_of(plan):
 def test_a_step_is_the_plan_s_pipelines_one_after_the_other(tight, lengths, packing):
     plan = plan_sequences(tight, lengths, options_of(packing, 0.2))
     told = StepPlan.from_json(step_plan(plan).to_json())
+    assert told.keeps_attention == plan.keeps_attention
     problem = sound(tight, told, lengths)
     assert told.num_tokens == sum(lengths)
     assert simulate(problem, told.schedule).makespan_s <= sum(p.makespan_s for p in plan.pipelines) * (1 + 1e-9)
@@ -97,6 +98,7 @@ def test_damaged_plans_are_refused(tight):
         {"chunks": [[[0, 0, 30]]]},
         {"chunks": []},
         {"schedule": 3},
+        {"keeps_attention": "yes"},
     ):
         with pytest.raises(InputError):
             StepPlan.from_data(data | change, "plan")

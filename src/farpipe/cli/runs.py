@@ -109,6 +109,7 @@ def _on_chunks(view: RunView, run_dir: Path, spec: RunSpec | None, summary: Summ
         predicted=simulate(problem, step.schedule, checked=True),
         chunks=step.chunks,
         recomputed=step.recomputed,
+        keeps_attention=step.keeps_attention,
         predicted_held_bytes=facts.get("predicted_held_bytes", ()),
         measured_held_bytes=facts.get("measured_held_bytes", ())[: problem.num_ranks],
     )

@@ -13,7 +13,7 @@ from farpipe.report.tables import TableView, to_rich
 from farpipe.units import counted, format_about, format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from farpipe.sequences import BatchOptions, BatchPlan
+    from farpipe.sequences import BatchOptions, BatchPlan, SequencePlan
     from farpipe.sequences.chunk import Ints
     from farpipe.spec import Job
 
@@ -125,6 +125,7 @@ def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
             step_overhead_s=replica.overhead_s,
             chunks=step.chunks,
             recomputed=step.recomputed,
+            keeps_attention=step.keeps_attention,
         )
         views.append(view)
     tables = (_kind_table(plan),) * bool(plan.others) + (_group_table(plan),) * bool(plan.places)
@@ -216,6 +217,11 @@ def _kind_table(plan: "BatchPlan") -> "TableView":
     return TableView("The best of every kind", columns, rows, frozenset(range(2, 6)), chosen=0, expendable=(5, 2))
 
 
+def _kind(plan: "SequencePlan") -> str:
+    """Part of the recomputed layers that is computed again, where that is not all."""
+    return " (all but attention)" if plan.keeps_attention else ""
+
+
 def _group_table(plan: "BatchPlan") -> "TableView":
     from farpipe.units import format_seconds
 
@@ -227,9 +233,11 @@ def _group_table(plan: "BatchPlan") -> "TableView":
         num_documents, num_chunks = len(lengths), sum(len(each.chunks) for _, each in mine)
         end_s = max(place.begin_s + each.step_s for place, each in mine)
         figures = (context * tensor, count, num_documents, f"{min(lengths):,} to {max(lengths):,}", num_chunks)
-        rows.append((*map(str, figures), format_seconds(end_s)))
-    columns = ("devices", "groups", "documents", "tokens of a document", "chunks", "done after")
-    return TableView("Groups of devices, the largest first", columns, tuple(rows), frozenset(range(6)))
+        layers = [int(pipeline.recomputed.sum()) for _, each in mine for pipeline in each.pipelines]
+        again = f"{sum(layers) / num_chunks:.2f}{max((_kind(each) for _, each in mine), key=len)}"
+        rows.append((*map(str, figures), again, format_seconds(end_s)))
+    columns = ("devices", "groups", "documents", "tokens of a document", "chunks", "layers recomputed", "done after")
+    return TableView("Groups of devices, the largest first", columns, tuple(rows), frozenset(range(7)))
 
 
 def _pipeline_table(plan: "BatchPlan") -> "TableView":
@@ -241,7 +249,7 @@ def _pipeline_table(plan: "BatchPlan") -> "TableView":
             f"{sum(replica.chunks[i].num_tokens for i in pipeline.chunks):,}",
             format_seconds(pipeline.makespan_s),
             format_percent(pipeline.timeline.bubble_ratio),
-            f"{pipeline.recomputed.sum() / max(1, pipeline.recomputed.size):.2f}",
+            f"{pipeline.recomputed.sum() / max(1, pipeline.recomputed.size):.2f}{_kind(replica)}",
             format_bytes(max(pipeline.peak_memory_bytes)),
         )
         for number, replica in enumerate(plan.replicas)

@@ -141,6 +141,7 @@ def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[S
         "num_pipelines": max(len(plan.pipelines) for plan in found),
         "num_tokens": sum(plan.num_tokens for plan in plans),
         "recomputed_layers": int(sum(plan.recomputed.sum() for plan in plans)),
+        "keeps_attention": any(plan.keeps_attention for plan in plans),
         **predicted(costs, plans),
     }
 

@@ -40,6 +40,9 @@ class StageChunks:
     """Bytes that each recomputed layer keeps less."""
     key_bytes: float
     """Keys and values of one layer, which a split sequence's slice keeps though it recomputes."""
+    attention_bytes: float
+    """One layer's attention output and the logarithms of its sums: a recomputed layer that keeps them computes no pairs
+    again."""
     chain_bytes: float
     """Gradients of keys and values, of all layers."""
     working_bytes: float
@@ -53,6 +56,17 @@ class StageChunks:
     def layer_forward(self) -> Law:
         """Seconds that each recomputed layer adds to the backward, which has gathered its parameters anyway."""
         return replace(self.layer.forward, least_s=0.0)
+
+    @property
+    def keeping_attention(self) -> "StageChunks":
+        """The same if recomputed layers keep their attention's results, so that no backward computes pairs again."""
+        forward = replace(self.layer.forward, pair_s=0.0, split_pair_s=-self.layer.input_grad.split_pair_s)
+        saved_bytes = self.saved_bytes - self.attention_bytes
+        return replace(self, layer=self.layer._replace(forward=forward), saved_bytes=saved_bytes)
+
+    def kinds(self, keeps_attention: bool) -> "tuple[StageChunks, ...]":
+        """Both kinds of recomputation, or the one that keeps nothing."""
+        return (self, self.keeping_attention) if keeps_attention else (self,)
 
     def held_bytes(self, load: Load, recomputed: Ints | int) -> Floats:
         """Bytes held from F to the end of the backward, when `recomputed` layers are: [num_chunks]."""
@@ -116,6 +130,11 @@ class ChunkCosts(Document):
         first_pass = {"stages": self.base.stages[:num_ranks], "hops": self.base.hops[: num_ranks - 1]}
         base = self.base.changed(**first_pass, sync=None, exchanges=())
         return ChunkCosts(stages, base, self.context, self.overhead_s)
+
+    @cached_property
+    def keeping_attention(self) -> "ChunkCosts":
+        """The same if recomputed layers keep their attention's output and sums: all but attention is recomputed."""
+        return replace(self, stages=tuple(stage.keeping_attention for stage in self.stages))
 
     def headroom_bytes(self, load: Load, recomputed: Ints) -> Floats:
         """Memory of every rank for activations; infinite where memory is unlimited: [num_ranks]."""

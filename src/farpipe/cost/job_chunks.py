@@ -108,7 +108,10 @@ class _ChunkJob:
             "key_bytes": modelled["key_bytes"] if again_part is None else max(0.0, again_part - again),
             "working_bytes": max(whole, slice_bytes),
         }
-        return StageChunks(laws, profile.layer.laws, num_layers, **modelled | measured)
+        layer = profile.layer.laws
+        if profile.device != "cpu":  # where slices are computed once more, whatever is kept
+            layer = layer._replace(input_grad=replace(layer.input_grad, split_pair_s=0.0))
+        return StageChunks(laws, layer, num_layers, **modelled | measured)
 
     def _laws_at(self, site: Site) -> tuple[Laws, Laws, Laws]:
         if site.name not in self._laws:
@@ -124,12 +127,14 @@ class _ChunkJob:
         ends = is_first * memory.embedding_activation_bytes(*job) + is_last * memory.boundary_bytes(*job)
         logits = 2 * 4 * self._probe.sequence_length * self.model.vocab_size / self.layout.tensor
         ends_stash = is_first * memory.embedding_stash_bytes(*job) + is_last * memory.head_stash_bytes(*job)
-        keys = 2 * self.model.kv_hidden / (self.layout.tensor * self.context)
+        num_shares, element = self.layout.tensor * self.context, memory.element_bytes(self._probe.precision)
+        keys = 2 * self.model.kv_hidden / num_shares
         return {
             "activation_bytes": (num_layers * layer + ends) / share,
             "stash_bytes": (num_layers * memory.layer_stash_bytes(*job) + ends_stash) / share,
             "saved_bytes": (layer - least) / share,
-            "key_bytes": keys * memory.element_bytes(self._probe.precision),
+            "key_bytes": keys * element,
+            "attention_bytes": (self.model.attention_hidden * element + 4 * self.model.num_heads) / num_shares,
             "chain_bytes": num_layers * keys * memory.gradient_bytes(self._probe),
             "working_bytes": layer / share,
             "logit_bytes": is_last * logits / share,

@@ -107,6 +107,7 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, num_tokens: int) -> Plan
     timeline = simulate(problem, step.schedule)
     prediction = predict(job, problem, step.schedule, timeline, found.costs.overhead_s)
     each = f"{job.training.global_batch} documents of up to {job.training.sequence_length} tokens"
+    kind = " Recomputed layers keep their attention's results: all but attention is recomputed."
     return Plan(
         job=job,
         layout=replace(found.layout, num_microbatches=len(step.chunks)),
@@ -116,6 +117,6 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, num_tokens: int) -> Plan
         prediction=prediction.model_copy(update={"tokens_per_s": num_tokens / prediction.step_s}),
         advice=(
             f"Every step is planned for itself: {each}. What is told here is the first batch, of {num_tokens:,} tokens "
-            f"in {len(step.chunks)} chunks (data.packing = {job.data.packing!r}).",
+            f"in {len(step.chunks)} chunks (data.packing = {job.data.packing!r})." + kind * step.keeps_attention,
         ),
     )

@@ -30,7 +30,9 @@ _GOLDEN: Final = 137.508
 """Degrees between the hues of neighbours, so that neighbours differ."""
 
 
-def draw_chunk_map(chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int64] | None = None) -> Figure:
+def draw_chunk_map(
+    chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int64] | None = None, *, keeps_attention: bool = False
+) -> Figure:
     """The figure: a row for every long sequence, its slices coloured by chunk; short ones packed into lines.
 
     `recomputed` layers of every stage and chunk are marks at the lower edge, the wider the more.
@@ -54,19 +56,22 @@ def draw_chunk_map(chunks: Sequence[Chunk], key: str, recomputed: NDArray[np.int
         _row("short ones" if first else "", line, scale, layers)
         for first, line in zip([True, *[False] * len(lines)], lines, strict=False)
     ]
-    text = _description(len(lengths), len(chunks), num_left_out, int(layers.max()))
+    text = _description(len(lengths), len(chunks), num_left_out, int(layers.max()), keeps_attention)
     body = stack([_axis(scale), *(Block(row, _PITCH_PX) for row in rows)])
     return Figure(key, "Chunk map", text, WIDTH_PX, body)
 
 
-def _description(num_sequences: int, num_chunks: int, num_left_out: int, most_layers: int) -> str:
+def _description(
+    num_sequences: int, num_chunks: int, num_left_out: int, most_layers: int, keeps_attention: bool
+) -> str:
     note = f" {num_left_out} of the shortest are left out." if num_left_out else ""
     text = (
         f"{counted(num_sequences, 'sequence')} in {counted(num_chunks, 'chunk')}. Every box is a slice, its colour and "
         f"number the chunk; a row is a sequence, the last rows have short ones side by side.{note}"
     )
     if most_layers:
-        text += f" The line below a box: layers that all stages recompute of its chunk, {most_layers} where it is full."
+        what = "layers that all stages recompute of its chunk" + ", but for their attention" * keeps_attention
+        text += f" The line below a box: {what}, {most_layers} where it is full."
     return text
 
 

@@ -138,7 +138,9 @@ def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
     for index, view in enumerate(runs):
         if view.chunks:
             yield _run_heading(view, runs)
-            figure = draw_chunk_map(view.chunks, f"chunks-{index}", view.recomputed)
+            figure = draw_chunk_map(
+                view.chunks, f"chunks-{index}", view.recomputed, keeps_attention=view.keeps_attention
+            )
             yield tag("figure", _scrolling(figure.inline(), figure.title), class_="wide")
             yield tag("p", figure.description, class_="note")
             yield _table(stage_table(view))

@@ -39,6 +39,8 @@ class RunView:
     """Chunks of the step that is drawn, in a training on chunks."""
     recomputed: NDArray[np.int64] | None = None
     """Layers that every stage recomputes of every chunk: [num_stages, num_chunks]; None: not known."""
+    keeps_attention: bool = False
+    """True if these layers keep their attention's output and sums."""
     predicted_held_bytes: Sequence[float] = ()
     """Peak bytes that every rank holds for backwards in that step, in a training on chunks."""
     measured_held_bytes: Sequence[float] = ()

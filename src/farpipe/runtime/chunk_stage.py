@@ -10,7 +10,7 @@ from torch import Tensor
 
 from farpipe.errors import RunError
 from farpipe.runtime.data.batches import IGNORED
-from farpipe.runtime.model.chunk_attention import ChunkAttention, Held, HeldBytes, KeyValueStore
+from farpipe.runtime.model.chunk_attention import ChunkAttention, Held, HeldBytes, KeptResults, KeyValueStore
 from farpipe.runtime.model.decoder import Layer, StageModule
 from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.runtime.stages.slices import again
@@ -63,16 +63,20 @@ def chunk_batch(
 class ChunkStage(TorchStage):
     """A TorchStage whose microbatches are chunks; of a sequence, forwards come slice by slice, backwards in reverse.
 
-    `recomputed` [microbatch]: how many of its layers, the first ones, are computed again in the backward. The head is a
-    part of the last stage's backward, so that no logits are kept.
+    `recomputed` [microbatch]: how many of its layers, the first ones, are computed again in the backward, all of them
+    or, where the plan keeps attention's results, all but attention. The head is a part of the last stage's backward, so
+    that no logits are kept.
     """
 
     module: StageModule
 
-    def begin_chunks(self, batch: ChunkBatch, recomputed: Sequence[int] | None = None) -> None:
+    def begin_chunks(
+        self, batch: ChunkBatch, recomputed: Sequence[int] | None = None, *, keeps_attention: bool = False
+    ) -> None:
         """Take the step's chunks; all stages need them, the first and the last also their tokens and targets."""
         self._saved.clear()
         self._losses.clear()
+        self._keeps_attention = keeps_attention
         self._chunks, self._again = batch, tuple(recomputed or [0] * len(batch.chunks))
         self.held = HeldBytes(self.module.parameters())
         self._counted: dict[int, list[Held]] = defaultdict(list)
@@ -137,6 +141,10 @@ class ChunkStage(TorchStage):
         """Number of its layers that are computed again in the backward, the first ones."""
         return self._again[microbatch]
 
+    def results_to_keep(self) -> KeptResults | None:
+        """Place for the results of a recomputed layer's attention; None where they are not kept."""
+        return KeptResults(self.held) if self._keeps_attention and torch.is_grad_enabled() else None
+
     def _logits(self, y: Tensor) -> Tensor:
         """Output of the layers on a chunk -> logits."""
         return self.module.logits(y)
@@ -157,7 +165,8 @@ class ChunkStage(TorchStage):
         for index, (name, layer) in enumerate(module.layers.items()):
             assert isinstance(layer, Layer)
             is_again = index < self._again[microbatch]
-            mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped, is_again)
+            results = self.results_to_keep() if is_again else None
+            mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped, is_again, results)
             work = partial(layer, rotary=rotary, mix=mix)
             if is_again:
                 self._counted[microbatch].append(Held(self.held, x))

@@ -66,7 +66,7 @@ class ChunkTrainer(Trainer):
             batch = chunk_batch(plan.chunks, [torch.from_numpy(one) for one in documents.tokens], marks)
         for number, stage in self.torch_stages.items():
             assert isinstance(stage, ChunkStage)
-            stage.begin_chunks(batch, plan.recomputed[number].tolist())
+            stage.begin_chunks(batch, plan.recomputed[number].tolist(), keeps_attention=plan.keeps_attention)
         return 0 if documents is None else batch.num_target_tokens
 
 

@@ -18,6 +18,8 @@ class BatchOptions:
     equal: Literal["time", "tokens"] = "time"
     """Measure that the slices of a sequence have in common and that chunks are filled up to; tokens is Seq1F1B's."""
     checkpointing: CheckpointRule = "chunk"
+    may_keep_attention: bool = True
+    """Recomputed layers may keep their attention's output and sums, by the rules that choose layers."""
     several_pipelines: bool = True
     shrinks: bool = True
     """Fewer chunks in flight where the longest sequences are over; Seq1F1B and InfiniPipe have as many to the end."""
@@ -31,6 +33,11 @@ class BatchOptions:
     limit_s: float = math.inf
     """Seconds of planning, half of them for pricing. No further cut is planned to the end when they are over; the first
     always is. A plan that it cuts short depends on the clock."""
+
+    @property
+    def tries_keeping_attention(self) -> bool:
+        """True if recomputed layers that keep their attention's results are planned, too."""
+        return self.may_keep_attention and self.checkpointing in ("chunk", "uniform")
 
     @property
     def packs_to_memory(self) -> bool:

@@ -124,7 +124,7 @@ class BatchPlan:
         first = np.cumsum([0, *(len(plan["chunks"]) for plan in plans)]).tolist()
         joined = {
             name: [one for plan in plans for one in plan[name]]
-            for name in ("chunks", "problems", "schedules", "recomputed_layers", "makespan_s")
+            for name in ("chunks", "problems", "schedules", "recomputed_layers", "keeps_attention", "makespan_s")
         }
         pipelines = [
             [[i + begin for i in one] for one in p["pipelines"]] for begin, p in zip(first, plans, strict=False)

@@ -227,17 +227,21 @@ def _estimated_s(one: _Candidate, sizes: Ints, options: BatchOptions) -> float:
     """The best of all cuts with about what it recomputes; InfeasibleError where the longest sequence fits in none."""
     costs, mine = one.layout.costs.folded, sizes[one.parts[0]]
     cuts = estimated_cuts(costs, mine, token_limit(costs, int(sizes.max())), options)
-    return min(cut.seconds + _recomputed_s(costs, cut.batch) for cut in cuts) + exchange_s(one.layout)
+    keeps_attention = options.tries_keeping_attention
+    again_s = [each.seconds + _recomputed_s(costs, each.batch, keeps_attention=keeps_attention) for each in cuts]
+    return min(again_s) + exchange_s(one.layout)
 
 
-def _recomputed_s(costs: ChunkCosts, batch: SliceTable) -> float:
+def _recomputed_s(costs: ChunkCosts, batch: SliceTable, *, keeps_attention: bool) -> float:
     """Seconds that the slowest stage recomputes if chunks are equal and as many in flight as in token-level 1F1B."""
     load, seconds, tokens = batch.load, 0.0, float(batch.length.sum()) / batch.num_chunks
     headrooms = costs.headroom_bytes(load, np.zeros((costs.num_stages, batch.num_chunks), np.int64))
     for index, (stage, headroom) in enumerate(zip(costs.stages, headrooms.tolist(), strict=True)):
         held = (costs.num_stages - index + batch.num_slices - 1) * tokens
-        layers = max(0.0, held * stage.activation_bytes - headroom) / (held * stage.saved_bytes)
-        seconds = max(seconds, min(layers, stage.num_layers) * float(stage.layer_forward.of_load(load).sum()))
+        missing = max(0.0, held * stage.activation_bytes - headroom) / held
+        each = [(one, float(one.layer_forward.of_load(load).sum())) for one in stage.kinds(keeps_attention)]
+        fitting = [layer_s * layers for one, layer_s in each if (layers := missing / one.saved_bytes) <= one.num_layers]
+        seconds = max(seconds, min(fitting, default=each[0][1] * stage.num_layers))
     return seconds
 
 

@@ -80,11 +80,11 @@ class _Family:
         return grouped(self.seconds, self.degrees, self.num_devices, most_s, num_sites)
 
 
-def document_seconds(costs: ChunkCosts, sizes: Ints) -> Floats:
+def document_seconds(costs: ChunkCosts, sizes: Ints, *, keeps_attention: bool = True) -> Floats:
     """Forward and backward of every document in one stage, infinite where it does not fit: [num].
 
     Packed with others up to the tokens that recompute nothing; longer ones are alone and recompute as many layers as
-    they have to.
+    they have to, keeping attention's results where that is faster.
     """
     stage, rank, load = costs.stages[0], costs.base.ranks[0], as_load(sizes)
     room = math.inf if rank.memory_bytes is None else rank.memory_bytes - rank.static_bytes
@@ -92,9 +92,12 @@ def document_seconds(costs: ChunkCosts, sizes: Ints) -> Floats:
     fixed_s = stage.laws.total.fixed_s * np.minimum(1.0, sizes / limit)
     beside = max(stage.working_bytes, stage.logit_bytes) * load.tokens
     missing = np.maximum(0.0, stage.held_bytes(load, 0) + beside - room)
-    layers = np.where(sizes > limit, np.ceil(missing / stage.saved_of(load)), 0.0)
-    seconds = sequence_seconds(costs, sizes) + fixed_s + layers * stage.layer_forward.of_load(load)
-    return np.where(layers > stage.num_layers, np.inf, seconds)
+    again_s = np.full(sizes.size, np.inf)
+    for kind in stage.kinds(keeps_attention):
+        layers = np.where(sizes > limit, np.ceil(missing / kind.saved_of(load)), 0.0)
+        mine = np.where(layers > stage.num_layers, np.inf, layers * kind.layer_forward.of_load(load))
+        again_s = np.minimum(again_s, mine)
+    return np.asarray(sequence_seconds(costs, sizes) + fixed_s + again_s)
 
 
 def grouped(
@@ -127,7 +130,7 @@ def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s
     `jobs`: with one stage on every device, for each stage of ZeRO and each use of the sites that is to be tried.
     Degrees that leave devices over compete with the best plan without them, for estimates put them first too often.
     """
-    families, best = [one for job in jobs if (one := _family(job, sizes))], None
+    families, best = [one for job in jobs if (one := _family(job, sizes, options))], None
     for each in ([one.dividing for one in families], [one for one in families if one.dividing is not one]):
         if found := _best_of(each, sizes, options, below_s):
             best, below_s = found, found.step_s
@@ -155,10 +158,11 @@ def _best_of(families: Sequence[_Family], sizes: Ints, options: BatchOptions, be
     return best
 
 
-def _family(job: Job, sizes: Ints) -> _Family | None:
+def _family(job: Job, sizes: Ints, options: BatchOptions) -> _Family | None:
     """All degrees of a job; None for less than two, and where a document fits in none."""
     layouts = list(_layouts(job, int(sizes.max())))
-    seconds = np.array([document_seconds(layout.costs, sizes) for layout in layouts])
+    keeps = options.tries_keeping_attention
+    seconds = np.array([document_seconds(layout.costs, sizes, keeps_attention=keeps) for layout in layouts])
     assert job.training.zero != "auto"
     is_one = len(layouts) > 1 and bool(np.isfinite(seconds).any(axis=0).all())
     return _Family(job.training.zero, layouts, seconds) if is_one else None

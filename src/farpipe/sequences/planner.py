@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
@@ -60,6 +61,8 @@ class SequencePlan:
     """Seconds of the step outside the pipelines."""
     planning_s: float
     """Seconds of planning, without those in which kernels were compiled."""
+    keeps_attention: bool = False
+    """True if recomputed layers keep their attention's output and sums."""
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -81,6 +84,11 @@ class SequencePlan:
         """Tokens of the batch."""
         return int(self.batch.length.sum())
 
+    @property
+    def recomputes(self) -> bool:
+        """True if a layer of a chunk is recomputed."""
+        return any(pipeline.recomputed.any() for pipeline in self.pipelines)
+
     def numbered(self, sequences: Ints) -> Self:
         """The same with the numbers that its sequences have in the whole batch."""
         return replace(self, batch=replace(self.batch, sequence=sequences[self.batch.sequence]))
@@ -89,7 +97,8 @@ class SequencePlan:
         """Document that ``farpipe sequences plan --json`` prints.
 
         `pipelines`: numbers of the chunks in the order of their forwards; microbatch j of `problems` and `schedules`
-        [i] is the j-th of pipeline i. `recomputed_layers` [pipeline][stage][chunk of the pipeline].
+        [i] is the j-th of pipeline i. `recomputed_layers` [pipeline][stage][chunk of the pipeline]; `keeps_attention`
+        [pipeline]: whether these layers keep their attention's output and sums.
         """
         return {
             "chunks": [chunk.to_data() for chunk in self.chunks],
@@ -97,6 +106,7 @@ class SequencePlan:
             "problems": [pipeline.problem.to_data() for pipeline in self.pipelines],
             "schedules": [pipeline.schedule.to_data() for pipeline in self.pipelines],
             "recomputed_layers": [pipeline.recomputed.tolist() for pipeline in self.pipelines],
+            "keeps_attention": [self.keeps_attention] * len(self.pipelines),
             "makespan_s": [pipeline.makespan_s for pipeline in self.pipelines],
             "overhead_s": self.overhead_s,
             "step_s": self.step_s,
@@ -138,10 +148,26 @@ def plan_sequences(
     options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
+
+    def searched(of: ChunkCosts, left: BatchOptions) -> SequencePlan:
+        with planning_time() as gone_s:
+            found = _searched(of.folded, sizes, left)
+            return found if of.folded is of else _over_stages(of, found, min(_MAX_ORDER_S, left.limit_s - gone_s()))
+
+    return _of_better_kind(costs, options, searched)
+
+
+def _of_better_kind(
+    costs: ChunkCosts, options: BatchOptions, planned: Callable[[ChunkCosts, BatchOptions], SequencePlan]
+) -> SequencePlan:
+    """The faster of two plans: recomputed layers keep nothing, or their attention's output and sums."""
     with planning_time() as gone_s:
-        found = _searched(costs.folded, sizes, options)
-        if costs.folded is not costs:
-            found = _over_stages(costs, found, min(_MAX_ORDER_S, options.limit_s - gone_s()))
+        found = planned(costs, options)
+        left = replace(options, limit_s=options.limit_s - gone_s())
+        if found.recomputes and options.tries_keeping_attention and left.limit_s > 0:
+            with suppress(InfeasibleError):  # keeping results takes memory
+                kept = replace(planned(costs.keeping_attention, left), keeps_attention=True)
+                found = min(found, kept, key=lambda plan: plan.step_s)
         return replace(found, planning_s=gone_s())
 
 
@@ -172,10 +198,12 @@ def plan_with_cut(
     InfeasibleError when the batch does not fit like that.
     """
     options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
-    with planning_time() as gone_s:
-        found = _with_cut(costs.folded, sizes, cut, options)
-        found = found if costs.folded is costs else _over_stages(costs, found, _ORDER_S)
-        return replace(found, planning_s=gone_s())
+
+    def with_cut(of: ChunkCosts, left: BatchOptions) -> SequencePlan:
+        found = _with_cut(of.folded, sizes, cut, left)
+        return found if of.folded is of else _over_stages(of, found, _ORDER_S)
+
+    return _of_better_kind(costs, options, with_cut)
 
 
 def _with_cut(costs: ChunkCosts, sizes: Ints, cut: Cut, options: BatchOptions) -> SequencePlan:

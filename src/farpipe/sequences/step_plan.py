@@ -52,6 +52,8 @@ class StepPlan(Document):
     recomputed: Ints
     """Layers that every stage computes again of every chunk: [num_stages, num_chunks]."""
     schedule: Schedule
+    keeps_attention: bool = False
+    """True if layers that are computed again keep their attention's output and sums."""
 
     @property
     def num_tokens(self) -> int:
@@ -60,12 +62,14 @@ class StepPlan(Document):
 
     def problem(self, costs: ChunkCosts) -> Problem:
         """The step as a Problem."""
-        return costs.problem(load_of(self.chunks), followed(self.chunks), self.recomputed)
+        of_kind = costs.keeping_attention if self.keeps_attention else costs
+        return of_kind.problem(load_of(self.chunks), followed(self.chunks), self.recomputed)
 
     def to_body(self) -> dict[str, Any]:
         return {
             "chunks": [[list(part) for part in chunk.slices] for chunk in self.chunks],
             "recomputed": self.recomputed.tolist(),
+            "keeps_attention": self.keeps_attention,
             "schedule": self.schedule.to_data(),
         }
 
@@ -79,12 +83,15 @@ class StepPlan(Document):
             )
             schedule = Schedule.from_data(body["schedule"], f"{source}: schedule")
             recomputed = np.array(body["recomputed"], np.int64)
+            keeps_attention = body["keeps_attention"]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{source}: not the plan of a step: {error}") from None
         if recomputed.ndim != 2 or recomputed.shape[1] != len(chunks) or schedule.num_microbatches != len(chunks):
             raise InputError(f"{source}: {len(chunks)} chunks, but recomputed is {list(recomputed.shape)}")
+        if not isinstance(keeps_attention, bool):
+            raise InputError(f"{source}: keeps_attention is {keeps_attention!r}, not true or false")
         followed(chunks)
-        return cls(chunks, recomputed, schedule)
+        return cls(chunks, recomputed, schedule, keeps_attention)
 
 
 def step_plan(plan: SequencePlan, sequences: Sequence[int] | Ints | None = None) -> StepPlan:
@@ -96,7 +103,8 @@ def step_plan(plan: SequencePlan, sequences: Sequence[int] | Ints | None = None)
         plan.batch if sequences is None else replace(plan.batch, sequence=np.asarray(sequences)[plan.batch.sequence])
     )
     recomputed = np.concatenate([pipeline.recomputed for pipeline in plan.pipelines], axis=1)
-    return StepPlan(tuple(batch.chunks()), recomputed, joined([pipeline.schedule for pipeline in plan.pipelines]))
+    schedule = joined([pipeline.schedule for pipeline in plan.pipelines])
+    return StepPlan(tuple(batch.chunks()), recomputed, schedule, plan.keeps_attention)
 
 
 def joined(schedules: Sequence[Schedule]) -> Schedule:

@@ -4,10 +4,12 @@ Keys and values of split sequences stay on their stage, in a store, from a slice
 slices behind it add to their gradients waits there as well, from the sequence's first backward on. Autograd sees
 neither: one Function reads the store and writes to it, so recomputation, I and W, and chunks of several sequences are
 no special cases. It computes the attention once more in the backward, as flash attention does, and keeps queries only.
+A recomputed layer may keep its attention's results instead, which neither forward nor backward then compute again.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farpipe.sequences import Chunk, Slice
 
@@ -24,6 +27,11 @@ ROWS_AT_ONCE: Final = 1024
 _FLASH: Final[Any] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """The kernel of scaled_dot_product_attention on a CPU, which gives the logarithms of the sums as well."""
 _FLASH_BACKWARD: Final[Any] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+KERNELS: Final[frozenset[Any]] = frozenset(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+    for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+)
+"""Kernels of scaled_dot_product_attention whose backward takes their output and the logarithms of the sums."""
 
 
 class HeldBytes:
@@ -70,6 +78,35 @@ class Held:
 
     def __del__(self) -> None:
         self._counter.give(self.tensor.untyped_storage())
+
+
+class KeptResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Results of one layer's attention for one chunk, left by its first forward to the one that its backward does.
+
+    As a context it does so for every kernel of scaled_dot_product_attention (as torch's selective checkpointing, which
+    would watch all operations of the layer).
+    """
+
+    def __init__(self, counter: HeldBytes | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counter, self._left = counter, deque[tuple[Any, list[Held]]]()
+        self.is_complete = False
+        """True behind the first forward."""
+
+    def once(self, work: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Results of ``work()`` in the first forward, and the same without work in the second."""
+        if self.is_complete:
+            return self._left.popleft()[0]  # type: ignore[no-any-return]
+        found = work()
+        kept = [one.detach() if isinstance(one, Tensor) else one for one in found]
+        counted = [Held(self._counter, one) for one in kept if self._counter and isinstance(one, Tensor)]
+        self._left.append((tuple(kept), counted))
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in KERNELS:
+            return self.once(lambda: func(*args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass
@@ -171,10 +208,11 @@ def attend_in_parts(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, 
     return joined.to(query.dtype), both
 
 
-def _grads_in_parts(grad: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _grads_in_parts(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attend_in_parts`: of each part with the output and the sums of both, so they add up."""
     context = key.shape[-2] - query.shape[-2]
-    out, sums = attend_in_parts(query, key, value)
     rest = (out, sums, 0.0)
     q, k, v = _FLASH_BACKWARD(grad, query, key[..., context:, :], value[..., context:, :], *rest, True)
     if context == 0:
@@ -183,10 +221,13 @@ def _grads_in_parts(grad: Tensor, query: Tensor, key: Tensor, value: Tensor) -> 
     return q + more_q, torch.cat([its_k, k], -2), torch.cat([its_v, v], -2)
 
 
-def _grads(grad: Tensor, inputs: Sequence[Tensor], *, is_grouped: bool) -> Sequence[Tensor]:
-    """Gradients of queries, keys and values; attention is computed once more for them."""
+def _grads(
+    grad: Tensor, inputs: Sequence[Tensor], results: Sequence[Tensor] = (), *, is_grouped: bool
+) -> Sequence[Tensor]:
+    """Gradients of queries, keys and values; attention is computed once more for them, on a CPU unless its `results`
+    are given."""
     if grad.device.type == "cpu":
-        return _grads_in_parts(grad, *inputs)
+        return _grads_in_parts(grad, *inputs, *(results or attend_in_parts(*inputs)))
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         out = attend(*leaves, is_grouped=is_grouped)
@@ -199,18 +240,24 @@ class _SplitAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, at: "ChunkAttention") -> Tensor:
         ctx.at = at
-        ctx.save_for_backward(query)
         is_copied = at.is_recomputed and len(at.chunk.slices) > 1
-        rows = (query, *_joined(at.store.of(at.layer, at.part, key, value, is_copied=is_copied)))
-        return attend_in_parts(*rows)[0] if query.device.type == "cpu" else attend(*rows, is_grouped=at.is_grouped)
+        kept = at.store.of(at.layer, at.part, key, value, is_copied=is_copied)
+
+        def results() -> Sequence[Tensor]:
+            rows = (query, *_joined(kept))
+            return attend_in_parts(*rows) if query.device.type == "cpu" else (attend(*rows, is_grouped=at.is_grouped),)
+
+        found = results() if at.results is None else at.results.once(results)
+        ctx.save_for_backward(query, *(() if at.results is None else found))
+        return found[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         at: ChunkAttention = ctx.at
         kept = at.store.kept[at.layer, at.part.sequence]
-        inputs = (*ctx.saved_tensors, *_joined(kept))
-        query_grad, key_grad, value_grad = _grads(grad, inputs, is_grouped=at.is_grouped)
+        query, *results = ctx.saved_tensors
+        query_grad, key_grad, value_grad = _grads(grad, (query, *_joined(kept)), results, is_grouped=at.is_grouped)
         sizes = [one.key.shape[-2] for one in kept]
         pieces = zip(kept, torch.split(key_grad, sizes, -2), torch.split(value_grad, sizes, -2), strict=True)
         for one, key_piece, value_piece in pieces:
@@ -235,6 +282,8 @@ class ChunkAttention:
     is_grouped: bool
     is_recomputed: bool = False
     """True if the layer is computed again, so that the store alone keeps keys and values until then."""
+    results: KeptResults | None = None
+    """Place for the attention's results where a layer that is computed again keeps them."""
 
     @property
     def part(self) -> Slice:
@@ -248,9 +297,12 @@ class ChunkAttention:
         found = []
         for run, *rows in zip(runs, *(torch.split(t, tokens, -2) for t in (query, key, value)), strict=True):
             if run[0].is_whole:
-                found.append(self._whole(len(run), rows))
+                with self.results or nullcontext():
+                    found.append(self._whole(len(run), rows))
             else:
                 found.append(_SplitAttention.apply(*rows, self))  # type: ignore[no-untyped-call]
+        if self.results is not None:
+            self.results.is_complete = True
         return torch.cat(found, dim=-2)
 
     def _whole(self, num: int, rows: Sequence[Tensor]) -> Tensor:

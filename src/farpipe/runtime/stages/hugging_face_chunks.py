@@ -8,7 +8,7 @@ from transformers import AttentionInterface
 
 from farpipe.errors import InputError
 from farpipe.runtime.chunk_stage import ChunkStage
-from farpipe.runtime.model.chunk_attention import ChunkAttention, Held
+from farpipe.runtime.model.chunk_attention import ChunkAttention, Held, KeptResults
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.deferred import WeightGradStore, defer
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, layers_of
@@ -23,12 +23,17 @@ class ChunkPass:
 
     def __init__(self, stage: "HuggingFaceChunkStage", microbatch: int) -> None:
         self._stage, self._microbatch = stage, microbatch
+        self._results: dict[int, KeptResults | None] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[1, heads, tokens, head_dim] each -> the same, in layer number `layer` of the model."""
-        chunk = self._stage.chunk(self._microbatch)
         at = ChunkAttention(
-            self._stage.keys_and_values, str(layer), chunk, query.shape[1] > key.shape[1], self._is_again(layer)
+            self._stage.keys_and_values,
+            str(layer),
+            self._stage.chunk(self._microbatch),
+            query.shape[1] > key.shape[1],
+            self._is_again(layer),
+            self._results.get(layer),
         )
         return at(query, key, value)
 
@@ -37,6 +42,7 @@ class ChunkPass:
         if not self._is_again(layer):
             return forward(x, **options)
         self._stage.count(self._microbatch, x)
+        self._results[layer] = self._stage.results_to_keep()
         return again(forward, x, **options)
 
     def _is_again(self, layer: int) -> bool:

@@ -140,8 +140,8 @@ def _error_on_chunks(whole: PreTrainedModel) -> tuple[float, str]:
     batch = chunk_batch([Chunk(slices) for slices in cut], documents)
     boundary = Boundary((1, 1, whole.config.hidden_size), whole.dtype)
     stages = [HuggingFaceChunkStage(HuggingFaceSlice(copy.deepcopy(whole), part), boundary) for part in _parts(3)]
-    for stage in stages:
-        stage.begin_chunks(batch, [1] * len(cut))
+    for number, stage in enumerate(stages):  # both kinds of recomputation
+        stage.begin_chunks(batch, [1] * len(cut), keeps_attention=number % 2 == 0)
     run_in_turn(stages, len(cut))
     expected = 0.0
     for document in documents:
