@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from farpipe.sequences import Chunk
@@ -68,6 +69,22 @@ def test_a_batch_is_planned_as_json_and_as_tables(farpipe, job):
     assert "the longest sequence in 3 slices" in shown.stdout
     assert "4 stages of 1 device each, 4 devices in all: zurich (4)" in shown.stdout
     assert "can't run this plan" not in shown.stdout
+
+
+def test_what_is_recomputed_of_a_layer_is_shown(farpipe, job):
+    (job.parent / "long.txt").write_text("\n".join(map(str, [700_000, *[3_000] * 6])))
+    options = ("--lengths", "long.txt", "--slices", 12)
+    shown = farpipe("sequences", "plan", job, *options, "--html", "page.html")
+    assert "(all but attention)" in shown.stdout, shown.stderr
+    assert (
+        "layers that all stages recompute of its chunk, but for their attention"
+        in (job.parent / "page.html").read_text()
+    )
+    data = json.loads(farpipe("sequences", "plan", job, *options, "--json").stdout)
+    assert data["keeps_attention"] == [True]
+    assert np.any(data["recomputed_layers"])
+    done = farpipe("sequences", "plan", job, *options, "--json", "--checkpointing", "full")
+    assert json.loads(done.stdout)["keeps_attention"] == [False]
 
 
 def test_groups_of_devices_are_shown_with_the_documents_of_each_size(farpipe, job):

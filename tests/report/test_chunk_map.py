@@ -3,6 +3,8 @@
 import dataclasses
 import re
 
+import numpy as np
+
 from farpipe.report.chunk_map import MAX_ROWS, colour_of, draw_chunk_map, stage_table
 from farpipe.report.page import render
 from farpipe.report.views import RunReport
@@ -76,3 +78,16 @@ def test_the_page_shows_the_map_and_what_stages_took_and_held():
 def test_a_step_that_was_not_measured_has_only_its_prediction():
     table = stage_table(dataclasses.replace(run_view(), chunks=chunks_of(LENGTHS)))
     assert table.columns == ("stage", "predicted F", "predicted B")
+
+
+def test_recomputed_layers_are_marked_and_their_kind_is_named():
+    chunks = chunks_of(LENGTHS)
+    layers = np.full((2, len(chunks)), 3)
+    for keeps, what in (
+        (False, "recompute of its chunk, 6 where"),
+        (True, "its chunk, but for their attention, 6 where"),
+    ):
+        figure = draw_chunk_map(chunks, "map", layers, keeps_attention=keeps)
+        assert what in figure.description
+        assert figure.svg().count(", 6 layers recomputed") >= len(chunks)
+    assert "recompute" not in draw_chunk_map(chunks, "map").description

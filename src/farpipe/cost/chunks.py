@@ -65,8 +65,9 @@ class StageChunks:
         return replace(self, layer=self.layer._replace(forward=forward), saved_bytes=saved_bytes)
 
     def kinds(self, keeps_attention: bool) -> "tuple[StageChunks, ...]":
-        """Both kinds of recomputation, or the one that keeps nothing."""
-        return (self, self.keeping_attention) if keeps_attention else (self,)
+        """Kinds of recomputation: keeping nothing, and, if that is open and saves memory, keeping attention's results."""
+        kept = self.keeping_attention
+        return (self, kept) if keeps_attention and kept.saved_bytes > 0 else (self,)
 
     def held_bytes(self, load: Load, recomputed: Ints | int) -> Floats:
         """Bytes held from F to the end of the backward, when `recomputed` layers are: [num_chunks]."""
