@@ -221,3 +221,12 @@ def test_a_packed_chunk_costs_what_the_cost_model_says_though_no_sequence_is_lon
         tokens = np.array([float(count * length)])
         found = float(layer.total.seconds(tokens, tokens * length / 2)[0])
         assert found == pytest.approx(wanted.forward_s + wanted.input_grad_s + wanted.weight_grad_s, rel=0.1)
+
+
+def test_costs_of_before_attention_could_be_kept_are_read_and_never_keep_it():
+    data = json.loads(chunk_costs().to_json())
+    for stage in data["stages"]:
+        del stage["attention_bytes"]
+    (first, _) = ChunkCosts.from_json(json.dumps(data)).stages
+    assert first.kinds(True) == (first,)
+    assert len(chunk_costs().stages[0].kinds(True)) == 2

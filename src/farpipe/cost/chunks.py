@@ -65,7 +65,7 @@ class StageChunks:
         return replace(self, layer=self.layer._replace(forward=forward), saved_bytes=saved_bytes)
 
     def kinds(self, keeps_attention: bool) -> "tuple[StageChunks, ...]":
-        """Kinds of recomputation: keeping nothing, and, if that is open and saves memory, keeping attention's results."""
+        """Kinds of recomputation: keeping nothing, and attention's results where that is open and saves memory."""
         kept = self.keeping_attention
         return (self, kept) if keeps_attention and kept.saved_bytes > 0 else (self,)
 
@@ -251,6 +251,7 @@ def _stage_of(data: dict[str, Any]) -> StageChunks:
     """One stage as JSON data; KeyError, TypeError or ValueError where it is none."""
     fields: dict[str, Any] = {name: _laws_of(data[name]) for name in ("laws", "layer")}
     fields |= {name: finite(value) for name, value in data.items() if name not in fields}
+    fields.setdefault("attention_bytes", fields["saved_bytes"])  # costs of before: not worth keeping
     return StageChunks(**fields | {"num_layers": int(data["num_layers"])})
 
 

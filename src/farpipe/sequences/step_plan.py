@@ -83,7 +83,7 @@ class StepPlan(Document):
             )
             schedule = Schedule.from_data(body["schedule"], f"{source}: schedule")
             recomputed = np.array(body["recomputed"], np.int64)
-            keeps_attention = body["keeps_attention"]
+            keeps_attention = body.get("keeps_attention", False)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{source}: not the plan of a step: {error}") from None
         if recomputed.ndim != 2 or recomputed.shape[1] != len(chunks) or schedule.num_microbatches != len(chunks):
