@@ -184,7 +184,7 @@ def test_a_recomputed_layer_keeps_its_attention_where_that_is_faster_and_fits():
         of = costs(memory_bytes=gib * GIB)
         plan, plain = plan_sequences(of, long), plan_sequences(of, long, BatchOptions(may_keep_attention=False))
         assert (plan.keeps_attention, plain.keeps_attention) == (keeps, False)
-        assert plan.recomputes
+        assert plan.pipelines[0].recomputed.any()
         assert plan.step_s < plain.step_s if keeps else plan.step_s == plain.step_s
         step, kind = step_plan(plan), of.keeping_attention if plan.keeps_attention else of
         load = plan.batch.load

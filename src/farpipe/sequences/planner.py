@@ -84,11 +84,6 @@ class SequencePlan:
         """Tokens of the batch."""
         return int(self.batch.length.sum())
 
-    @property
-    def recomputes(self) -> bool:
-        """True if a layer of a chunk is recomputed."""
-        return any(pipeline.recomputed.any() for pipeline in self.pipelines)
-
     def numbered(self, sequences: Ints) -> Self:
         """The same with the numbers that its sequences have in the whole batch."""
         return replace(self, batch=replace(self.batch, sequence=sequences[self.batch.sequence]))
@@ -97,8 +92,7 @@ class SequencePlan:
         """Document that ``farpipe sequences plan --json`` prints.
 
         `pipelines`: numbers of the chunks in the order of their forwards; microbatch j of `problems` and `schedules`
-        [i] is the j-th of pipeline i. `recomputed_layers` [pipeline][stage][chunk of the pipeline]; `keeps_attention`
-        [pipeline]: whether these layers keep their attention's output and sums.
+        [i] is the j-th of pipeline i. `recomputed_layers` [pipeline][stage][chunk of the pipeline].
         """
         return {
             "chunks": [chunk.to_data() for chunk in self.chunks],
@@ -148,23 +142,25 @@ def plan_sequences(
     options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
-
-    def searched(of: ChunkCosts, left: BatchOptions) -> SequencePlan:
-        with planning_time() as gone_s:
-            found = _searched(of.folded, sizes, left)
-            return found if of.folded is of else _over_stages(of, found, min(_MAX_ORDER_S, left.limit_s - gone_s()))
-
-    return _of_better_kind(costs, options, searched)
+    return _of_better_kind(costs, options, lambda of, left: _searched(of.folded, sizes, left), _MAX_ORDER_S)
 
 
 def _of_better_kind(
-    costs: ChunkCosts, options: BatchOptions, planned: Callable[[ChunkCosts, BatchOptions], SequencePlan]
+    costs: ChunkCosts,
+    options: BatchOptions,
+    of_ranks: Callable[[ChunkCosts, BatchOptions], SequencePlan],
+    most_s: float,
 ) -> SequencePlan:
     """The faster of two plans: recomputed layers keep nothing, or their attention's output and sums."""
+
+    def planned(of: ChunkCosts, left: BatchOptions) -> SequencePlan:
+        return _over_stages(of, of_ranks(of, left), min(most_s, options.limit_s - gone_s()))
+
     with planning_time() as gone_s:
         found = planned(costs, options)
         left = replace(options, limit_s=options.limit_s - gone_s())
-        if found.recomputes and options.tries_keeping_attention and left.limit_s > 0:
+        is_open = options.tries_keeping_attention and left.limit_s > 0
+        if is_open and any(pipeline.recomputed.any() for pipeline in found.pipelines):
             with suppress(InfeasibleError):  # keeping results takes memory
                 kept = replace(planned(costs.keeping_attention, left), keeps_attention=True)
                 found = min(found, kept, key=lambda plan: plan.step_s)
@@ -198,12 +194,7 @@ def plan_with_cut(
     InfeasibleError when the batch does not fit like that.
     """
     options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
-
-    def with_cut(of: ChunkCosts, left: BatchOptions) -> SequencePlan:
-        found = _with_cut(of.folded, sizes, cut, left)
-        return found if of.folded is of else _over_stages(of, found, _ORDER_S)
-
-    return _of_better_kind(costs, options, with_cut)
+    return _of_better_kind(costs, options, lambda of, left: _with_cut(of.folded, sizes, cut, left), _ORDER_S)
 
 
 def _with_cut(costs: ChunkCosts, sizes: Ints, cut: Cut, options: BatchOptions) -> SequencePlan:
@@ -218,7 +209,9 @@ def _with_cut(costs: ChunkCosts, sizes: Ints, cut: Cut, options: BatchOptions) -
 
 
 def _over_stages(costs: ChunkCosts, plan: SequencePlan, limit_s: float) -> SequencePlan:
-    """A plan for ranks that have several stages each."""
+    """A plan for ranks that have several stages each, or as it is."""
+    if costs.folded is costs:
+        return plan
     return replace(plan, pipelines=interleaved(costs, plan.batch, plan.pipelines, max(_ORDER_S, limit_s)))
 
 
