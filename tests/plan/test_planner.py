@@ -164,6 +164,16 @@ def test_too_few_devices_for_the_pins_are_told(pins, message):
         make_plan(job([site("a")], **pins))
 
 
+def test_one_device_too_few_is_in_the_singular():
+    with pytest.raises(InfeasibleError, match="needs 4 devices, the cluster has 3; add 1 device or pin less"):
+        make_plan(job([site("a", 3)], pipeline=4))
+
+
+def test_a_rank_that_no_site_can_hold_is_told_with_the_largest_site():
+    with pytest.raises(InfeasibleError, match=r"its 4 devices on one site \(the largest, a, has 3\)"):
+        make_plan(job([site("a", 3), site("b", 1)], both_ways("a", "b"), data=4, tensor=1))
+
+
 def test_a_site_with_too_few_devices_for_a_rank_is_named():
     with pytest.raises(InfeasibleError, match=r"needs 2 devices .* at its site, b has 1; give it more"):
         make_plan(job([site("a"), site("b", 1)], both_ways("a", "b"), pipeline=2, tensor=2, sites=("a", "b")))

@@ -263,10 +263,10 @@ MISTAKES = [
     ),
     (added("layout", "replicas = 'unlike'"), "layout.replicas: replicas and ranks that differ in their degrees"),
     (added("layout", "tensor = 3"), "layout.tensor: 3 does not divide model.num_heads 32; 1, 2, 4, 8, 16, 32 would"),
-    (added("layout", "data = 3"), "training.global_batch: 256 does not match layout.data = 3"),
+    (added("layout", "data = 3"), "training.global_batch: 256 is no multiple of layout.data = 3; 255 and 258 would be"),
     (
         added("layout", "data = 2\nnum_microbatches = 64").replace("= 256", "= 256\nmicrobatch_size = 1"),
-        "training.global_batch: 256 does not match training.microbatch_size x layout.data x layout.num_microbatches",
+        "training.global_batch: 256 is not training.microbatch_size x layout.data x layout.num_microbatches",
     ),
     (added("schedule", "metod = 1"), "schedule.metod: unknown key; did you mean 'method'?"),
     (PLAIN[: PLAIN.index("[[cluster")] + "[cluster]\nsites = []\n", "cluster.sites: expected 1 or more entries"),

@@ -33,10 +33,12 @@ def why_none(job: Job) -> str:
     if obstacle := _why_no_experts(job) or _why_no_stages(job):
         return obstacle
     degrees = [degree for degree in (pins.data, pins.tensor, pins.context) if degree]
+    largest = max((site for _, site in job.used_sites()), key=lambda site: site.num_devices)
     return (
         f"layout: no placement of the pinned degrees on the {counted(len(job.cluster.sites), 'site')}: every pipeline "
-        f"rank needs its {counted(math.prod(degrees), 'device')} on one site, every site in the order at least one "
-        f"rank, and every stage at least one of the {job.model.num_layers} layers"
+        f"rank needs its {counted(math.prod(degrees), 'device')} on one site (the largest, {largest.name}, has "
+        f"{largest.num_devices}), every site in the order at least one rank, and every stage at least one of the "
+        f"{job.model.num_layers} layers"
     )
 
 
@@ -57,7 +59,7 @@ def _why_too_few(job: Job) -> str:
     context = f" x context {pins.context}" if pins.context else ""
     return (
         f"pipeline {pins.pipeline or 1} x data {data} x tensor {pins.tensor or 1}{context} needs {needed} devices, the "
-        f"cluster has {there}; add {needed - there} devices or pin less"
+        f"cluster has {there}; add {counted(needed - there, 'device')} or pin less"
     )
 
 
@@ -93,7 +95,7 @@ def why_no_replicas(job: Job) -> str:
     """The key or link that keeps the job's sites from having a whole pipeline each; empty if nothing does."""
     pairs = list(combinations([site for _, site in job.used_sites()], 2))
     if not pairs:
-        return "replicas at each of several sites need two sites at least"
+        return "replicas at each of several sites need two sites at least; add one or leave it out"
     identical = [(a, b) for a, b in pairs if not differing_keys(a, b)]
     if any(missing_link(job.cluster, pair) is None for pair in identical):
         return ""  # two sites are a ring, and every ring has two that are

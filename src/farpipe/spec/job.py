@@ -310,8 +310,13 @@ class Job(Request):
         }
         given = {key: size for key, size in sizes.items() if size is not None}
         product, batch = math.prod(given.values()), self.training.global_batch
-        if batch % product or (len(given) == len(sizes) and product != batch):
-            raise fault(f"{batch} does not match {' x '.join(given)} = {product}", "training", "global_batch")
+        if len(given) == len(sizes) and product != batch:
+            words = f"is not {' x '.join(given)} = {product}; set it to that or leave one of them out"
+            raise fault(f"{batch} {words}", "training", "global_batch")
+        if rest := batch % product:
+            near = " and ".join(str(n) for n in (batch - rest, batch - rest + product) if n)
+            words = f"is no multiple of {' x '.join(given)} = {product}; {near} would be"
+            raise fault(f"{batch} {words}", "training", "global_batch")
 
     def _check_packing(self) -> None:
         """Chunks take the place of microbatches: nothing that counts those."""
