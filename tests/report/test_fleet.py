@@ -15,6 +15,7 @@ from farpipe.fleet.state import first_state
 from farpipe.report.fleet import (
     MARKS,
     _bars,
+    _draw_completion,
     _draw_marks,
     _draw_prices,
     coastlines,
@@ -89,6 +90,14 @@ def test_charts_add_up_to_what_jobs_held_spent_and_reserved(seed):
         sent = done.spent.sent_bytes[link]
         assert 0.5 * reserved < sent <= reserved * (1 + 1e-9), "a start reserves more than it sends"
     assert link_use(done), "some job used a link"
+
+
+def test_the_curve_of_completion_times_begins_with_none_and_ends_with_all_jobs():
+    done, axis = outcome(0), Figure().subplots()
+    _draw_completion(axis, done, {})
+    (line,) = axis.lines
+    assert list(line.get_xdata()) == [seconds / 3600 for seconds in (done.jcts_s[0], *done.jcts_s)]
+    assert list(line.get_ydata()) == pytest.approx([index / len(done.jcts_s) for index in range(len(done.jcts_s) + 1)])
 
 
 @pytest.mark.slow

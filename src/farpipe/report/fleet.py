@@ -219,7 +219,8 @@ def draw_charts(
 
 def _draw_completion(axis: Any, outcome: FleetOutcome, style: Mapping[str, Any]) -> None:
     hours = [seconds / HOUR_S for seconds in outcome.jcts_s]
-    axis.step(hours, [(index + 1) / len(hours) for index in range(len(hours))], where="post", **style)
+    shares = [index / len(hours) for index in range(len(hours) + 1)] if hours else []
+    axis.step(hours[:1] + hours, shares, where="post", **style)
     axis.set(xscale="log", xlabel="completion time, h", ylim=(0, 1.02))
     _title(axis, "share of the finished jobs that took no longer")
 

@@ -39,7 +39,7 @@ def policy_of(name: str) -> Policy:
     if name in GONE:
         raise UsageError(f"there is no policy {name!r} any more: {GONE[name]}")
     if name not in POLICIES:
-        raise UsageError(f"there is no policy {name!r}{nearest(name, POLICIES)}; known: {', '.join(POLICIES)}")
+        raise UsageError(f"there is no policy {name!r}; known: {', '.join(POLICIES)}{nearest(name, POLICIES)}")
     return POLICIES[name]
 
 
