@@ -24,8 +24,11 @@ def text_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forks():
-    """Programs that are started here are forks of a server, see forked.py; those that they start are not."""
+def _forks(request):
+    """Programs that slow tests start are forks of a server, see forked.py; those that the programs start are not."""
+    if not any(item.get_closest_marker("slow") for item in request.session.items):
+        yield
+        return
     server = Server()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Guarded, "start", classmethod(server.start))

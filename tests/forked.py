@@ -29,21 +29,10 @@ start_new = Guarded.start.__func__
 
 
 class Server:
-    """The process to fork from, started when it is first needed."""
+    """The process to fork from; whoever needs it before it has loaded all waits."""
 
     def __init__(self):
-        self._socket, self._lock, self._process = None, threading.Lock(), None
-
-    def ask(self, request, descriptors=()):
-        """The answer to a request, a number."""
-        with self._lock:
-            if self._socket is None:
-                self._start()
-            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
-            return int(self._socket.recv(64))
-
-    def _start(self):
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock, (self._socket, theirs) = threading.Lock(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno()), " " * ROOM],
@@ -53,11 +42,17 @@ class Server:
                 start_new_session=True,
             )
 
+    def ask(self, request, descriptors=()):
+        """The answer to a request, a number."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return int(self._socket.recv(64))
+
     def close(self):
         """End the server."""
-        if self._socket is not None:
-            self._socket.close()
-            self._process.wait()
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
 
     def start(self, kind, argv, parent_pipe, *, env=None, pass_fds=(), encoding=None, **streams):
         """As `Guarded.start`, by a fork where `argv` is a Python program without options of the interpreter."""

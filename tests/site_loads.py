@@ -21,17 +21,17 @@ WHOLE = StageSlice(0, 6, True, True)
 
 
 class Counting:
-    """A slice of a file that counts the elements which are read."""
+    """A slice of a file that notes how many elements are read; transformers reads in several threads."""
 
-    def __init__(self, inner, count):
-        self._inner, self._count = inner, count
+    def __init__(self, inner, counts):
+        self._inner, self._counts = inner, counts
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
     def __getitem__(self, place):
         found = self._inner[place]
-        self._count[0] += found.numel()
+        self._counts.append(found.numel())
         return found
 
 
@@ -40,12 +40,12 @@ def loads(folder, name, degrees, vocab_size=64, tied=False):
     data, tensor = degrees
     config = shrunk(AutoConfig.for_model(name))
     config.update({"vocab_size": vocab_size, "tie_word_embeddings": tied})
-    path, count = Path(folder) / name, [0]
+    path, counts = Path(folder) / name, []
     if dist.get_rank() == 0:
         torch.manual_seed(1)
         AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
     dist.barrier()
-    whole, divided = loaded(path, None, [0]), loaded(path, stage_mesh("cpu", data=data, tensor=tensor), count)
+    whole, divided = loaded(path, None, []), loaded(path, stage_mesh("cpu", data=data, tensor=tensor), counts)
     expected = dict(whole.named_parameters())
     wrong, own = [], 0
     for key, parameter in divided.named_parameters():
@@ -53,11 +53,11 @@ def loads(folder, name, degrees, vocab_size=64, tied=False):
         wrong += [] if torch.equal(parameter.full_tensor(), expected.pop(key)) else [key]
         own += local_part(parameter).numel()
     everywhere = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, count[0] - own)
+    dist.all_gather_object(everywhere, sum(counts) - own)
     return {"wrong": [*wrong, *expected], "beyond": everywhere}
 
 
-def loaded(path, mesh, count):
+def loaded(path, mesh, counts):
     """The whole model as one stage, divided over `mesh` before it is read."""
     config = hugging_face_weights.read_config(path)
     module = HuggingFaceSlice(build(config, torch.float32), WHOLE)
@@ -66,7 +66,7 @@ def loaded(path, mesh, count):
     stored = hugging_face_weights._stored
 
     def counted(*arguments):
-        return {key: Counting(found, count) for key, found in stored(*arguments).items()}
+        return {key: Counting(found, counts) for key, found in stored(*arguments).items()}
 
     with patch.object(hugging_face_weights, "_stored", counted):
         hugging_face_weights.load(module, path)

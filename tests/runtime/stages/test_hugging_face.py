@@ -65,7 +65,7 @@ def assert_equals_whole(name, schedule, recompute):
     assert all(stage.store.num_bytes == 0 for stage in stages)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", [*ORDERS])
 @pytest.mark.parametrize("name", NAMES)
 def test_stages_have_the_gradients_of_the_whole_in_every_order(name, method, recompute):
