@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -81,6 +82,21 @@ def test_a_program_ends_as_a_new_process_does(end, tmp_path):
     fork = printed([sys.executable, "-c", text], tmp_path, new=False)
     assert new[0] == fork[0] == code
     assert new[1].splitlines()[-1:] == fork[1].splitlines()[-1:]
+
+
+def test_a_program_answers_through_pipes():
+    pipe, text = ParentPipe(), "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    process = Guarded.start([sys.executable, "-c", text], pipe, **streams)
+    for question, answer in (("zürich\n", "ZÜRICH\n"), ("lugano\n", "LUGANO\n")):
+        process.stdin.write(question)
+        process.stdin.flush()
+        assert process.stdout.readline() == answer
+    process.stdin.close()
+    assert process.wait(60)
+    assert process.stdout.read() == ""
+    process.stdout.close()
+    pipe.close()
 
 
 def test_torch_has_the_threads_that_the_environment_gives_it(tmp_path):
