@@ -223,6 +223,21 @@ def test_a_packed_chunk_costs_what_the_cost_model_says_though_no_sequence_is_lon
         assert found == pytest.approx(wanted.forward_s + wanted.input_grad_s + wanted.weight_grad_s, rel=0.1)
 
 
+@pytest.mark.parametrize(("window", "pattern"), [(128, 2), (1024, 4), (4096, None)])
+def test_pairs_inside_windows_are_time_of_tokens(window, pattern):
+    """A slice far behind the begin of its sequence costs windowed layers what one that is near does."""
+    local = MODEL.model_copy(update={"sliding_window": window, "window_attn_skip_freq": pattern})
+    training, home = Training(sequence_length=4096, global_batch=1, recompute="none"), CLUSTER.sites[0]
+    job = (Layout(1, 1, 1, 1, 1, 1), home, JobCosts(MODEL, training).calibration(home))
+    part, full = (model_laws(model, training, *job, longest=65536)[0].total for model in (local, MODEL))
+    assert part.pair_s / full.pair_s == pytest.approx(1 - local.windowed_share, abs=0.01)
+    assert part.token_s > full.token_s
+    for length in (16384, 65536):
+        times = layer_times(local, training.model_copy(update={"sequence_length": length}), *job)
+        found = float(part.seconds(np.array([float(length)]), np.array([length**2 / 2]))[0])
+        assert found == pytest.approx(times.forward_s + times.input_grad_s + times.weight_grad_s, rel=0.05)
+
+
 def test_costs_of_before_attention_could_be_kept_are_read_and_never_keep_it():
     data = json.loads(chunk_costs().to_json())
     for stage in data["stages"]:
