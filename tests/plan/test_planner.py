@@ -174,6 +174,11 @@ def test_a_rank_that_no_site_can_hold_is_told_with_the_largest_site():
         make_plan(job([site("a", 3), site("b", 1)], both_ways("a", "b"), data=4, tensor=1))
 
 
+def test_an_order_in_a_v_on_one_rank_is_told_as_the_reason():
+    with pytest.raises(InfeasibleError, match=r"schedule\.method = 'wave' needs two ranks at least, choose '1f1b'"):
+        make_plan(job([site("a")], schedule="wave", pipeline=1, tensor=1))
+
+
 def test_a_site_with_too_few_devices_for_a_rank_is_named():
     with pytest.raises(InfeasibleError, match=r"needs 2 devices .* at its site, b has 1; give it more"):
         make_plan(job([site("a"), site("b", 1)], both_ways("a", "b"), pipeline=2, tensor=2, sites=("a", "b")))

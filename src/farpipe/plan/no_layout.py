@@ -4,7 +4,7 @@ import math
 from itertools import combinations
 from typing import Final
 
-from farpipe.plan.candidates import context_degrees, data_degrees, tensor_degrees
+from farpipe.plan.candidates import context_degrees, data_degrees, shapes, tensor_degrees
 from farpipe.plan.placement import differing_keys, missing_link
 from farpipe.spec import Job
 from farpipe.units import counted
@@ -34,11 +34,13 @@ def why_none(job: Job) -> str:
         return obstacle
     degrees = [degree for degree in (pins.data, pins.tensor, pins.context) if degree]
     largest = max((site for _, site in job.used_sites()), key=lambda site: site.num_devices)
+    all_in_v = all(in_v for _, in_v in shapes(job))
+    pair = f"; schedule.method = {job.schedule!r} needs two ranks at least, choose '1f1b' for one" if all_in_v else ""
     return (
         f"layout: no placement of the pinned degrees on the {counted(len(job.cluster.sites), 'site')}: every pipeline "
         f"rank needs its {counted(math.prod(degrees), 'device')} on one site (the largest, {largest.name}, has "
         f"{largest.num_devices}), every site in the order at least one rank, and every stage at least one of the "
-        f"{job.model.num_layers} layers"
+        f"{job.model.num_layers} layers{pair}"
     )
 
 
