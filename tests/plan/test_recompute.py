@@ -114,6 +114,8 @@ def test_the_ways_are_told():
     assert describe_recompute(["none", "none"]) == ""
     assert describe_recompute(["full", "full"]) == ", recomputing all"
     assert describe_recompute(["full", "full", "none"]) == ", stages 0 to 1 recomputing all"
+    runs = ["full"] * 5 + ["none"] * 3 + ["full"] * 2
+    assert describe_recompute(runs) == ", stages 0 to 4 and 8 to 9 recomputing all"
     assert describe_recompute(["full", "selective", "full"]) == (
         ", stages 0 and 2 recomputing all, stage 1 recomputing attention"
     )

@@ -344,10 +344,14 @@ def describe_recompute(recompute: list[Recompute]) -> str:
         if len(stages) == len(recompute):
             return f", recomputing {what}"
         if stages:
-            run = stages == list(range(stages[0], stages[-1] + 1)) and len(stages) > 1
-            named = f"{stages[0]} to {stages[-1]}" if run else " and ".join(map(str, stages))
-            words.append(f"stage{'s' if len(stages) > 1 else ''} {named} recomputing {what}")
+            words.append(f"stage{'s' if len(stages) > 1 else ''} {_runs(stages)} recomputing {what}")
     return "".join(f", {word}" for word in words)
+
+
+def _runs(numbers: list[int]) -> str:
+    """``0 to 4 and 8``: numbers, the smallest first, by runs."""
+    first, last = ([n for n in numbers if n + step not in numbers] for step in (-1, 1))
+    return " and ".join(str(a) if a == b else f"{a} to {b}" for a, b in zip(first, last, strict=True))
 
 
 def describe_shortfall(rejected: Rejected) -> str:
