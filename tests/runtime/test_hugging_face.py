@@ -301,6 +301,7 @@ KINDS = ["full_attention", "full_attention", "sliding_attention"]
         (WINDOW | {"layer_types": KINDS}, (0, 0, 1)),
         (WINDOW | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, 2),
         (WINDOW | {"layer_types": ["full_attention"] * 3, "max_window_layers": 2}, 0),
+        (WINDOW | {"layer_types": [*KINDS, "full_attention"]}, (0, 0, 1)),
         ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}, 0),
     ],
 )
@@ -314,6 +315,22 @@ def test_a_qwen_has_windows_in_the_layers_that_use_them(changes, pattern):
 
 GEMMA_KINDS = [*(["sliding_attention"] * 5 + ["full_attention"]) * 4, "full_attention", "sliding_attention"]
 GEMMA_PATTERN = tuple(int(kind == "sliding_attention") for kind in GEMMA_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": KINDS[1:]}, "window_attn_skip_freq: 2 entries for num_layers 3"),
+        ({"layer_types": []}, r"window_attn_skip_freq: .*found \[\]"),
+        ({"num_hidden_layers": "3"}, "num_layers: input should be a valid integer"),
+        ({"max_window_layers": "x"}, "window_attn_skip_freq: .*found 'x'"),
+        ({"sliding_window": "x"}, "sliding_window: input should be a valid integer"),
+    ],
+)
+def test_a_window_of_layers_that_cannot_be_is_refused(changes, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen 2"] | WINDOW | changes))
+    with pytest.raises(InputError, match=message):
+        read_config_alone(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(

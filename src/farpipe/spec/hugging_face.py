@@ -51,6 +51,8 @@ _KNOWN: Final[dict[str, dict[str, Any]]] = {
 """Fields that go without saying in configs of these types."""
 _LOCAL: Final = "sliding_attention"
 """Kind of a layer with a window in a config's `layer_types`."""
+_MAX_LAYERS: Final = 1 << 14
+"""Layers from which on none is listed; no model has so many."""
 _WHOLE_EVERY: Final = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4}
 """Types of which every so many-th layer has no window, where a config says nothing else."""
 _ROTARY: Final = {
@@ -255,7 +257,8 @@ def _check_supported(config: Mapping[str, Any], source: str) -> None:
         raise InputError(f"{source}: attention_bias and mlp_bias: biases in attention alone or MLP alone are not known")
     if config.get("attention_dropout"):
         raise InputError(f"{source}: attention_dropout: {config['attention_dropout']!r} is not supported, only 0")
-    for place, found in enumerate(config.get("layer_types") or ()):
+    kinds = config.get("layer_types")
+    for place, found in enumerate(kinds if isinstance(kinds, list | tuple) else ()):
         if found not in ("full_attention", _LOCAL):
             known = f"only 'full_attention' and '{_LOCAL}'"
             raise InputError(f"{source}: layer_types[{place}]: {found!r} is not supported, {known}")
@@ -268,15 +271,18 @@ def _windows(config: Config, num_layers: Any) -> dict[str, Any]:
     window, kind = config.get("sliding_window"), str(config.get("model_type"))
     if window is None or not config.get("use_sliding_window", not kind.startswith("qwen")):
         return {}
-    every: Any = config.get("sliding_window_pattern", _WHOLE_EVERY.get(kind))
-    if (kinds := config.get("layer_types")) is not None:
-        every = _pattern([found == _LOCAL for found in kinds])
+    kinds, every = config.get("layer_types"), config.get("sliding_window_pattern", _WHOLE_EVERY.get(kind))
+    num_listed = num_layers if isinstance(num_layers, int) and num_layers < _MAX_LAYERS else 0
+    if isinstance(kinds, list | tuple):
+        listed = [int(found == _LOCAL) for found in kinds[:num_listed]]
+        every = _pattern(listed) if len(listed) == num_layers else listed
     elif kind.startswith("qwen"):
-        every = _pattern([place >= config.get("max_window_layers", 28) for place in range(num_layers)])
+        first = config.get("max_window_layers", 28)
+        every = _pattern([place >= first for place in range(num_listed)]) if isinstance(first, int) else first
     return {} if every == 1 else {"sliding_window": window, "window_attn_skip_freq": every}
 
 
-def _pattern(is_local: Sequence[bool]) -> int | list[int] | None:
+def _pattern(is_local: Sequence[int]) -> int | list[int] | None:
     """`Model.window_attn_skip_freq` of layers that have a window or not: None where all have, 1 where none has."""
     if all(is_local):
         return None
