@@ -52,6 +52,12 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes_of(tree):
+    """All nodes of a syntax tree: to walk it takes longer than most rules need to look at them."""
+    return [*ast.walk(tree)]
+
+
 def room_of(path):
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
@@ -66,7 +72,7 @@ MODULES = {name_of(path): path for path in FILES}
 
 def imports(tree):
     """Every imported module, absolute, with its node: of ``from farpipe import x`` and its like the module x too."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -128,7 +134,7 @@ def test_functions_stay_small():
     functions = [
         (f"{path.relative_to(SOURCE).as_posix()}: {node.name}", node.end_lineno - node.lineno)
         for path in FILES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     assert not [(name, lines) for name, lines in functions if lines >= 80]
@@ -168,9 +174,9 @@ KINDS = {"kind", "kinds", *"FIWB"}
 
 def decodings(tree):
     """Nodes that read or write a code of an action by hand: ``& 3``, ``>> 2``, ``<< 2``, ``& ~3``, ``4 * x + kind``."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.BinOp) and not isinstance(node.left, ast.Constant):
-            left, right = ast.unparse(node.left), ast.unparse(node.right)
+            left, right = text_of(node.left), text_of(node.right)
             written = isinstance(node.op, ast.Add) and left.startswith("4 * ") and right.strip("_") in KINDS
             if written or (type(node.op), right) in BY_HAND:
                 yield node
@@ -178,7 +184,7 @@ def decodings(tree):
 
 def kinds_by_number(tree):
     """Assignments to a letter of an action."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Assign):
             targets = [name for target in node.targets for name in getattr(target, "elts", [target])]
             names = {ast.unparse(name).strip("_") for name in targets}
@@ -188,12 +194,13 @@ def kinds_by_number(tree):
 
 def seconds_by_hand(tree):
     """Divisions by the bandwidth of a link."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         parts = ast.walk(node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) else ()
         if any(getattr(part, "attr", "") == "bandwidth_bytes_per_s" for part in parts):
             yield node
 
 
+@cache
 def text_of(node):
     return "" if node is None else ast.unparse(node)
 
@@ -216,7 +223,7 @@ def divided(node, over, under):
 
 def memory_tolerances(tree):
     """Bytes that are forgiven a share: ``limit_bytes * (1 + 1e-9)``."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             left, right = text_of(node.left), text_of(node.right)
             if re.search("bytes|headroom|memory", left) and re.match(
@@ -227,7 +234,7 @@ def memory_tolerances(tree):
 
 def fitting_by_hand(tree):
     """Numbers of things that fit memory: ``floor(headroom / held)``."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if called(node, "floor", "int", "floor_divide") and divided(
             node, "bytes|headroom|memory", "held|size|bytes|each"
         ):
@@ -236,7 +243,7 @@ def fitting_by_hand(tree):
 
 def queues_of_links(tree):
     """Writing when a link is free again."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(one, ast.Subscript) and "link_free" in text_of(one.value) for one in targets):
             yield node
@@ -244,7 +251,7 @@ def queues_of_links(tree):
 
 def level_loops(tree):
     """Bytes taken less bytes freed, summed up."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Sub):
             left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
             if re.search(r"^taken|memory\[0\]", text_of(left)) and re.search(
@@ -255,7 +262,7 @@ def level_loops(tree):
 
 def chain_orders(tree):
     """Walking the slices of `follows` one by one, or sorting backwards along chains."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if called(node, "enumerate") and text_of(node.args[0]).rpartition(".")[2] == "follows":
             yield node
         if called(node, "lexsort") and "-own" in text_of(node):
@@ -264,7 +271,7 @@ def chain_orders(tree):
 
 def hiding_by_hand(tree):
     """Forwards that hide a round trip: ``ceil(round_trip_s / pace_s)``."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if called(node, "ceil") and divided(node, "trip|travel", "pace"):
             yield node
 
@@ -274,7 +281,7 @@ def places_of(found, *rooms):
         f"{path}:{node.lineno}"
         for path in FILES
         if not {room_of(path), path.relative_to(SOURCE).as_posix()} & {"step", *rooms}
-        for node in found(ast.parse(path.read_text()))
+        for node in found(tree_of(path))
     ]
 
 
