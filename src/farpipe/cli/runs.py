@@ -72,7 +72,7 @@ def load_run(run_dir: Path) -> LoadedRun:
 
 
 def _spec(run_dir: Path) -> RunSpec | None:
-    """What the ranks of the run have read; None where its file is not there, as of a user's own pipeline."""
+    """RunSpec that the ranks of the run have read; None where its file is not there, as of a user's own pipeline."""
     return RunSpec.load(run_dir / RUN_NAME) if (run_dir / RUN_NAME).exists() else None
 
 

@@ -279,9 +279,9 @@ class Job(Request):
             told = f"no ring is known for attention over a window, model.sliding_window {self.model.sliding_window}"
             raise fault(f"{told}; leave it out or choose 'ulysses'", "layout", "context_exchange")
         if (method == "ulysses" or is_local) and not self.model.divides_heads(size):
-            way, out = ("'ulysses', the only method for windows,", "") if is_local else ("'ulysses'", "'ring' or ")
+            name, out = ("'ulysses', the only method for windows,", "") if is_local else ("'ulysses'", "'ring' or ")
             raise fault(
-                f"{way} gives each of {size} devices (tensor x context) whole heads; the model has "
+                f"{name} gives each of {size} devices (tensor x context) whole heads; the model has "
                 f"{self.model.num_heads} heads and {self.model.num_kv_heads} key heads; choose {out}fewer devices",
                 *("layout", "context_exchange"),
             )
