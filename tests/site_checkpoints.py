@@ -83,7 +83,7 @@ def state_of(division, seed):
     boundary, twins = Boundary((2, 12, config.hidden_size), torch.float32), twins_in(mesh)
     stage = ModuleStage(module, boundary) if twins is None else twin_stage(module, boundary, twins)
     if is_divided:
-        shards = list(SharedWeights(block, stage, Rings((), 0), 1).shards())
+        shards = list(SharedWeights(block, stage.module, stage.store, Rings((), 0), 1).shards())
     else:
         shards = whole_shards(block, dict(module.named_parameters()))
     optimizer = Optimizer([shard.parameter for shard in shards], TRAINING)

@@ -23,8 +23,9 @@ from farpipe.runtime.divided_stages import twins_in
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.rendezvous import store_from_env
 from farpipe.runtime.site import tensor_plans
+from farpipe.runtime.site.context import heads_for_tokens
 from farpipe.runtime.site.mesh import DATA, TENSOR, join_site, shares_in, stage_mesh
-from farpipe.runtime.site.self_check import check_divided
+from farpipe.runtime.site.self_check import check_divided, check_divided_chunks
 from farpipe.runtime.site.sharding import StepReduction, is_counted, settle, shard
 from farpipe.runtime.site.tensor_plans import divide
 from farpipe.runtime.site.twin_stage import twin_stage
@@ -159,6 +160,9 @@ HEADS = "replicated_with_grad_allreduce"
 TRAPS = {
     "norms summed again": lambda: patch("farpipe.runtime.site.self_check.settle", summed_again),
     "q_norm": lambda: patch.dict(tensor_plans._STYLES, {HEADS: SummedInEveryBackward(use_local_output=True)}),
+    "tokens out of order": lambda: patch(
+        "farpipe.runtime.site.context_chunks.heads_for_tokens", lambda x, *rest: heads_for_tokens(x.flip(2), *rest)
+    ),
 }
 
 
@@ -167,7 +171,7 @@ def summed_again(module):
         parameter.grad = parameter.grad * 2.0
 
 
-def checks(name, num_twins, trap="", context=1, **changes):
+def checks(name, num_twins, trap="", context=1, on_chunks=False, **changes):
     """What the check of twins says, with one of TRAPS; "" where they compute what the whole does."""
     config = AutoConfig.for_model(name)
     config.update(changes)
@@ -175,7 +179,7 @@ def checks(name, num_twins, trap="", context=1, **changes):
     mesh = stage_mesh("cpu", data=data, context=context, tensor=tensor)
     try:
         with TRAPS[trap]() if trap else nullcontext():
-            check_divided(config, twins_in(mesh))
+            (check_divided_chunks if on_chunks else check_divided)(config, twins_in(mesh))
     except InputError as error:
         return {"said": str(error)}
     return {"said": ""}

@@ -97,7 +97,7 @@ def test_groups_of_devices_are_shown_with_the_documents_of_each_size(farpipe, jo
     assert "Groups of devices, the largest first" in shown.stdout
     page = (job.parent / "page.html").read_text()
     assert "can't run this plan" in shown.stdout
-    assert "run this plan: several devices share chunks" in page
+    assert "run this plan: groups of devices of several context degrees" in page
     assert "A step takes " in page
     assert page.count("tokens 0 to") >= len(lengths)
     assert "devices 0 to 7, from 0 s on" in page

@@ -7,18 +7,17 @@ import pytest
 
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.profile import model_shape
-from farpipe.errors import InputError
 from farpipe.plan.chunked import better_layout, plan_on_chunks
+from farpipe.plan.engine import plan_obstacle
 from farpipe.spec import Cluster, Data, Job, Model, Pins, SiteLink, Training, parse_job, preset_site
 from job_files import added
 
 
-def test_a_context_degree_is_refused_where_each_device_has_whole_chunks():
+def test_a_context_degree_is_planned_and_train_refuses_it_for_the_own_decoder():
     job = parse_job('[data]\npacking = "elastic"\n' + added("layout", "context = 2"))
-    with pytest.raises(
-        InputError, match=r"layout.context: 2, but with data.packing each device trains on whole chunks"
-    ):
-        plan_on_chunks(job, np.array([100, 200]), 200)
+    plan, costs = plan_on_chunks(job, np.array([100, 200]), 200)
+    assert (plan.layout.context, plan.layout.context_exchange, costs.context) == (2, "ulysses", 2)
+    assert plan_obstacle(plan) == ("context = 2", "layout.context = 1")
 
 
 LENGTHS = np.array([512, 500, 480, *[200, 120, 90] * 7])

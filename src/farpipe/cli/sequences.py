@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from farpipe.sequences import BatchOptions, BatchPlan, SequencePlan
     from farpipe.sequences.chunk import Ints
     from farpipe.spec import Job
-
-_NOT_TRAINED: Final = (
-    "`farpipe train` can't run this plan: several devices share chunks. Pin [layout] context = 1 and tensor = 1 for "
-    "the best that it can run."
-)
 
 sequences = typer.Typer(
     name="sequences",
@@ -99,15 +94,26 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     batch = _batch(job, options)
     with compilation_announced(), status(f"planning {batch.size} sequences"):
         found = plan_batch(job, batch, options.search, options.devices_per_stage)
+    obstacle = _obstacle(job, found)
     if options.html is not None:
-        _write_page(found, options.job.name, options.html)
+        _write_page(found, options.job.name, options.html, obstacle)
     if options.as_json:
-        print_json(found.to_data())
+        print_json(found.to_data() | {"is_trainable": not obstacle})
         return
-    _show(found, _uncompared(job, found, int(batch.max())))
+    _show(found, _uncompared(job, found, int(batch.max())), obstacle)
 
 
-def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
+def _obstacle(job: "Job", plan: "BatchPlan") -> str:
+    """The sentence on what keeps the engine from running a plan; empty where it can."""
+    from farpipe.plan.engine import batch_obstacle
+
+    obstacle, change = batch_obstacle(job, plan)
+    return (
+        f"`farpipe train` can't run this plan: {obstacle}; pin {change} for the best that it can." if obstacle else ""
+    )
+
+
+def _write_page(plan: "BatchPlan", name: str, path: Path, obstacle: str) -> None:
     """The report of a batch: the chunk map and timeline of every replica, the other kinds of layouts."""
     from farpipe.report.page import write_report
     from farpipe.report.views import RunReport, RunView
@@ -129,8 +135,7 @@ def _write_page(plan: "BatchPlan", name: str, path: Path) -> None:
         )
         views.append(view)
     tables = (_kind_table(plan),) * bool(plan.others) + (_group_table(plan),) * bool(plan.places)
-    what = f"A step takes {format_seconds(plan.step_s)}. {plan.why}"
-    what = what if plan.is_trainable else f"{what} {_NOT_TRAINED}"
+    what = f"A step takes {format_seconds(plan.step_s)}. {plan.why} {obstacle}".rstrip()
     write_report(RunReport(name, tuple(views), what, plan_tables=tables), path)
 
 
@@ -174,7 +179,7 @@ def _batch(job: "Job", options: BatchPlanOptions) -> "Ints":
     return found
 
 
-def _show(plan: "BatchPlan", uncompared: tuple[str, ...]) -> None:
+def _show(plan: "BatchPlan", uncompared: tuple[str, ...], obstacle: str) -> None:
     out, chunks, layout = console(), [one for each in plan.replicas for one in each.chunks], plan.layout
     out.print(
         f"{counted(plan.num_tokens, 'token')} in {counted(len(chunks), 'chunk')}, the longest sequence in "
@@ -193,8 +198,8 @@ def _show(plan: "BatchPlan", uncompared: tuple[str, ...]) -> None:
     if plan.others:
         out.print(to_rich(_kind_table(plan)))
     out.print(to_rich(_group_table(plan) if plan.places else _pipeline_table(plan)))
-    if not plan.is_trainable:
-        out.print(_NOT_TRAINED)
+    if obstacle:
+        out.print(obstacle, markup=False)
     peak = max(max(each.peak_memory_bytes) for each in plan.replicas)
     out.print(f"peak memory {format_bytes(peak)}; planned in {format_seconds(plan.planning_s)}")
     if uncompared:

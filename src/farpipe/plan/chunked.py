@@ -12,6 +12,7 @@ from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import FarpipeError, InputError
 from farpipe.plan.candidates import expect_devices
+from farpipe.plan.engine import batch_obstacle, divided
 from farpipe.plan.plan import Plan
 from farpipe.plan.refine import predict
 from farpipe.sequences import BatchPlan, StepPlan, options_of, plan_batch, plan_sequences, shares, step_plan
@@ -42,14 +43,9 @@ def plan_on_chunks(
             f"schedule: chunks of sequences have an order of their own, not {job.schedule!r}; leave it out, or take "
             f"{SEARCHED!r} for faster ones that are sought beside the run"
         )
-    if (job.layout.context or 1) > 1:
-        raise InputError(
-            f"layout.context: {job.layout.context}, but with data.packing each device trains on whole chunks; leave it "
-            "out (farpipe sequences plan and lengths --job plan chunks that several devices share)"
-        )
     expect_devices(job, profiles)
     known = {profile.device: profile for profile in profiles}
-    found = chunk_layout(job, max(longest, 2), profiles=known)
+    found = chunk_layout(job, max(longest, 2), job.layout.context or 1, known)
     token_limit(found.costs, longest)
     options = options_of(job.data.packing)
     parts = [lengths[mine] for mine in shares(found.costs, lengths, found.layout.data)]
@@ -72,11 +68,12 @@ def better_layout(
     job = plan.job
     if job.data.packing != "elastic":
         return ()
-    pins = job.layout.model_copy(update={"context": 1, "tensor": job.layout.tensor or 1})
+    context = job.layout.context or (None if "context" in divided(job) and not profiles else 1)
+    pins = job.layout.model_copy(update={"context": context, "tensor": job.layout.tensor or 1})
     free = job.model_copy(update={"layout": pins, "training": job.training.decided()})
     try:
         fastest = plan_batch(free, lengths)
-        kinds = (fastest, *fastest.others)
+        kinds = [one for one in (fastest, *fastest.others) if not any(batch_obstacle(job, one))]
         best = next((one for one in kinds if job.training.global_batch % one.layout.layout.data == 0), fastest)
         pinned = plan_on_chunks(_pinned(job, best), lengths, longest, profiles)[0]
     except FarpipeError:
@@ -85,6 +82,7 @@ def better_layout(
     if ratio > _WORTH_PINNING:
         return ()
     across = ', replicas = "across"' if at.replica_sites else ""
+    across += f", context = {best.layout.costs.context}" if best.layout.costs.context > 1 else ""
     sites = ", ".join(f'"{site}"' for site in best.layout.devices)
     return (
         f"Another layout takes {ratio:.2f} times as long on this batch: {best.kind}; pin [layout] pipeline = "
@@ -97,6 +95,7 @@ def _pinned(job: Job, best: BatchPlan) -> Job:
     at = best.layout.layout
     replicas = "across" if at.replica_sites else None
     pins = {"pipeline": at.pipeline, "data": at.data, "replicas": replicas, "sites": tuple(best.layout.devices)}
+    pins |= {"context": best.layout.costs.context}
     if job.training.global_batch % at.data:
         raise InputError(f"layout.data: {at.data} does not divide {job.training.global_batch} documents")
     return job.model_copy(update={"layout": job.layout.model_copy(update=pins)})
@@ -110,7 +109,12 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, num_tokens: int) -> Plan
     kind = " Recomputed layers keep their attention's results: all but attention is recomputed."
     return Plan(
         job=job,
-        layout=replace(found.layout, num_microbatches=len(step.chunks)),
+        layout=replace(
+            found.layout,
+            num_microbatches=len(step.chunks),
+            context=found.costs.context,
+            context_exchange="ring" if found.costs.context == 1 else "ulysses",
+        ),
         placements=found.placements,
         problem=problem,
         schedule=step.schedule,

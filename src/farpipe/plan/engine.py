@@ -15,6 +15,7 @@ from farpipe.spec.hugging_face import type_of
 
 if TYPE_CHECKING:
     from farpipe.plan.plan import Plan
+    from farpipe.sequences import BatchPlan
 
 RUNNABLE: Final[dict[str, int]] = {"tensor": 1, "context": 1, "expert": 1}
 """Degrees that the engine can run no other value of, but for those of some models."""
@@ -73,17 +74,31 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
     at = plan.layout
     tensor, context = (1 if key in degrees else getattr(at, key) for key in ("tensor", "context"))
-    layout |= _twin_obstacles(plan.job.model, training, replace(at, tensor=tensor, context=context))
+    layout |= _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
     kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
     uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
     changes = model | uncut | layout | of_training
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
 
 
+def batch_obstacle(job: Job, plan: "BatchPlan") -> tuple[str, str]:
+    """The part of a plan of one batch that the engine can't run, and what to pin instead; both empty where it can."""
+    tensor, context, found = plan.layout.layout.tensor, plan.layout.costs.context, {}
+    if plan.places:
+        found["groups of devices of several context degrees"] = "layout.context = 1"
+    elif context > 1 and ("context" not in divided(job) or job.model.num_kv_heads % context):
+        found[f"context = {context}"] = "layout.context = 1"
+    if tensor > 1:
+        found[f"tensor = {tensor}"] = "layout.tensor = 1"
+    if plan.zero > 1:
+        found[f"training.zero = {plan.zero}"] = "training.zero = 1"
+    return ", ".join(found), ", ".join(found.values())
+
+
 def divided(job: Job) -> tuple[str, ...]:
     """The degrees by which the engine divides this job's model over processes of a rank."""
-    kind = _type_of(job.model) if job.data.packing is None else None
-    return tuple(key for key, kinds in {"tensor": WITH_TENSOR, "context": WITH_CONTEXT}.items() if kind in kinds)
+    kind, by = _type_of(job.model), {"tensor": WITH_TENSOR if job.data.packing is None else (), "context": WITH_CONTEXT}
+    return tuple(key for key, kinds in by.items() if kind in kinds)
 
 
 def _type_of(model: Model) -> str | None:
@@ -96,19 +111,21 @@ def _type_of(model: Model) -> str | None:
         return None
 
 
-def _twin_obstacles(model: Model, training: Training, layout: Layout) -> dict[str, str]:
+def _twin_obstacles(job: Job, training: Training, layout: Layout) -> dict[str, str]:
     """Obstacles to dividing layers and sequences over `layout.tensor` x `layout.context` processes, and what to say
     instead."""
     degrees = {key: getattr(layout, key) for key in ("tensor", "context") if getattr(layout, key) > 1}
     found, size = {}, prod(degrees.values())
     if layout.tensor > 1 and training.sequence_parallel is not True:
         found["training.sequence_parallel = false"] = "training.sequence_parallel = true"
-    shared = {"training.sequence_length": training.sequence_length, "model.num_kv_heads": model.num_kv_heads}
+    shared = {"model.num_kv_heads": job.model.num_kv_heads}
+    if job.data.packing is None:
+        shared["training.sequence_length"] = training.sequence_length
     for name, count in shared.items():
         if count % size:
             change = f"layout.{[*degrees][-1]} = 1"
             found[f"{' x '.join(degrees)} = {size}, which does not divide {name} = {count}"] = change
-    if layout.context > 1 and layout.context_exchange != "ulysses" and model.divides_heads(size):
+    if layout.context > 1 and layout.context_exchange != "ulysses" and job.model.divides_heads(size):
         found['context_exchange = "ring"'] = 'layout.context_exchange = "ulysses"'
     return found
 
@@ -121,7 +138,7 @@ def _runs_all(job: Job, tensor: Sequence[int], context: Sequence[int]) -> bool:
     pairs = [(t, c) for t, c in product(tensor, context) if c == 1 or job.model.divides_heads(t * c)]
     layouts = [Layout(1, 1, t, 1, 1, 1, (), c, "ulysses") for t, c in pairs]
     is_shared = max(context) > 1 and "context" not in free
-    return not is_shared and not any(_twin_obstacles(job.model, training, at) for at in layouts)
+    return not is_shared and not any(_twin_obstacles(job, training, at) for at in layouts)
 
 
 def within_engine(job: Job) -> tuple[Job, str]:

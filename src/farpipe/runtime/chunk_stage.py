@@ -34,6 +34,13 @@ class ChunkBatch:
             return self.num_counted
         return max(1, sum(int((targets != IGNORED).sum()) for targets in self.targets))
 
+    def on(self, device: torch.device) -> "ChunkBatch":
+        """The batch with its tokens and targets on `device`."""
+        if device.type == "cpu":
+            return self
+        tokens, targets = (tuple(row.to(device) for row in rows) for rows in (self.tokens, self.targets))
+        return ChunkBatch(self.chunks, tokens, targets, self.num_counted)
+
 
 def chunk_batch(
     chunks: Sequence[Chunk], documents: Sequence[Tensor], counted: Sequence[Tensor] | None = None
@@ -77,7 +84,7 @@ class ChunkStage(TorchStage):
         self._saved.clear()
         self._losses.clear()
         self._keeps_attention = keeps_attention
-        self._chunks, self._again = batch, tuple(recomputed or [0] * len(batch.chunks))
+        self._chunks, self._again = batch.on(self.device), tuple(recomputed or [0] * len(batch.chunks))
         self.held = HeldBytes(self.module.parameters())
         self._counted: dict[int, list[Held]] = defaultdict(list)
         self.keys_and_values = KeyValueStore(counter=self.held)
@@ -129,9 +136,13 @@ class ChunkStage(TorchStage):
         assert leaf.grad is not None
         return leaf.grad
 
+    def tokens_here(self, microbatch: int) -> slice:
+        """Tokens of a chunk that this process computes: all of them."""
+        return slice(0, self._chunks.chunks[microbatch].num_tokens)
+
     def _boundary(self, microbatch: int) -> Boundary:
-        _, _, hidden = self.boundary.shape
-        return Boundary((1, self._chunks.chunks[microbatch].num_tokens, hidden), self.boundary.dtype)
+        here, (_, _, hidden) = self.tokens_here(microbatch), self.boundary.shape
+        return Boundary((1, here.stop - here.start, hidden), self.boundary.dtype)
 
     def chunk(self, microbatch: int) -> Chunk:
         """The chunk that is a microbatch of this step."""
@@ -150,10 +161,11 @@ class ChunkStage(TorchStage):
         return self.module.logits(y)
 
     def _tokens(self, microbatch: int) -> Tensor:
-        return self._chunks.tokens[microbatch]
+        return self._chunks.tokens[microbatch][:, self.tokens_here(microbatch)]
 
     def _targets(self, microbatch: int) -> tuple[Tensor, int]:
-        return self._chunks.targets[microbatch], self._chunks.num_target_tokens
+        targets = self._chunks.targets[microbatch][:, self.tokens_here(microbatch)]
+        return targets, self._chunks.num_target_tokens
 
     def _compute(self, microbatch: int, x: Tensor) -> Tensor:
         module, chunk = self.module, self._chunks.chunks[microbatch]

@@ -51,8 +51,8 @@ class ChunkTrainer(Trainer):
         return self._documents.held_out_lengths(index)
 
     def begin_step(self, step: int) -> None:
-        self._begin(self._plan, None if self._documents is None else self._documents.batch(step))
         self._replicas.begin_step(step)
+        self._begin(self._plan, None if self._documents is None else self._documents.batch(step))
 
     def begin_evaluation(self, index: int) -> int:
         batch = None if self._documents is None else self._documents.held_out_batch(index)

@@ -7,7 +7,7 @@ from farpipe.runtime.peers import Peers
 from farpipe.runtime.replicas.collectives import Rings
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stage import TorchStage
-from farpipe.runtime.stages.module_stage import ModuleSlice, ModuleStage
+from farpipe.runtime.stages.module_stage import ModuleSlice
 
 if TYPE_CHECKING:
     import torch
@@ -44,17 +44,19 @@ def part_of_boundary(mesh: "DeviceMesh | None") -> str:
     return "".join(f", {name} {part.get_local_rank()} of {part.size()}" for name, part in parts.items())
 
 
-def check_twins(run: RunSpec, twins: "DeviceMesh | None") -> None:
+def check_twins(run: RunSpec, twins: "DeviceMesh | None", *, on_chunks: bool = False) -> None:
     """InputError where twins would compute something else than the whole model; on all of them at once."""
     if twins is None:
         return
-    from farpipe.runtime.site.self_check import check_divided
+    from farpipe.runtime.site.self_check import check_divided, check_divided_chunks
     from farpipe.runtime.stages.hugging_face_weights import read_config
 
     assert run.model is not None
     assert run.model.hugging_face is not None
     config = read_config(run.model.hugging_face)
-    for mode in sorted({*run.recompute} or {"none"}):
+    if on_chunks:
+        check_divided_chunks(config, twins)
+    for mode in [] if on_chunks else sorted({*run.recompute} or {"none"}):
         check_divided(config, twins, mode)
 
 
@@ -103,6 +105,6 @@ def divided_stages(
     assert zero != "auto"
     across, found = Rings(run.places.ring_levels(peers.rank)[1:], peers.rank), {}
     for number, stage in stages.items():
-        assert isinstance(stage, ModuleStage)
-        found[number] = SharedWeights(number, stage, across, zero)
+        assert isinstance(stage.module, ModuleSlice)
+        found[number] = SharedWeights(number, stage.module, stage.store, across, zero)
     return found

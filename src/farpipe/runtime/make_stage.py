@@ -72,7 +72,7 @@ def make_stage(
     """A stage with its initial weights: those of a model of Hugging Face, or random ones.
 
     `on_chunks`: its microbatches are chunks, a ChunkStage. `only_times`: weights may have any values. `mesh`: the
-    processes that have the stage in parts; only for a ModuleStage.
+    processes that have the stage in parts; not for farpipe's own decoder.
     """
     assert training.microbatch_size is not None
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
@@ -104,15 +104,15 @@ def _divide(module: ModuleSlice, mesh: "DeviceMesh | None", numerics: Numerics, 
 def _stage_of_transformers(
     module: "HuggingFaceSlice", boundary: Boundary, device: str, mesh: "DeviceMesh | None", *, on_chunks: bool
 ) -> TorchStage:
-    """The stage for chunks, for the processes of `mesh` that share sequences and layers, or for one process."""
+    """The stage for the processes of `mesh` that share sequences and layers, or chunks, or for one process."""
+    if (twins := twins_in(mesh)) is not None:
+        from farpipe.runtime.site.twin_stage import twin_chunk_stage, twin_stage
+
+        return (twin_chunk_stage if on_chunks else twin_stage)(module, boundary, twins, device)
     if on_chunks:
         from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
 
         return HuggingFaceChunkStage(module, boundary, device)
-    if (twins := twins_in(mesh)) is not None:
-        from farpipe.runtime.site.twin_stage import twin_stage
-
-        return twin_stage(module, boundary, twins, device)
     return ModuleStage(module, boundary, device)
 
 

@@ -264,10 +264,11 @@ class RunSpec(Document, Part):
         size, key, length = self.num_twins, self.twin_key, self.training.sequence_length
         if size == 1:
             return
-        if self.chunk_costs is not None or self.model.hugging_face is None:
-            what = "data.packing" if self.chunk_costs is not None else "models that transformers does not compute"
+        is_on_chunks = self.chunk_costs is not None
+        if (is_on_chunks and self.tensor > 1) or self.model.hugging_face is None:
+            what = "data.packing" if is_on_chunks and self.tensor > 1 else "models that transformers does not compute"
             raise fault(f"{key} parallelism is not for {what}; plan again with layout.{key} = 1", key)
-        if length % size:
+        if length % size and not is_on_chunks:
             raise fault(f"{size} do not divide sequence_length {length}; plan again with another layout.{key}", key)
 
     def has_gather(self, stage: int) -> bool:

@@ -161,7 +161,7 @@ class Trainer:
         if peers.rank == 0:
             check_model(run.model, run.recompute, on_chunks=self.on_chunks)
         parts, mesh = slices(run.partition), mesh_of(run)
-        check_twins(run, twins_in(mesh))
+        check_twins(run, twins_in(mesh), on_chunks=self.on_chunks)
         self._part = part_of_boundary(mesh)
         make = partial(_make_stage, run, parameters=parameters, on_chunks=self.on_chunks, mesh=mesh)
         self.torch_stages = {stage: make(stage, parts[stage]) for stage in run.problem.stages_of_rank[pipeline.rank]}

@@ -68,11 +68,6 @@ class BatchPlan:
         return dict(sorted(Counter(place.layout.costs.context for place in self.places).items()))
 
     @property
-    def is_trainable(self) -> bool:
-        """True if farpipe's engine can run it: no chunk is shared by devices."""
-        return all(layout.devices_per_stage == 1 for layout in self.layouts)
-
-    @property
     def num_tokens(self) -> int:
         """Tokens of the batch."""
         return sum(plan.num_tokens for plan in self.replicas)
@@ -145,7 +140,6 @@ class BatchPlan:
                 {"first_device": place.first_device, "context": place.layout.costs.context, "begin_s": place.begin_s}
                 for place in self.places
             ],
-            "is_trainable": self.is_trainable,
             "why": self.why,
             "others": [other.to_figures() | {"step_s": other.step_s} for other in self.others],
         }

@@ -1,15 +1,11 @@
 """A training whose processes share every sequence, from its job to a checkpoint that one process goes on from."""
 
-import os
-import subprocess
-import sys
 from itertools import product
 
 import pytest
 
 from benchmarks.shared.jobs import two_sites
 from farpipe.plan import Plan
-from trainings import metrics
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -45,18 +41,15 @@ ALONE = 'pipeline = 1\nsites = ["zurich"]\ncontext = 1'
 
 
 @pytest.fixture
-def train(model, text_file, tmp_path):
-    """`train(name, layout, steps, *options)` with the command into a directory of this name; lines of its metrics."""
+def steps(model, text_file, train):
+    """`steps(name, layout, num_steps, *options)` of the training; lines of its metrics."""
 
-    def command(name, layout, steps, *options):
-        job = tmp_path / f"{name}.toml"
-        fields = {"model": model.hugging_face, "text": text_file, "layout": layout, "steps": steps}
-        job.write_text(JOB.format(method="zb-h1" if layout == SHARED else "1f1b", **fields))
-        words = [sys.executable, "-m", "farpipe", "train", job, "--run-dir", tmp_path / name, *options]
-        subprocess.run(words, check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        return metrics(tmp_path / name)
+    def begin(name, layout, num_steps, *options):
+        method = "zb-h1" if layout == SHARED else "1f1b"
+        fields = {"model": model.hugging_face, "text": text_file, "layout": layout, "steps": num_steps}
+        return train(name, JOB.format(method=method, **fields), *options)
 
-    return command
+    return begin
 
 
 def figures(lines):
@@ -64,10 +57,10 @@ def figures(lines):
     return [(line["step"], line["loss"], line["grad_norm"], line["evaluation_loss"] or 0.0) for line in lines]
 
 
-def test_shared_sequences_over_two_sites_train_as_one_process_does_and_leave_it_their_checkpoint(train, tmp_path):
-    begun = train("shared", SHARED, 3)
-    rest = train("rest", ALONE, 6, "--resume", tmp_path / "shared")
-    alone = train("alone", ALONE, 6)
+def test_shared_sequences_over_two_sites_train_as_one_process_does_and_leave_it_their_checkpoint(steps, tmp_path):
+    begun = steps("shared", SHARED, 3)
+    rest = steps("rest", ALONE, 6, "--resume", tmp_path / "shared")
+    alone = steps("alone", ALONE, 6)
     assert [row[0] for row in figures(alone) if row[3]] == [2, 5]
     assert figures(begun + rest) == [pytest.approx(row, rel=1e-5) for row in figures(alone)]
     planned = Plan.load(tmp_path / "shared" / "plan.json").prediction.link_bytes

@@ -85,3 +85,32 @@ def test_twins_check_the_very_class_before_they_train():
     assert "linear_attn" in said[9], "attention that is in no registry, over a part of the tokens only"
     assert said[9].endswith("off); say layout.context = 1")
     assert "transformers has no plan for it; say layout.tensor = 1" in said[10]
+
+
+NOT_ON_CHUNKS = {
+    "mistral": "attention with sliding_window",
+    "gemma3_text": "attention with sliding_window",
+    "deepseek_v3": "heads of unlike widths",
+    "gpt2": "more than one input by position",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_processes", "names"), [(2, WITH_CONTEXT), (4, ("llama", "qwen3_moe"))])
+def test_chunks_that_processes_share_have_the_gradients_of_the_whole(num_processes, names):
+    """Slices of 16 and 8 tokens and documents of 5 and 9, so that processes have unlike numbers of tokens."""
+    options = {"context": num_processes, "on_chunks": True}
+    found = run_processes(num_processes, [("checks", name, num_processes, options) for name in names])
+    for name, row in zip(names, found, strict=True):
+        if name in NOT_ON_CHUNKS:
+            assert NOT_ON_CHUNKS[name] in row["said"]
+        else:
+            assert not row["said"], name
+
+
+@pytest.mark.slow
+def test_the_check_of_shared_chunks_finds_tokens_out_of_order():
+    options = {"context": 2, "on_chunks": True, "trap": "tokens out of order"}
+    (found,) = run_processes(2, [("checks", "qwen3", 2, options)])
+    assert "qwen3" in found["said"]
+    assert found["said"].endswith("; say layout.context = 1")

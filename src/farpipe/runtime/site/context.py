@@ -6,6 +6,8 @@ function that the model would call anyhow. Weights are the same on all processes
 gradients, as it does for replicas.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -88,10 +90,11 @@ def _attention(
     Heads of queries and of keys divide by the n processes that share a sequence.
     """
     group, attend = farpipe_context
-    query, key, value = (_exchange(x, group, _HEADS, _TOKENS) for x in (query, key, value))
+    lengths = [query.shape[_TOKENS]] * group.size()
+    query, key, value = (tokens_for_heads(x, group, lengths) for x in (query, key, value))
     mask = _window(query, sliding_window)
     y, _ = attend(module, query, key, value, mask, **options)
-    return _exchange(y, group, 1, 2), None  # [batch, tokens, heads, width]: the dimensions the other way round
+    return heads_for_tokens(y.transpose(_HEADS, _TOKENS), group, lengths).transpose(_HEADS, _TOKENS), None
 
 
 def _window(query: Tensor, length: int | None) -> Tensor | None:
@@ -107,17 +110,36 @@ def _window(query: Tensor, length: int | None) -> Tensor | None:
     return ((before >= 0) & (before < length))[None, None]
 
 
-def _exchange(x: Tensor, group: dist.ProcessGroup, divided: int, joined: int) -> Tensor:
-    """`x` divided along one dimension over the processes of `group`, whose parts are joined along another."""
-    y: Tensor = _Exchange.apply(x, group, divided, joined)  # type: ignore[no-untyped-call]
-    return y
+def tokens_for_heads(x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int]) -> Tensor:
+    """[batch, heads, own tokens, width] -> [batch, own heads, all tokens, width], by an all-to-all.
+
+    Process p of `group` has ``lengths[p]`` tokens, and afterwards the p-th of equal parts of the heads.
+    """
+    return _Exchange.apply(x, group, _Parts(_HEADS, _equal(x.shape[_HEADS], group)), _Parts(_TOKENS, lengths))  # type: ignore
+
+
+def heads_for_tokens(x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int]) -> Tensor:
+    """The way back: [batch, own heads, all tokens, width] -> [batch, heads, own tokens, width]."""
+    heads = [x.shape[_HEADS]] * group.size()
+    return _Exchange.apply(x, group, _Parts(_TOKENS, lengths), _Parts(_HEADS, heads))  # type: ignore
+
+
+def _equal(num: int, group: dist.ProcessGroup) -> list[int]:
+    return [num // group.size()] * group.size()
+
+
+class _Parts(NamedTuple):
+    """Sizes along one dimension, of every process of a group."""
+
+    dim: int
+    sizes: Sequence[int]
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all, whose backward is the one that goes back."""
+    """An all-to-all of parts that are divided along one dimension and joined along another; its backward goes back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, divided: int, joined: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, divided: _Parts, joined: _Parts) -> Tensor:
         ctx.reverse = group, joined, divided
         return _all_to_all(x, group, divided, joined)
 
@@ -127,8 +149,17 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(gy, *ctx.reverse), None, None, None
 
 
-def _all_to_all(x: Tensor, group: dist.ProcessGroup, divided: int, joined: int) -> Tensor:
-    sent = torch.stack(x.chunk(group.size(), divided))
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return torch.cat(received.unbind(), joined)
+def _all_to_all(x: Tensor, group: dist.ProcessGroup, divided: _Parts, joined: _Parts) -> Tensor:
+    sent = [part.flatten() for part in x.split(list(divided.sizes), divided.dim)]
+    shapes = [_sized(x.shape, divided.dim, divided.sizes[group.rank()], joined.dim, size) for size in joined.sizes]
+    counts = [math.prod(shape) for shape in shapes]
+    received = x.new_empty(sum(counts))
+    dist.all_to_all_single(received, torch.cat(sent), counts, [part.numel() for part in sent], group=group)
+    return torch.cat([part.view(shape) for part, shape in zip(received.split(counts), shapes, strict=True)], joined.dim)
+
+
+def _sized(shape: torch.Size, dim: int, size: int, other_dim: int, other_size: int) -> list[int]:
+    """`shape` with other sizes along two dimensions."""
+    found = list(shape)
+    found[dim], found[other_dim] = size, other_size
+    return found

@@ -1,6 +1,7 @@
 """Check of a model before twins train it: small stages of its class, shared by them, against the small whole."""
 
 import copy
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -13,12 +14,14 @@ from farpipe.runtime.data.batches import Batch
 from farpipe.runtime.site.mesh import CONTEXT, TENSOR
 from farpipe.runtime.site.sharding import settle
 from farpipe.runtime.site.tensor_plans import divide, expect_all_divided
-from farpipe.runtime.site.twin_stage import twin_stage
-from farpipe.runtime.stage import Boundary
+from farpipe.runtime.site.twin_stage import twin_chunk_stage, twin_stage
+from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.runtime.stages.deferred import local_part
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
+from farpipe.runtime.stages.module_stage import ModuleSlice
 from farpipe.runtime.stages.self_check import (
     NUM_LAYERS,
+    error_on_chunks,
     expect_equal,
     random_model,
     reference_loss,
@@ -48,6 +51,20 @@ def check_divided(config: PreTrainedConfig, twins: DeviceMesh, recompute: Recomp
     )
 
 
+def check_divided_chunks(config: PreTrainedConfig, twins: DeviceMesh) -> None:
+    """The same on chunks of documents, as with ``data.packing``."""
+    expect_equal(
+        f"layout.context: models of type {config.model_type!r} can't be trained on chunks (data.packing) over "
+        f"{twins.size()} processes: a small one",
+        lambda: error_on_chunks(
+            random_model(shrunk(config, twins.size()), torch.float64),
+            lambda module, boundary: twin_chunk_stage(module, boundary, twins),
+            lambda stages: _summed(stages, twins),
+        ),
+        "; say layout.context = 1",
+    )
+
+
 def _error(config: PreTrainedConfig, twins: DeviceMesh, recompute: Recompute) -> tuple[float, str]:
     """The largest relative error of loss and gradients, and what it is of."""
     whole = random_model(config, torch.float64)
@@ -62,11 +79,17 @@ def _error(config: PreTrainedConfig, twins: DeviceMesh, recompute: Recompute) ->
     for stage in stages:
         stage.begin_step(batch)
     run_in_turn(stages, len(tokens))
+    return worst_error(stages, whole, _summed(stages, twins), reference_loss(whole, batch))
+
+
+def _summed(stages: Sequence[TorchStage], twins: DeviceMesh) -> float:
+    """The loss of all; gradients are summed over the twins."""
     loss, group = torch.tensor(stages[-1].loss, dtype=torch.float64), twins[CONTEXT].get_group()
     dist.all_reduce(loss, group=group)
     for stage in stages:
+        assert isinstance(stage.module, ModuleSlice)
         settle(stage.module)
         for parameter in stage.module.parameters():
             if parameter.grad is not None:
                 dist.all_reduce(local_part(parameter.grad), group=group)
-    return worst_error(stages, whole, float(loss), reference_loss(whole, batch))
+    return float(loss)

@@ -9,7 +9,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from farpipe.runtime.replicas.collectives import Line, Rings, Shard, local_grad
 from farpipe.runtime.site.sharding import StepReduction, is_counted
-from farpipe.runtime.stages.module_stage import ModuleStage
+from farpipe.runtime.stages.deferred import WeightGradStore
+from farpipe.runtime.stages.module_stage import ModuleSlice
 from farpipe.spec.training import Zero
 
 
@@ -20,9 +21,9 @@ class SharedWeights:
     the processes that have the same ones at other sites.
     """
 
-    def __init__(self, number: int, stage: ModuleStage, across: Rings, zero: Zero) -> None:
-        self.number, self._module, self._across = number, stage.module, across
-        self._reduction = StepReduction(stage.module, stage.store, zero=zero)
+    def __init__(self, number: int, module: ModuleSlice, store: WeightGradStore, across: Rings, zero: Zero) -> None:
+        self.number, self._module, self._across = number, module, across
+        self._reduction = StepReduction(module, store, zero=zero)
         self._divided = dict(self._module.named_parameters())
 
     def begin_step(self) -> None:

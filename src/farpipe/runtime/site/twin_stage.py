@@ -3,8 +3,10 @@
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from farpipe.errors import InputError
 from farpipe.runtime.site.context import ContextStage
-from farpipe.runtime.site.mesh import CONTEXT
+from farpipe.runtime.site.context_chunks import ContextChunkStage
+from farpipe.runtime.site.mesh import CONTEXT, TENSOR
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
 from farpipe.runtime.stages.module_stage import ModuleStage
@@ -25,3 +27,12 @@ def twin_stage(
     num_tokens, place = length // context.size(), context.get_local_rank()
     part = slice(place * num_tokens, (place + 1) * num_tokens)
     return ContextStage(module, own, context.get_group(), part, device)
+
+
+def twin_chunk_stage(
+    module: HuggingFaceSlice, boundary: Boundary, twins: DeviceMesh, device: torch.device | str = "cpu"
+) -> ContextChunkStage:
+    """The same for a stage whose microbatches are chunks; InputError where layers are divided as well."""
+    if twins[TENSOR].size() > 1:
+        raise InputError("data.packing: layers can't be divided, only chunks; say layout.tensor = 1")
+    return ContextChunkStage(module, boundary, twins[CONTEXT].get_group(), device)

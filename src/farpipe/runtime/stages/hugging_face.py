@@ -97,11 +97,18 @@ class HuggingFaceSlice(ModuleSlice):
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         """[b, s] or [b, s, hidden] -> [b, s, hidden] or [b, s, vocab]; `options` go to the model."""
-        given = {"input_ids" if self.part.has_embedding else "inputs_embeds": x}
-        called = self.inner if self.part.has_head else self.inner.base_model
-        found = called(**given, use_cache=False, **options)
-        y: Tensor = found.logits if self.part.has_head else found.last_hidden_state
+        if not self.part.has_head:
+            return self.hidden(x, **options)
+        logits: Tensor = self.inner(**self._given(x), use_cache=False, **options).logits
+        return logits
+
+    def hidden(self, x: Tensor, **options: Any) -> Tensor:
+        """[b, s] or [b, s, hidden] -> [b, s, hidden], without the head."""
+        y: Tensor = self.inner.base_model(**self._given(x), use_cache=False, **options).last_hidden_state
         return y
+
+    def _given(self, x: Tensor) -> dict[str, Tensor]:
+        return {"input_ids" if self.part.has_embedding else "inputs_embeds": x}
 
     @property
     def blocks(self) -> list[nn.Module]:

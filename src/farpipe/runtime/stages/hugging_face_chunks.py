@@ -35,7 +35,7 @@ class ChunkPass:
             self._is_again(layer),
             self._results.get(layer),
         )
-        return at(query, key, value)
+        return self._stage.attend(at, query, key, value)
 
     def run(self, layer: int, forward: Any, x: Tensor, options: dict[str, Any]) -> Any:
         """The output of a layer, which is computed again in the backward where the plan says so."""
@@ -66,14 +66,13 @@ class HuggingFaceChunkStage(ChunkStage):
 
     def _compute(self, microbatch: int, x: Tensor) -> Tensor:
         parts = self.chunk(microbatch).slices
-        positions = torch.cat([torch.arange(part.start, part.end, device=x.device) for part in parts])[None]
-        given = {"input_ids" if self.module.part.has_embedding else "inputs_embeds": x}
-        on_chunk = ChunkPass(self, microbatch)
-        found = self.module.inner.base_model(
-            **given, position_ids=positions, use_cache=False, attention_mask=None, farpipe_chunk=on_chunk
-        )
-        y: Tensor = found.last_hidden_state
-        return y
+        positions = torch.cat([torch.arange(part.start, part.end, device=x.device) for part in parts])
+        own = positions[None, self.tokens_here(microbatch)]
+        return self.module.hidden(x, position_ids=own, attention_mask=None, farpipe_chunk=ChunkPass(self, microbatch))
+
+    def attend(self, at: ChunkAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[1, heads, tokens here, head_dim] each -> the same."""
+        return at(query, key, value)
 
     def _logits(self, y: Tensor) -> Tensor:
         logits: Tensor = self.module.inner.get_output_embeddings()(y)  # type: ignore[no-untyped-call]

@@ -98,7 +98,7 @@ def check_split(config: PreTrainedConfig, recompute: Recompute = "none", *, on_c
 
     def error() -> tuple[float, str]:
         whole = random_model(shrunk(config), torch.float64)
-        return _error_on_chunks(whole) if on_chunks else _error_in_stages(whole, recompute)
+        return error_on_chunks(whole) if on_chunks else _error_in_stages(whole, recompute)
 
     instead = "; leave out data.packing" if on_chunks else INSTEAD
     expect_equal(f"{what}: a small one, cut into three,", error, instead)
@@ -131,25 +131,32 @@ def _error_in_stages(whole: PreTrainedModel, recompute: Recompute) -> tuple[floa
     return worst_error(stages, whole, stages[-1].loss, reference_loss(whole, batch))
 
 
-def _error_on_chunks(whole: PreTrainedModel) -> tuple[float, str]:
-    """The error for three documents: one in three slices, a short one packed with the last of them, one by itself."""
+def error_on_chunks(
+    whole: PreTrainedModel,
+    make: Callable[[HuggingFaceSlice, Boundary], HuggingFaceChunkStage] = HuggingFaceChunkStage,
+    summed: Callable[[Sequence[TorchStage]], float] = lambda stages: stages[-1].loss,
+) -> tuple[float, str]:
+    """The error for three documents: one in three slices, a short one packed with the last of them, one by itself.
+
+    `make`: of a stage. `summed`: the loss, after all processes that share the stages have summed their gradients.
+    """
     documents = [torch.randint(whole.config.vocab_size, (length,)) for length in (40, 5, 9)]
     slices_of_first = [Slice(0, 0, 16, 40), Slice(0, 16, 16, 40), Slice(0, 32, 8, 40)]
     packed = (slices_of_first[2], Slice(1, 0, 5, 5))
     cut = [*((one,) for one in slices_of_first[:2]), packed, (Slice(2, 0, 9, 9),)]
     batch = chunk_batch([Chunk(slices) for slices in cut], documents)
     boundary = Boundary((1, 1, whole.config.hidden_size), whole.dtype)
-    stages = [HuggingFaceChunkStage(HuggingFaceSlice(copy.deepcopy(whole), part), boundary) for part in _parts(3)]
+    stages = [make(HuggingFaceSlice(copy.deepcopy(whole), part), boundary) for part in _parts(3)]
     for number, stage in enumerate(stages):  # both kinds of recomputation
         stage.begin_chunks(batch, [1] * len(cut), keeps_attention=number % 2 == 0)
     run_in_turn(stages, len(cut))
-    expected = 0.0
+    loss, expected = summed(stages), 0.0
     for document in documents:
         logits = whole(input_ids=document[None], use_cache=False).logits[0, :-1]
-        loss = functional.cross_entropy(logits, document[1:], reduction="sum") / batch.num_target_tokens
-        torch.autograd.backward(loss)
-        expected += loss.item()
-    return worst_error(stages, whole, stages[-1].loss, expected)
+        share = functional.cross_entropy(logits, document[1:], reduction="sum") / batch.num_target_tokens
+        torch.autograd.backward(share)
+        expected += share.item()
+    return worst_error(stages, whole, loss, expected)
 
 
 def worst_error(
