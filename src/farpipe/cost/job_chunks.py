@@ -148,15 +148,14 @@ class _ChunkJob:
         and what the stage has sent.
         """
         element = memory.element_bytes(self._probe.precision)
-        each = 1 / self.context  # of tokens, and after the exchange of heads
-        norms = 2 * (self.model.hidden * element + 4 if self.model.norm == "rmsnorm" else 8) * each
+        norms = 2 * (self.model.hidden * element + 4 if self.model.norm == "rmsnorm" else 8) / self.context
         ends = self.model.head_dim * element * (self.model.positions == "rotary")
-        ends = each * (ends + 8 * is_first + self.model.hidden * element * (not is_last))
+        ends += 8 * is_first + self.model.hidden * element * (not is_last)
         return held | {
-            "activation_bytes": held["activation_bytes"] + num_layers * norms + ends,
+            "activation_bytes": held["activation_bytes"] + num_layers * norms + ends / self.context,
             "saved_bytes": held["saved_bytes"] + norms,
             "working_bytes": held["working_bytes"] + norms,
-            "whole_bytes": each * float(self.model.attention_hidden * element + 4 * self.model.num_heads),
+            "whole_bytes": (self.model.attention_hidden * element + 4 * self.model.num_heads) / self.context,
         }
 
     def base(self) -> Problem:

@@ -150,12 +150,12 @@ class _Exchange(torch.autograd.Function):
 
 
 def _all_to_all(x: Tensor, group: dist.ProcessGroup, divided: _Parts, joined: _Parts) -> Tensor:
-    sent = [part.flatten() for part in x.split(list(divided.sizes), divided.dim)]
+    sent = [part.flatten() for part in torch.split(x, list(divided.sizes), divided.dim)]
     shapes = [_sized(x.shape, divided.dim, divided.sizes[group.rank()], joined.dim, size) for size in joined.sizes]
     counts = [math.prod(shape) for shape in shapes]
     received = x.new_empty(sum(counts))
     dist.all_to_all_single(received, torch.cat(sent), counts, [part.numel() for part in sent], group=group)
-    return torch.cat([part.view(shape) for part, shape in zip(received.split(counts), shapes, strict=True)], joined.dim)
+    return torch.cat([part.view(shape) for part, shape in zip(torch.split(received, counts), shapes, strict=True)], joined.dim)
 
 
 def _sized(shape: torch.Size, dim: int, size: int, other_dim: int, other_size: int) -> list[int]:
