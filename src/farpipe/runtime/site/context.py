@@ -155,7 +155,9 @@ def _all_to_all(x: Tensor, group: dist.ProcessGroup, divided: _Parts, joined: _P
     counts = [math.prod(shape) for shape in shapes]
     received = x.new_empty(sum(counts))
     dist.all_to_all_single(received, torch.cat(sent), counts, [part.numel() for part in sent], group=group)
-    return torch.cat([part.view(shape) for part, shape in zip(torch.split(received, counts), shapes, strict=True)], joined.dim)
+    return torch.cat(
+        [part.view(shape) for part, shape in zip(torch.split(received, counts), shapes, strict=True)], joined.dim
+    )
 
 
 def _sized(shape: torch.Size, dim: int, size: int, other_dim: int, other_size: int) -> list[int]:
