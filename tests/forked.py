@@ -1,4 +1,4 @@
-"""Python programs as forks of one process that has torch and farpipe imported: a run of two ranks takes 2 s of CPU, not 12.
+"""Python programs as forks of one process that has torch imported: a run of two ranks takes 2 s of CPU, not 12.
 
 A fork gets what a new interpreter would have: command line (also for ``ps``), environment, descriptors, session,
 signals, threads of torch, exit code; and the guard before it. It shares the hash of strings with all other forks, so
