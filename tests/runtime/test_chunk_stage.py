@@ -33,7 +33,7 @@ from sequences.test_order import follows_of
 from small_models import GPT, LLAMA, even_partition, split_backward
 
 LAW = Law(1e-3, 1.0)
-LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
+LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5}
 LONGEST = 40
 MODELS = {
     "llama": LLAMA.model_copy(update={"num_layers": 4}),
