@@ -115,20 +115,20 @@ def tokens_for_heads(x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int]
 
     Process p of `group` has ``lengths[p]`` tokens, and afterwards the p-th of equal parts of the heads.
     """
-    return _Exchange.apply(x, group, _Parts(_HEADS, _equal(x.shape[_HEADS], group)), _Parts(_TOKENS, lengths))  # type: ignore
+    return _Exchange.apply(x, group, _Split(_HEADS, _equal(x.shape[_HEADS], group)), _Split(_TOKENS, lengths))  # type: ignore
 
 
 def heads_for_tokens(x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int]) -> Tensor:
     """The way back: [batch, own heads, all tokens, width] -> [batch, heads, own tokens, width]."""
     heads = [x.shape[_HEADS]] * group.size()
-    return _Exchange.apply(x, group, _Parts(_TOKENS, lengths), _Parts(_HEADS, heads))  # type: ignore
+    return _Exchange.apply(x, group, _Split(_TOKENS, lengths), _Split(_HEADS, heads))  # type: ignore
 
 
 def _equal(num: int, group: dist.ProcessGroup) -> list[int]:
     return [num // group.size()] * group.size()
 
 
-class _Parts(NamedTuple):
+class _Split(NamedTuple):
     """Sizes along one dimension, of every process of a group."""
 
     dim: int
@@ -139,7 +139,7 @@ class _Exchange(torch.autograd.Function):
     """An all-to-all of parts that are divided along one dimension and joined along another; its backward goes back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, divided: _Parts, joined: _Parts) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, divided: _Split, joined: _Split) -> Tensor:
         ctx.reverse = group, joined, divided
         return _all_to_all(x, group, divided, joined)
 
@@ -149,7 +149,7 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(gy, *ctx.reverse), None, None, None
 
 
-def _all_to_all(x: Tensor, group: dist.ProcessGroup, divided: _Parts, joined: _Parts) -> Tensor:
+def _all_to_all(x: Tensor, group: dist.ProcessGroup, divided: _Split, joined: _Split) -> Tensor:
     sent = [part.flatten() for part in torch.split(x, list(divided.sizes), divided.dim)]
     shapes = [_sized(x.shape, divided.dim, divided.sizes[group.rank()], joined.dim, size) for size in joined.sizes]
     counts = [math.prod(shape) for shape in shapes]
