@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,20 @@ def test_without_an_agent_nothing_is_done():
     code = "import ctypes; from farpipe.processes import die_with_agent; die_with_agent({}); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "lives\n"
+
+
+def test_threads_may_cut_a_pipe_at_once(monkeypatch):
+    pipe, close, closed = ParentPipe(), os.close, []
+
+    def slowly(fileno):
+        time.sleep(0.05)
+        closed.append(fileno)
+        close(fileno)
+
+    monkeypatch.setattr(os, "close", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(pipe.cut) for _ in range(4)]:
+            done.result(timeout=10)
+    monkeypatch.undo()
+    assert len(closed) == 1
+    pipe.close()

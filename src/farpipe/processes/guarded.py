@@ -36,13 +36,14 @@ class ParentPipe:
     """
 
     def __init__(self) -> None:
-        self.fileno, self._our_end = os.pipe()
+        self.fileno, our_end = os.pipe()
+        self._our_end = [our_end]
+        """The writing end, until somebody takes it to close it: threads may cut at once."""
 
     def cut(self) -> None:
         """Have everything killed that hangs on it."""
-        if self._our_end >= 0:
-            os.close(self._our_end)
-            self._our_end = -1
+        with contextlib.suppress(IndexError):
+            os.close(self._our_end.pop())
 
     def close(self) -> None:
         """Cut it and free its descriptors."""
