@@ -307,7 +307,7 @@ def test_an_order_that_is_searched_is_in_the_plans_own_arm(unlike):
 
 def test_a_key_that_is_left_out_is_told_with_what_is_chosen_instead():
     training = TRAINING.model_copy(update={"microbatch_size": 1})
-    asked = decided(job([site("a")], training=training, tensor=4, pipeline=1))
+    asked = decided(job([site("a")], training=training, tensor=2, pipeline=2))
     costs = costs_of(asked)
     told = [change.what for change in all_changes((asked, costs, quick_search(asked, costs)))]
     assert any(re.fullmatch(r"leave out training\.microbatch_size \(then microbatches of \d+\)", one) for one in told)
