@@ -115,7 +115,7 @@ def test_lost_packets_are_lost_one_by_one_and_the_data_still_arrives(wan):
 
 
 def test_a_full_queue_drops(wan):
-    wan.set("west>east", queue_bytes=30_000, bandwidth_bytes_per_s=5e6)
+    wan.set("west>east", queue_bytes=30_000, bandwidth_bytes_per_s=5e5)
     with in_namespace(wan.namespaces["west"].name, lambda: socket.socket(type=socket.SOCK_DGRAM)) as sender:
         for _ in range(100):
             sender.sendto(bytes(1400), (wan.namespaces["east"].address, 9))
