@@ -47,7 +47,8 @@ def test_when_a_rank_is_killed_all_others_say_so_within_seconds(tmp_path):
         text = printed(tmp_path, rank)
         assert "PeerError" in text
         assert f"{rank}F7: waited for the forward message of step 4, stage 1, microbatch 7 from rank 1" in text
-        assert "rank 1 is lost" in text
+        lost = "rank 1 is lost" in text
+        assert lost or (rank == 2 and "rank 0 is lost" in text), "rank 0 ends for the same reason, maybe first"
         assert waited_s(tmp_path, rank) < 30, "half of timeout_s"
 
 
