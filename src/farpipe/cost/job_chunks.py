@@ -155,7 +155,7 @@ class _ChunkJob:
             "activation_bytes": held["activation_bytes"] + num_layers * norms + ends / self.context,
             "saved_bytes": held["saved_bytes"] + norms,
             "working_bytes": held["working_bytes"] + norms,
-            "whole_bytes": (self.model.attention_hidden * element + 4 * self.model.num_heads) / self.context,
+            "whole_bytes": held["attention_bytes"] * self.layout.tensor,
         }
 
     def base(self) -> Problem:

@@ -8,13 +8,12 @@ from itertools import combinations
 from typing import Any, Final
 
 from farpipe.interop.shell import UNKNOWN, unset
+from farpipe.spec.hugging_face import MAX_LAYERS
 from farpipe.spec.write import toml_value
 
 TABLES: Final = ("model", "training", "layout", "schedule")
 Plain = Mapping[str, tuple[str, Callable[[Any], Any]]]
 """Settings that are taken as they are: by key of the job, their name and the kind of their value."""
-MAX_LAYERS: Final = 1 << 14
-"""Most layers of a pattern."""
 NEEDED: Final = {
     "model": ("num_layers", "hidden", "num_heads", "ffn_hidden", "vocab_size"),
     "training": ("sequence_length", "global_batch"),

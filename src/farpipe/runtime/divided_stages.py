@@ -56,7 +56,8 @@ def check_twins(run: RunSpec, twins: "DeviceMesh | None", *, on_chunks: bool = F
     config = read_config(run.model.hugging_face)
     if on_chunks:
         check_divided_chunks(config, twins)
-    for mode in [] if on_chunks else sorted({*run.recompute} or {"none"}):
+        return
+    for mode in sorted({*run.recompute} or {"none"}):
         check_divided(config, twins, mode)
 
 

@@ -51,7 +51,7 @@ _KNOWN: Final[dict[str, dict[str, Any]]] = {
 """Fields that go without saying in configs of these types."""
 _LOCAL: Final = "sliding_attention"
 """Kind of a layer with a window in a config's `layer_types`."""
-_MAX_LAYERS: Final = 1 << 14
+MAX_LAYERS: Final = 1 << 14
 """Layers from which on none is listed; no model has so many."""
 _WHOLE_EVERY: Final = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4}
 """Types of which every so many-th layer has no window, where a config says nothing else."""
@@ -272,7 +272,7 @@ def _windows(config: Config, num_layers: Any) -> dict[str, Any]:
     if window is None or not config.get("use_sliding_window", not kind.startswith("qwen")):
         return {}
     kinds, every = config.get("layer_types"), config.get("sliding_window_pattern", _WHOLE_EVERY.get(kind))
-    num_listed = num_layers if isinstance(num_layers, int) and num_layers < _MAX_LAYERS else 0
+    num_listed = num_layers if isinstance(num_layers, int) and num_layers < MAX_LAYERS else 0
     if isinstance(kinds, list | tuple):
         listed = [int(found == _LOCAL) for found in kinds[:num_listed]]
         every = _pattern(listed) if len(listed) == num_layers else listed

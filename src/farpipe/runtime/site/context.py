@@ -94,7 +94,7 @@ def _attention(
     query, key, value = (tokens_for_heads(x, group, lengths) for x in (query, key, value))
     mask = _window(query, sliding_window)
     y, _ = attend(module, query, key, value, mask, **options)
-    return heads_for_tokens(y.transpose(_HEADS, _TOKENS), group, lengths).transpose(_HEADS, _TOKENS), None
+    return heads_for_tokens(y, group, lengths, heads=_TOKENS, tokens=_HEADS), None  # dimensions the other way round
 
 
 def _window(query: Tensor, length: int | None) -> Tensor | None:
@@ -118,10 +118,15 @@ def tokens_for_heads(x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int]
     return _Exchange.apply(x, group, _Split(_HEADS, _equal(x.shape[_HEADS], group)), _Split(_TOKENS, lengths))  # type: ignore
 
 
-def heads_for_tokens(x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int]) -> Tensor:
-    """The way back: [batch, own heads, all tokens, width] -> [batch, heads, own tokens, width]."""
-    heads = [x.shape[_HEADS]] * group.size()
-    return _Exchange.apply(x, group, _Split(_TOKENS, lengths), _Split(_HEADS, heads))  # type: ignore
+def heads_for_tokens(
+    x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int], *, heads: int = _HEADS, tokens: int = _TOKENS
+) -> Tensor:
+    """The way back: [batch, own heads, all tokens, width] -> [batch, heads, own tokens, width].
+
+    `heads`, `tokens`: the dimensions that they are.
+    """
+    sizes = [x.shape[heads]] * group.size()
+    return _Exchange.apply(x, group, _Split(tokens, lengths), _Split(heads, sizes))  # type: ignore
 
 
 def _equal(num: int, group: dist.ProcessGroup) -> list[int]:
