@@ -83,7 +83,7 @@ def latency(policy: str, cluster: Cluster, num_queued: int = 1000) -> dict[str, 
     first, later = jobs[: num_queued + running], jobs[num_queued + running :]
     state, _ = state.handle(*(JobSubmitted(state.now_s, _now(job, state)) for job in first))
     quotes = PlannerQuotes(cluster)
-    world = replace(state.world, quotes=quotes, at_one_site={})
+    world = replace(state.world, quotes=quotes, at_one_site={}, priced={})
     state = FleetState(**vars(state) | {"policy": policy_of(policy), "world": world})
     cold, warm = (_turns(state, later) for _ in range(2))
     queued = sum(job.placement is None for job in state.jobs.values())

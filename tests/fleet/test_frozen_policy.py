@@ -15,11 +15,11 @@ from farpipe.fleet.policies.orders import bace_priority
 from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.policies.worth import Objective
-from farpipe.fleet.simulator import Simulator
+from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
 from farpipe.spec import Cluster, preset_site
 from farpipe.spec.cluster import SiteLink
-from fleet_conformance import SimpleQuotes
+from fleet_conformance import SimpleQuotes, random_cluster, random_events, random_jobs
 
 HOUR_S = 3600.0
 SITES = ("amber", "birch", "cedar")
@@ -163,3 +163,24 @@ def test_running_jobs_that_are_not_looked_at_in_full_would_not_have_moved(monkey
     monkeypatch.setattr(own, "_may_repay", lambda *args: True)
     monkeypatch.setattr(DecisionDraft, "may_cross", lambda *args: True)
     assert figures(thrifty, case) == expected
+
+
+def random_fleets():
+    """States of all jobs in random fleets whose links, sites and prices change and whose jobs fail."""
+    found = []
+    for seed in range(6):
+        draw = random.Random(seed)
+        jobs, state = (
+            random_jobs(30, draw),
+            first_state(random_cluster(draw), OwnPolicy(hour_value=1.0), SimpleQuotes()),
+        )
+        outcome = Simulator(state, Failures(device_hours=200.0, seed=seed)).run(jobs, random_events(draw))
+        found.append([(record.states, record.final) for record in outcome.records])
+    return found
+
+
+def test_running_jobs_that_are_not_looked_at_anew_would_not_have_moved_in_random_fleets(monkeypatch):
+    expected = random_fleets()
+    monkeypatch.setattr(own, "_may_repay", lambda *args: True)
+    assert random_fleets() == expected
+    assert sum(final.num_moves for fleet in expected for _, final in fleet) > 20

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple
 
 from farpipe.cost import Layout
@@ -60,12 +60,17 @@ class FleetJob:
         return ""
 
 
-def sizes(job: FleetJob) -> list[int]:
+def sizes(job: FleetJob) -> Sequence[int]:
     """Numbers of devices that a job may have: the maximum, halves of it, and the minimum."""
-    found = [job.max_devices]
-    while found[-1] // 2 > job.min_devices:
+    return _sizes(job.min_devices, job.max_devices)
+
+
+@lru_cache(maxsize=1024)
+def _sizes(min_devices: int, max_devices: int) -> tuple[int, ...]:
+    found = [max_devices]
+    while found[-1] // 2 > min_devices:
         found.append(found[-1] // 2)
-    return found if found[-1] == job.min_devices else [*found, job.min_devices]
+    return (*found,) if found[-1] == min_devices else (*found, min_devices)
 
 
 def devices_in_words(devices: Sequence[tuple[str, int]]) -> str:
@@ -99,6 +104,11 @@ class JobPlacement:
     def num_devices(self) -> int:
         """Devices at all sites."""
         return sum(number for _, number in self.devices)
+
+    @cached_property
+    def all_power_w(self) -> float:
+        """Power of its devices at all sites."""
+        return sum(self.power_w.values())
 
     @cached_property
     def sites(self) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
 `state.py` moves it on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from farpipe.errors import InputError
 from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind, Phase
@@ -104,8 +104,12 @@ class World:
     quotes: Quotes
     stops: StopCosts
     egress_usd_per_gb: Mapping[str, float]
-    at_one_site: dict[tuple[Kind, int], Sequence[JobPlacement]] = field(default_factory=dict, compare=False, repr=False)
+    at_one_site: dict[tuple[Kind, int], Mapping[str, JobPlacement]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     """Results of `View.at_one_site`: quotes inside a site never change."""
+    priced: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Figures of `Worth` by objective, which hold until prices change."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,8 @@ def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
         known = [_known(seen, decision) for decision in decisions]
     except Exception as error:
         return replace(state, refusals=(f"{policy.name} failed: {type(error).__name__}: {error}",)), []
+    if not decisions:
+        return replace(state, refusals=()), []
     space, commands, refusals = view.space(), list[Command](), [why for why in known if why]
     for decision in _stops_first([d for d, why in zip(decisions, known, strict=True) if not why]):
         done = _apply(state, space, decision)

@@ -24,6 +24,7 @@ class DecisionDraft:
         self.space = view.space()
         self._largest_site = max((site.usable for site in view.state.sites.values()), default=0)
         self._num_free: int | None = None
+        self._room: dict[str, int] | None = None
         self._unplaced: set[tuple[Kind, int, int]] = set()
         self._failed: set[tuple[Kind, int]] = set()
         self._failed_across: set[tuple[Kind, int]] = set()
@@ -37,6 +38,13 @@ class DecisionDraft:
         if self._num_free is None:
             self._num_free = self.space.num_devices
         return self._num_free
+
+    @property
+    def room(self) -> dict[str, int]:
+        """Sites with free devices, and their number."""
+        if self._room is None:
+            self._room = {site: number for site, number in self.space.devices.items() if number > 0}
+        return self._room
 
     def decisions(self) -> Iterator[Decision]:
         """The decisions made so far, in the order in which they are possible."""
@@ -61,43 +69,62 @@ class DecisionDraft:
         """Note the decision about `job`."""
         self._decided.append(Decision(job.name, devices, why))
         self.changed.add(job.name)
-        self._num_free = None
+        self._num_free = self._room = None
 
     def best(self, space: Space, job: JobState, numbers: Sequence[int]) -> JobPlacement | None:
         """The size and place that are worth most; over several sites only sizes for which no site has room now."""
-        found = list[JobPlacement]()
+        found = self._alone(space, job, numbers)
+        most = found[0].num_devices if found else 0
+        if larger := [number for number in numbers if number > most]:
+            found += self._across(space, job, larger)
+        best = self._worth.best(job, found)
+        return best if best is None or job.placement else self._tightest(space, job, best)
+
+    def _alone(self, space: Space, job: JobState, numbers: Sequence[int]) -> list[JobPlacement]:
+        """Places at one site, the largest size first, without some that are worth less than another of them."""
+        found, least = list[JobPlacement](), math.inf
+        hours_left = job.left_at(self._view.now_s) / SECONDS_PER_HOUR
         largest = max(space.devices.values(), default=0)
         for number in numbers:
             if number > largest or (space is self.space and self._has_failed(job, number)):
                 continue
-            placed = [p for devices in alone(space, number) if (p := self._view.start(space, job, devices))]
-            found += placed
-            if not placed and space is self.space:
+            known = self._view.at_one_site(job.job.kind, number).values()
+            with_room = (quote for quote in known if number <= space.devices[quote.sites[0]])
+            for of_step, devices in sorted((self._worth.hour_at(q) * q.step_s, q.devices) for q in with_room):
+                if of_step * hours_left > least:
+                    break
+                if there := self._view.start(space, job, devices):
+                    found.append(there)
+                    rest = of_step * hours_left + self._worth.transfer_usd(there)
+                    least = min(least, rest + 1e-9 * abs(rest))  # of_step is exact but for its last bits
+            if not found and space is self.space:
                 self._failed.add((job.job.kind, number))
-        most = max((placement.num_devices for placement in found), default=0)
-        if larger := [number for number in numbers if number > most]:
-            found += self._across(space, job, larger)
-        best = self._worth.best(job, found)
-        return best if best is None or job.placement else self._tightest(space, job, best, found)
+        return found
 
     @cached_property
     def _are_wide(self) -> bool:
         """True if the widest job needs more than half of the largest site: devices in pieces are of no use to it."""
         return 2 * max(job.job.min_devices for job in self._view.state.jobs.values()) > self._largest_site
 
-    def _tightest(
-        self, space: Space, job: JobState, best: JobPlacement, found: Sequence[JobPlacement]
-    ) -> JobPlacement | None:
+    def _tightest(self, space: Space, job: JobState, best: JobPlacement) -> JobPlacement | None:
         """Best fit where jobs are wide: of the sites that are as fast as `best` one with least to spare.
 
         Cheaper sites come later, when nobody waits: jobs move there.
         """
         if len(best.devices) > 1 or not self._are_wide:
             return best
-        same = best.num_devices, best.step_s, best.startup_s
-        alike = [p for p in found if len(p.devices) == 1 and (p.num_devices, p.step_s, p.startup_s) == same]
+        found = (self._view.start(space, job, devices) for devices in alone(space, best.num_devices))
+        alike = [p for p in found if p and (p.step_s, p.startup_s) == (best.step_s, best.startup_s)]
         least = min(space.devices[p.sites[0]] for p in alike)
         return self._worth.best(job, [p for p in alike if space.devices[p.sites[0]] == least])
+
+    def become(self, space: Space) -> None:
+        """Go on in another space, in which something may be possible that failed before."""
+        self.space = space
+        self._unplaced.clear()
+        self._failed.clear()
+        self._failed_across.clear()
+        self._num_free = self._room = None
 
     def _across(self, space: Space, job: JobState, numbers: Sequence[int]) -> list[JobPlacement]:
         """Places over several sites, of all sizes."""
@@ -112,11 +139,17 @@ class DecisionDraft:
 
     def may_cross(self, space: Space, job: JobState, number: int) -> bool:
         """False only if no place over several sites can be found: too little room for any, or all links too narrow."""
-        if not has_room(space, number, max_sites(self._view.empty.devices.values(), job.job.min_devices)):
-            return False
+        return (
+            self.has_links(job, number)
+            and has_room(space, number, max_sites(self._view.empty.devices.values(), job.job.min_devices))
+            and self.has_links(job, number, space)
+        )
+
+    def has_links(self, job: JobState, number: int, space: Space | None = None) -> bool:
+        """True if some link is wide enough in `space`, or in an empty fleet, or slow ones will do for such a job."""
         needed = self._view.quotes.needed_rate(job.job.kind, number)
-        is_free = needed is not None and needed <= max(space.rates.values(), default=0.0)
-        return is_free or not self._view.fits_alone(job.job)
+        widest = max(space.rates.values(), default=0.0) if space else self._view.widest
+        return (needed is not None and needed <= widest) or not self._view.fits_alone(job.job)
 
     def _has_failed(self, job: JobState, number: int) -> bool:
         """True if a job of this kind found no place before: the space only gets fuller."""
@@ -234,10 +267,7 @@ class DecisionDraft:
         return _Swap(space, found, after)
 
     def _accept(self, job: JobState, swap: "_Swap") -> None:
-        self.space = swap.space
-        self._unplaced.clear()
-        self._failed.clear()
-        self._failed_across.clear()
+        self.become(swap.space)
         for victim, smaller in swap.after:
             self.decide(victim, smaller.devices if smaller else None, f"for {job.name}")
         self.decide(job, swap.found.devices)
@@ -252,7 +282,7 @@ class DecisionDraft:
         for victim, after in swap.after:
             here = victim.placement
             assert here is not None
-            stop_s = after.startup_s if after else self._view.stop_s(victim, here)
+            stop_s = after.startup_s if after else self._view.stop_s(victim, here.num_devices)
             usd += stop_s / SECONDS_PER_HOUR * (worth.usd_per_h(after or here) + worth.hour_usd)
             usd += worth.transfer_usd(after) if after else 0.0
         return usd

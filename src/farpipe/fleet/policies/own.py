@@ -5,8 +5,9 @@ are worth most; running jobs move, grow and shrink when that repays the stop. No
 beyond a bound as long as others can be stopped.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from farpipe.cost.money import SECONDS_PER_HOUR
@@ -85,16 +86,18 @@ class OwnPolicy:
 
     def _start_queued(self, view: View, draft: DecisionDraft) -> int:
         """Start who can be started, and stop who has to make room; how many still want to start."""
+        if not view.queue:
+            return 0
         queue = sorted(zip(self.keys(view, view.queue), range(len(view.queue)), view.queue, strict=True))
-        settled = _settled(view) if queue else []
-        victims = self._victims(view, settled) if self.preempts else []
-        num_left = 0
+        settled, num_left = _settled(view), 0
+        victims: list[_Victim] | None = None if self.preempts else []
         for place, (key, _, job) in enumerate(queue):
             if draft.start(job):
                 continue
             if place < LOOKED_AT and self.moves and draft.gather(job, settled):
                 continue
             num_left += 1
+            victims = self._victims(view, settled) if victims is None else victims
             if place < LOOKED_AT and victims:
                 least = max(key, self.factor * key)
                 late = [
@@ -162,6 +165,10 @@ class AllowedChanges(NamedTuple):
     grows: bool
     moves: bool
 
+    def sizes(self, job: JobState) -> Sequence[int]:
+        """Numbers of devices that a running job may get."""
+        return sizes(job.job) if self.grows or not job.placement else [job.placement.num_devices]
+
 
 def _settled(view: View) -> list[JobState]:
     """Running jobs that have not just begun."""
@@ -170,62 +177,110 @@ def _settled(view: View) -> list[JobState]:
 
 def improved(view: View, worth: Worth, draft: DecisionDraft, limits: AllowedChanges) -> Iterator[Decision]:
     """Moves and growth that repay their stops, the jobs with least work left first."""
-    running = _settled(view)
+    running, (before, fuller, rejected) = _settled(view), worth.rejected(draft.space, limits)
+    for job in running:
+        is_known = before.get(job.name) is job
+        is_same = is_known and fuller is None
+        if is_same or not _may_repay(view, worth, draft, limits, job, fuller if is_known else None):
+            rejected[job.name] = job
+    if all(rejected.get(job.name) is job for job in running):
+        return
     left = limits.moves_per_event
     for _, _, job in sorted(zip(by_work_left(view, running), range(len(running)), running, strict=True)):
         if left <= 0:
             return
-        here = job.placement
-        assert here is not None
-        better = _better(view, worth, draft, limits, job, here)
+        is_as_before = left == limits.moves_per_event
+        if rejected.get(job.name) is job if is_as_before else not _may_repay(view, worth, draft, limits, job):
+            continue
+        better = _better(view, worth, draft, limits, job)
         if better is not None:
             left -= 1
             yield Decision(job.name, better.devices, "worth more there")
 
 
 def _better(
-    view: View, worth: Worth, draft: DecisionDraft, limits: AllowedChanges, job: JobState, here: JobPlacement
+    view: View, worth: Worth, draft: DecisionDraft, limits: AllowedChanges, job: JobState
 ) -> JobPlacement | None:
     """The best other placement if it repays the stop, taken out of the space."""
-    trial = draft.space.copy()
-    trial.give(here, job.phase)
-    numbers = sizes(job.job) if limits.grows else [here.num_devices]
-    if not _may_repay(view, worth, draft, trial, job, numbers):
-        return None
-    there = draft.best(trial, job, numbers)
+    here = job.placement
+    assert here is not None
+    trial = _without(draft.space, job)
+    there = draft.best(trial, job, limits.sizes(job))
     if there is None or there.devices == here.devices:
         return None
-    if not _repays(view, worth, job, here, there, there.startup_s or view.stop_s(job, there)):
+    if not _repays(view, worth, job, here, there, there.startup_s or view.stop_s(job, there.num_devices)):
         return None
     if not limits.moves and set(there.sites) != set(here.sites):
         return None
     trial.take(there, "starting")
-    draft.space.devices, draft.space.rates = trial.devices, trial.rates
+    draft.become(trial)
     return there
 
 
-def _may_repay(
-    view: View, worth: Worth, draft: DecisionDraft, space: Space, job: JobState, numbers: Sequence[int]
-) -> bool:
-    """False only if no place in `space` repays a restart alone; looking at all of them in full is dear.
+def _without(space: Space, job: JobState) -> Space:
+    """The space once `job` has left it."""
+    assert job.placement is not None
+    trial = space.copy()
+    trial.give(job.placement, job.phase)
+    return trial
 
-    Sizes that the job can have where it is are not looked for over several sites. What is saved is counted a little
-    too high, for `_repays` rounds in another order.
+
+def _may_repay(
+    view: View,
+    worth: Worth,
+    draft: DecisionDraft,
+    limits: AllowedChanges,
+    job: JobState,
+    fuller: Sequence[str] | None = None,
+) -> bool:
+    """False only if no place repays the least that a stop for it takes; looking at all of them in full is dear.
+
+    Of sites only those of `fuller` are looked at, if that is given. Sizes that the job can have where it is are not
+    looked for over several.
     """
-    here, home, most = job.placement, job.stop_site, 0
+    here, free, numbers = job.placement, draft.space.devices, limits.sizes(job)
     assert here is not None
-    hours = min(job.left_at(view.now_s) * here.step_s, worth.objective.horizon_s) / SECONDS_PER_HOUR / here.step_s
-    restart_h, now = view.state.world.stops.restart_s / SECONDS_PER_HOUR, worth.of_step(here)
+    sites = {*draft.room, *here.sites} if fuller is None else fuller
+    if sites and _may_repay_alone(view, worth, draft, job, numbers, sites):
+        return True
+    home, held = here.devices[0]
+    fit = (n for n in numbers if n <= free[home] + held and home in view.at_one_site(job.job.kind, n))
+    most = next(fit, 0)
+    able = [number for number in numbers if number > most and draft.has_links(job, number)]
+    return bool(able) and any(map(partial(draft.may_cross, _without(draft.space, job), job), able))
+
+
+def _may_repay_alone(
+    view: View, worth: Worth, draft: DecisionDraft, job: JobState, numbers: Sequence[int], sites: Collection[str]
+) -> bool:
+    """False only if no place at one of `sites` repays the least that a stop for it takes."""
+    here, free = job.placement, draft.space.devices
+    assert here is not None
+    now = worth.hour_at(here) * here.step_s if len(here.devices) == 1 else worth.of_step(here)
+    held = dict(here.devices)
     for number in numbers:
-        for there in view.at_one_site(job.job.kind, number):
-            (site,) = there.sites
-            if number <= space.devices[site]:
-                usd_per_h = number * worth.device_hour_usd(there) + worth.hour_usd
-                saved_usd = (now - usd_per_h * there.step_s) * hours
-                if usd_per_h < 0 or saved_usd * (1 + 1e-9) > 2 * restart_h * usd_per_h:
-                    return True
-                most = max(most, number) if site == home else most
-    return any(number > most and draft.may_cross(space, job, number) for number in numbers)
+        known = view.at_one_site(job.job.kind, number)
+        for site in sites:
+            has_room = number <= free[site] + held.get(site, 0) and site in known
+            if has_room and _may_repay_at(view, worth, job, now, known[site]):
+                return True
+    return False
+
+
+def _may_repay_at(view: View, worth: Worth, job: JobState, now: float, there: JobPlacement) -> bool:
+    """False only if a stop for a place at one site is not repaid, were the widest link free for the checkpoint.
+
+    What is saved is counted a little too high, for `_repays` rounds in another order.
+    """
+    usd_per_h = worth.hour_at(there)
+    saved = now * (1 + 1e-9) - usd_per_h * there.step_s
+    if saved <= 0 <= usd_per_h:
+        return False
+    assert job.placement is not None
+    step_s, moves = job.placement.step_s, there.sites[0] != job.stop_site
+    hours = min(job.left_at(view.now_s) * step_s, worth.objective.horizon_s) / SECONDS_PER_HOUR / step_s
+    stop_h = view.stop_s(job, there.num_devices, moves=moves) / SECONDS_PER_HOUR
+    return usd_per_h < 0 or saved * hours > 2 * stop_h * usd_per_h
 
 
 def _repays(view: View, worth: Worth, job: JobState, here: JobPlacement, there: JobPlacement, stop_s: float) -> bool:

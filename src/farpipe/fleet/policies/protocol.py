@@ -1,7 +1,7 @@
 """The protocol of policies: the view that a policy gets and the decisions that it returns."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -56,28 +56,29 @@ class View:
 
     def fits_alone(self, job: FleetJob) -> bool:
         """True if a site, were it empty, could hold the job."""
-        return any(
-            number <= self.empty.devices[placement.sites[0]]
-            for number in reversed(sizes(job))
-            for placement in self.at_one_site(job.kind, number)
-        )
+        for number in reversed(sizes(job)):
+            if any(number <= self.empty.devices[site] for site in self.at_one_site(job.kind, number)):
+                return True
+        return False
 
     def start(self, space: Space, job: JobState, devices: Devices) -> JobPlacement | None:
         """The job starting on `devices` out of `space`, moving its checkpoint there included; None if it can't."""
         return start_on(self.state.world, space, job, devices)
 
-    def at_one_site(self, kind: Kind, num_devices: int) -> Sequence[JobPlacement]:
+    def at_one_site(self, kind: Kind, num_devices: int) -> Mapping[str, JobPlacement]:
         """Quotes for so many devices at each site that could run them, were it large enough; the fastest first."""
         known = self.state.world.at_one_site
-        if (kind, num_devices) not in known:
-            placed = (self.quotes.placement(kind, ((site, num_devices),), {}) for site in self.state.sites)
-            known[kind, num_devices] = sorted(filter(None, placed), key=lambda placement: placement.step_s)
-        return known[kind, num_devices]
+        found = known.get((kind, num_devices))
+        if found is None:
+            placed = filter(None, (self.quotes.placement(kind, ((s, num_devices),), {}) for s in self.state.sites))
+            ranked = sorted(placed, key=lambda placement: placement.step_s)
+            found = known[kind, num_devices] = {placement.sites[0]: placement for placement in ranked}
+        return found
 
     def best_step_s(self, job: FleetJob) -> float:
         """The step on the most devices that `job` may have, were they at one site; infinite if it fits none."""
-        found = self.at_one_site(job.kind, job.max_devices)
-        return found[0].step_s if found else math.inf
+        fastest = next(iter(self.at_one_site(job.kind, job.max_devices).values()), None)
+        return fastest.step_s if fastest else math.inf
 
     def usd_per_mwh(self, site: str) -> float:
         """Price of a device's energy at a site now, PUE included."""
@@ -89,9 +90,13 @@ class View:
         tariff = self.state.tariffs[site]
         return tariff.price.carbon_g_per_kwh * tariff.pue
 
-    def stop_s(self, job: JobState, placement: JobPlacement) -> float:
-        """Seconds without steps that it takes to stop a running job and start it on `placement`."""
-        return startup_s(self.state.world.stops, self.quotes.state_bytes(job.job.kind), job, placement.num_devices)
+    def stop_s(self, job: JobState, num_devices: int, *, moves: bool = False) -> float:
+        """Seconds without steps that it takes to stop a running job and start it on so many devices at its site, or
+        with `moves` at the end of the widest link, were that free."""
+        stops, state_bytes = self.state.world.stops, self.quotes.state_bytes(job.job.kind)
+        rate = stops.transfer_share * self.widest if moves else math.inf
+        moved_s = state_bytes / rate if rate > 0 else math.inf
+        return moved_s + startup_s(stops, state_bytes, job, num_devices)
 
     def rent_usd_per_device_hour(self, site: str) -> float:
         """Rent of a device."""
@@ -105,6 +110,11 @@ class View:
     def rates(self) -> Mapping[str, float]:
         """Bytes/s of every directed link, reservations included."""
         return self.state.rates
+
+    @cached_property
+    def widest(self) -> float:
+        """The rate of the widest link, reservations included."""
+        return max(self.rates.values(), default=0.0)
 
 
 class Policy(Protocol):

@@ -1,6 +1,6 @@
 """Policies that go through the queue in an order: start what fits, or stop running jobs for queued ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.quotes import Devices
 from farpipe.fleet.snapshot import Space
 
-Sizes = Callable[[FleetJob], list[int]]
+Sizes = Callable[[FleetJob], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Finder:
         self._failed: set[tuple[Kind, int]] = set()
         self._unplaced: set[tuple[Kind, tuple[int, ...]]] = set()
 
-    def find(self, space: Space, job: JobState, numbers: list[int]) -> Devices | None:
+    def find(self, space: Space, job: JobState, numbers: Sequence[int]) -> Devices | None:
         """The place on the first of `numbers` of devices for which there is one, or on the fastest of all of them."""
         alike = job.job.kind, tuple(numbers)
         if alike in self._unplaced and job.stored_at is None:
@@ -91,7 +91,7 @@ class Finder:
         placement = self._view.start(space, job, devices)
         return placement.step_s if placement else float("inf")
 
-    def _places(self, space: Space, job: JobState, numbers: list[int]) -> Iterator[Devices]:
+    def _places(self, space: Space, job: JobState, numbers: Sequence[int]) -> Iterator[Devices]:
         free = space.num_devices
         for number in numbers:
             if number > free or (job.job.kind, number) in self._failed:

@@ -1,14 +1,16 @@
 """Costs that farpipe's policy weighs: money and time of a placement in one figure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState
+from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import Devices
+from farpipe.fleet.snapshot import SiteState, Space
 
 GRAMS_PER_TONNE = 1e6
 
@@ -25,6 +27,26 @@ class Objective(NamedTuple):
     """A stop has to be repaid within so long: prices change."""
 
 
+class _Rejected(NamedTuple):
+    """Running jobs by name for which no change paid in a view."""
+
+    since_s: float
+    sites: Mapping[str, SiteState]
+    rates: Mapping[str, float]
+    space: Space
+    jobs: dict[str, JobState]
+
+
+class _Priced(NamedTuple):
+    """Figures that hold as long as prices and the power of devices do."""
+
+    tariffs: Mapping[str, SiteTariff]
+    watts: float
+    hour_usd: float
+    device_hours: dict[str, float]
+    rejected: dict[object, _Rejected]
+
+
 @dataclass(frozen=True)
 class Worth:
     """Costs of placements in one view."""
@@ -36,31 +58,30 @@ class Worth:
     def watts(self) -> float:
         """Power of one device, by the present placements; turns a site's price into a price of devices."""
         placements = [job.placement for job in self.view.active if job.placement]
-        watts = sum(sum(p.power_w.values()) for p in placements)
+        watts = sum(p.all_power_w for p in placements)
         return watts / max(1, sum(p.num_devices for p in placements)) or 400.0
 
-    @cached_property
+    @property
     def hour_usd(self) -> float:
         """Worth of an hour of a job's completion time."""
-        costs = [self.device_usd(site, self.view.usd_per_mwh(site)) for site in self.view.state.sites]
-        return self.objective.hour_value * max(sum(map(abs, costs)) / max(len(costs), 1), 1e-6)
+        return self._priced.hour_usd
+
+    @cached_property
+    def _priced(self) -> "_Priced":
+        """Figures at the present prices: those of the last view if they and the power of devices are the same."""
+        known, tariffs = self.view.state.world.priced, self.view.state.tariffs
+        last: _Priced | None = known.get(self.objective)
+        if last is None or last.tariffs is not tariffs or last.watts != self.watts:
+            costs = [self.device_usd(site, self.view.usd_per_mwh(site)) for site in self.view.state.sites]
+            hour_usd = self.objective.hour_value * max(sum(map(abs, costs)) / max(len(costs), 1), 1e-6)
+            last = known[self.objective] = _Priced(tariffs, self.watts, hour_usd, {}, {})
+        return last
 
     def device_usd(self, site: str, usd_per_mwh: float) -> float:
         """A device-hour at a site when energy there costs so much."""
         rent = self.view.rent_usd_per_device_hour(site) if self.objective.rent else 0.0
         carbon = self.view.carbon_g_per_kwh(site) / GRAMS_PER_TONNE * self.objective.carbon_usd_per_t
         return rent + self.watts / 1e3 * (usd_per_mwh / 1e3 + carbon)
-
-    def device_hour_usd(self, placement: JobPlacement) -> float:
-        """Money of a device-hour at the one site of `placement`: power goes with the devices, whatever runs on them."""
-        site = placement.sites[0]
-        if site not in self._device_hours:
-            self._device_hours[site] = self.usd_per_h(placement) / placement.num_devices
-        return self._device_hours[site]
-
-    @cached_property
-    def _device_hours(self) -> dict[str, float]:
-        return {}
 
     def usd_per_h(self, placement: JobPlacement) -> float:
         """Money of a job per hour on `placement`, at the present prices."""
@@ -78,6 +99,35 @@ class Worth:
     def of_step(self, placement: JobPlacement) -> float:
         """Money of a step and what its time is worth: the figure that is minimised."""
         return (self.usd_per_h(placement) + self.hour_usd) * placement.step_s
+
+    def hour_at(self, placement: JobPlacement) -> float:
+        """Money and worth of an hour at the one site of `placement`, to a few last bits.
+
+        Power goes with the devices, whatever runs on them.
+        """
+        known, site = self._priced.device_hours, placement.sites[0]
+        if site not in known:
+            known[site] = self.usd_per_h(placement) / placement.num_devices
+        return placement.num_devices * known[site] + self._priced.hour_usd
+
+    def rejected(
+        self, space: Space, changes: object
+    ) -> tuple[dict[str, JobState], Sequence[str] | None, dict[str, JobState]]:
+        """Running jobs by name for which none of `changes` paid in the last view, the sites with more free devices than
+        then (None if `space` is the same), and the jobs of this view, to be filled.
+
+        Nothing else makes a change at one site pay at these prices: what it saves only falls while a job runs.
+        """
+        known, state, last = self._priced.rejected, self.view.state, self._priced.rejected.get(changes)
+        holds = last and last.sites is state.sites and last.rates is state.rates and last.since_s <= state.now_s
+        before, found = last if last and holds else None, dict[str, JobState]()
+        if before and before.space == space:
+            return before.jobs, None, before.jobs
+        known[changes] = _Rejected(state.now_s, state.sites, state.rates, space.copy(), found)
+        if not before:
+            return {}, [], found
+        fuller = [site for site, number in space.devices.items() if number > before.space.devices[site]]
+        return before.jobs, fuller, found
 
     def transfer_usd(self, placement: JobPlacement) -> float:
         """Egress of the checkpoint that is moved to where the job starts."""
