@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from farpipe.processes import Guarded
-from forked import Server, start_new
+from forked import PLACE, Forks, Server, start_new
 
 # Background jobs of a shell are started with SIGINT ignored, those of nohup with SIGHUP, and pass that on to the
 # processes that tests interrupt.
@@ -25,14 +25,18 @@ def text_file(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def _forks(request):
-    """Programs that slow tests start are forks of a server, see forked.py; those that the programs start are not."""
+    """Programs that slow tests start are forks of a server, see forked.py; those that these start are not,
+    but for with_forks.py."""
     if not any(item.get_closest_marker("slow") for item in request.session.items):
         yield
         return
     server = Server()
+    forks = Forks(server.place)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Guarded, "start", classmethod(server.start))
+        patch.setattr(Guarded, "start", classmethod(forks.start))
+        patch.setenv(PLACE, server.place)
         yield
+    forks.close()
     server.close()
 
 

@@ -2,7 +2,8 @@
 
 A fork gets what a new interpreter would have: command line (also for ``ps``), environment, descriptors, session,
 signals, threads of torch, exit code; and the guard before it. It shares the hash of strings with all other forks, so
-some runs of the tests start new interpreters nevertheless: see `new_processes` in conftest.py.
+some runs of the tests start new interpreters nevertheless: see `new_processes` in conftest.py. Programs that tests
+start by themselves are new; what these start are forks where they are run by with_forks.py.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -23,8 +25,13 @@ from farpipe.processes import Guarded, guard
 
 ROOM = 65536
 """Bytes that the server's command line and environment leave for those of its forks."""
+REAP_S = 0.2
+"""Time between looks for the end of forks whose starter is gone."""
 OWN_DESCRIPTORS = range(1000)
 """Descriptors that a program may ask for; those above serve to sort them."""
+PLACE = "TEST_FORKS"
+"""Variable of the environment that names the server's socket."""
+WITH_FORKS = str(Path(__file__).with_name("with_forks.py"))
 start_new = Guarded.start.__func__
 
 
@@ -32,15 +39,36 @@ class Server:
     """The process to fork from; whoever needs it before it has loaded all waits."""
 
     def __init__(self):
-        self._lock, (self._socket, theirs) = threading.Lock(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._folder = tempfile.TemporaryDirectory()
+        self.place = str(Path(self._folder.name) / "socket")
+        with _socket() as listening:
+            listening.bind(self.place)
+            listening.listen()
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), " " * ROOM],
+                [sys.executable, __file__, str(listening.fileno()), " " * ROOM],
                 env=os.environ | {"OMP_NUM_THREADS": "1", "ROOM": " " * ROOM},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[listening.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+    def close(self):
+        """End the server."""
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def _socket():
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class Forks:
+    """Starts forks of the server at a place, for one process."""
+
+    def __init__(self, place):
+        self._lock, self._socket = threading.Lock(), _socket()
+        self._socket.connect(place)
 
     def ask(self, request, descriptors=()):
         """The answer to a request, a number."""
@@ -49,10 +77,8 @@ class Server:
             return int(self._socket.recv(64))
 
     def close(self):
-        """End the server."""
+        """Let go of the server, which then reaps what is left."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
 
     def start(self, kind, argv, parent_pipe, *, env=None, pass_fds=(), encoding=None, **streams):
         """As `Guarded.start`, by a fork where `argv` is a Python program without options of the interpreter."""
@@ -89,8 +115,8 @@ def _streams(stack, encoding, stdin=subprocess.DEVNULL, stdout=None, stderr=None
 class Fork:
     """A fork, with what `Guarded` uses of subprocess.Popen."""
 
-    def __init__(self, server, pid, stdin, stdout):
-        self._server, self.pid, self.stdin, self.stdout, self.returncode = server, pid, stdin, stdout, None
+    def __init__(self, forks, pid, stdin, stdout):
+        self._forks, self.pid, self.stdin, self.stdout, self.returncode = forks, pid, stdin, stdout, None
 
     def wait(self, timeout):
         """Its exit code, as of Popen; subprocess.TimeoutExpired."""
@@ -101,25 +127,38 @@ class Fork:
                     raise subprocess.TimeoutExpired(str(self.pid), timeout)
             finally:
                 os.close(pidfd)
-            self.returncode = os.waitstatus_to_exitcode(self._server.ask({"reap": self.pid}))
+            self.returncode = os.waitstatus_to_exitcode(self._forks.ask({"reap": self.pid}))
         return self.returncode
 
 
-def serve(requests):
-    """Fork at each request, until the other end closes; returns in a fork: the request and its descriptors."""
+def serve(listening):
+    """Fork at each request; returns in a fork: the request and its descriptors."""
+    forks = {}  # those that are not reaped, by connection
+    left = set()  # those of connections that have closed
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, 4 * ROOM, len(OWN_DESCRIPTORS))
-        if not message:
-            os._exit(0)
-        request = json.loads(message)
-        if "reap" in request:
-            answer = os.waitpid(request["reap"], 0)[1]
-        elif not (answer := os.fork()):
-            requests.close()
-            return request, descriptors
-        for descriptor in descriptors:
-            os.close(descriptor)
-        requests.send(str(answer).encode())
+        for connection in select.select([listening, *forks], [], [], REAP_S if left else None)[0]:
+            if connection is listening:
+                forks[listening.accept()[0]] = set()
+                continue
+            message, descriptors, _, _ = socket.recv_fds(connection, 4 * ROOM, len(OWN_DESCRIPTORS))
+            if not message:
+                left |= forks.pop(connection)
+                connection.close()
+                continue
+            request = json.loads(message)
+            if pid := request.get("reap"):
+                answer = os.waitpid(pid, 0)[1]
+                forks[connection].discard(pid)
+            elif not (answer := os.fork()):
+                for other in (listening, *forks):
+                    other.close()
+                return request, descriptors
+            else:
+                forks[connection].add(answer)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            connection.send(str(answer).encode())
+        left = {pid for pid in left if not os.waitpid(pid, os.WNOHANG)[0]}
 
 
 class NewProgram(BaseException):

@@ -4,7 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+
+from farpipe.processes import Guarded, ParentPipe
 
 TESTS = Path(__file__).parent
 LIMIT_S = 8.0
@@ -28,19 +32,26 @@ def torchrun(num_ranks, *words, cwd=None, timeout_s=400):
     return done.stdout
 
 
-def run_one_by_one(num_ranks, *words):
-    """Processes that nobody ends when another one is killed, and their logs."""
+def run_ranks(num_ranks, *words):
+    """(exit code, what it printed) of processes of a script, of which none is ended when another one is killed."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    pipe, command = ParentPipe(), [sys.executable, *map(str, words)]
+    with ExitStack() as stack:
+        stack.callback(pipe.close)
+        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(num_ranks)]
+        processes = [
+            Guarded.start(command, pipe, env=environment(RANK=str(rank), **shared), stdout=log, stderr=log)
+            for rank, log in enumerate(logs)
+        ]
+        for process, log in zip(processes, logs, strict=True):
+            assert process.wait(200), log.seek(0) or log.read()
+        return [(process.exit_code, log.seek(0) or log.read()) for process, log in zip(processes, logs, strict=True)]
 
-    def start(rank):
-        env = environment(RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        command = [sys.executable, *map(str, words)]
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    processes = [start(rank) for rank in range(num_ranks)]
-    try:
-        return processes, [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+def run_well(num_ranks, *words):
+    """What processes of a script print, which must end well."""
+    ended = run_ranks(num_ranks, *words)
+    assert not any(code for code, _ in ended), ended
+    return "".join(printed for _, printed in ended)

@@ -20,6 +20,7 @@ from farpipe.simulate import simulate
 from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.spec import Training
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
+from forked import WITH_FORKS
 from job_files import SMALL_MODEL, cluster_text
 from rank_processes import processes_of
 from small_models import TIED, even_partition
@@ -149,7 +150,7 @@ data = 2
 
 def test_a_plan_with_replicas_is_trained_from_the_command_line(tmp_path):
     (tmp_path / "job.toml").write_text(JOB)
-    command = [sys.executable, "-m", "farpipe", "train", str(tmp_path / "job.toml"), "--steps", "4", "--json"]
+    command = [sys.executable, WITH_FORKS, "farpipe", "train", str(tmp_path / "job.toml"), "--steps", "4", "--json"]
     done = subprocess.run(
         [*command, "--run-dir", str(tmp_path / "run")], capture_output=True, text=True, timeout=120, check=False
     )

@@ -23,7 +23,8 @@ def wait_for(text, terminal, limit_s=60.0):
 
 
 @pytest.mark.slow
-def test_ctrl_c_inside_the_exact_solver_prints_the_best_so_far(tmp_path):
+@pytest.mark.parametrize("after_s", [0.5, 2.0], ids=["while it is loaded", "while it searches"])
+def test_ctrl_c_inside_the_exact_solver_prints_the_best_so_far(tmp_path, after_s):
     path = tmp_path / "problem.json"
     two_sites((76, 93, 41), (2, 0), in_flight=8, chunks=2).save(path)  # of two stages per rank nothing is proven soon
     ours, theirs = pty.openpty()
@@ -32,7 +33,7 @@ def test_ctrl_c_inside_the_exact_solver_prints_the_best_so_far(tmp_path):
     os.close(theirs)
     try:
         shown = wait_for(": exact, makespan", ours)
-        time.sleep(1.0)  # the model is built within less
+        time.sleep(after_s)
         process.send_signal(signal.SIGINT)
         shown += wait_for("interrupted: this is the best schedule found so far", ours, 30.0)
         printed, _ = process.communicate(timeout=30)

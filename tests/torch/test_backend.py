@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from job_files import cluster_text
-from torch_processes import LIMIT_S, run_one_by_one, torchrun
+from torch_processes import LIMIT_S, run_ranks, run_well, torchrun
 from transports import tls_files
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ def failed(tmp_path_factory):
     tls_files(folder, ["zurich", "lugano"])
     (folder / "authority").rename(folder / "certs")
     (folder / "cluster.toml").write_text(CLUSTER)
-    torchrun(NUM_RANKS, HERE / "backend_rank.py", folder)
+    run_well(NUM_RANKS, HERE / "backend_rank.py", folder)
     return [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
@@ -40,8 +40,8 @@ def test_backend(failed, check):
 
 
 def test_a_killed_process_raises_in_every_wait_of_the_others_and_a_failed_one_says_why(tmp_path):
-    processes, logs = run_one_by_one(NUM_RANKS, HERE / "leaving_rank.py", tmp_path)
-    assert processes[2].returncode == -9, logs[2]
+    ended = run_ranks(NUM_RANKS, HERE / "leaving_rank.py", tmp_path)
+    assert ended[2][0] == -9, ended[2]
     found = [json.loads((tmp_path / f"errors-{rank}.json").read_text()) for rank in range(2)]
     for errors in found:
         for error in errors[:4]:

@@ -11,7 +11,7 @@ from farpipe.plan import make_plan
 from farpipe.run.learned import learned_from
 from farpipe.spec import parse_job
 from job_files import OF_A_LOOP, cluster_text
-from torch_processes import LIMIT_S, run_one_by_one, torchrun
+from torch_processes import LIMIT_S, run_ranks, run_well
 
 HERE = Path(__file__).parent
 RANK = HERE / "pipeline_rank.py"
@@ -25,7 +25,7 @@ def ran(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipelines")
     make_plan(parse_job(OF_A_LOOP)).save(folder / "plan.json")
     (folder / "long.toml").write_text(cluster_text("west", "east", latency="30 ms", bandwidth="400 Mbit/s"))
-    print(torchrun(request.param, RANK, folder))
+    print(run_well(request.param, RANK, folder))
     return folder, [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(request.param)]
 
 
@@ -64,8 +64,8 @@ def test_an_order_changed_while_the_steps_went_on_and_made_them_shorter(ran):
 
 
 def test_when_a_process_is_killed_in_a_step_every_other_one_raises(tmp_path):
-    processes, logs = run_one_by_one(4, RANK, tmp_path, "killed")
-    assert processes[3].returncode == -9, logs[3]
+    ended = run_ranks(4, RANK, tmp_path, "killed")
+    assert ended[3][0] == -9, ended[3]
     for rank in range(3):
         found = json.loads((tmp_path / f"heard-{rank}.json").read_text())
         assert "rank 3 is lost" in found["text"]

@@ -9,6 +9,7 @@ own simulator makes of its order.
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import combinations, pairwise, product
 from typing import Any, Final
 
@@ -106,8 +107,7 @@ def solve(
     `in_order`: microbatches of one stage and kind in their sequence. None: where they are equal, for then nothing is
     lost; if asked for elsewhere, no bound follows. `effort` is CP-SAT's deterministic time, the same on every machine.
     """
-    from ortools.sat.python import cp_model  # here, for it takes most of a second to import
-
+    cp_model = _in_thread(import_module, "ortools.sat.python.cp_model")  # here, for it takes most of a second
     ticks = choose_ticks(durations_s(step.arrays), best[0])
     ordered = step.identical if in_order is None else in_order
     built = _build(cp_model.CpModel(), step, ticks, best[0], lower_bound_s, split, ordered)
@@ -138,12 +138,17 @@ def _solver(cp_model: Any, time_limit_s: float, effort: float, seed: int) -> Any
 def run_solver(solver: Any, model: Any, watcher: Any = None) -> Any:
     """Solve in a thread, so that Ctrl-C gets through: it stops the solver, and what `watcher` has seen stands."""
     solver.parameters.catch_sigint_signal = False
+    return _in_thread(solver.solve, model, watcher, stop=solver.stop_search)
+
+
+def _in_thread(function: Callable[..., Any], *arguments: Any, stop: Callable[[], None] = lambda: None) -> Any:
+    """Call a function of C++ that Ctrl-C, in its midst, would leave broken: it is heard, after `stop`, when it ends."""
     with ThreadPoolExecutor(1) as pool:
-        status = pool.submit(solver.solve, model, watcher)
+        result = pool.submit(function, *arguments)
         try:
-            return status.result()
+            return result.result()
         except KeyboardInterrupt:
-            solver.stop_search()
+            stop()
             raise
 
 

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from farpipe.runtime.stages.self_check import shrunk
 from farpipe.spec.hugging_face import read_model
+from forked import WITH_FORKS
 from trainings import metrics
 
 
@@ -31,7 +32,7 @@ def train(tmp_path):
     def command(name, job, *options):
         path = tmp_path / f"{name}.toml"
         path.write_text(job)
-        words = [sys.executable, "-m", "farpipe", "train", path, "--run-dir", tmp_path / name, *options]
+        words = [sys.executable, WITH_FORKS, "farpipe", "train", path, "--run-dir", tmp_path / name, *options]
         subprocess.run(words, check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})
         return metrics(tmp_path / name)
 
