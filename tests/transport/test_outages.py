@@ -84,7 +84,7 @@ def test_connections_that_break_at_any_byte_lose_and_double_nothing(proxy, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_thousands_of_broken_connections_lose_and_double_nothing(proxy, tmp_path, tls):
-    break_and_talk(proxy, tmp_path, tls, num_cuts=2000)
+    break_and_talk(proxy, tmp_path, tls, num_cuts=1000)
 
 
 def break_and_talk(proxy, tmp_path, tls, num_cuts):

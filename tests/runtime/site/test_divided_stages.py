@@ -29,8 +29,10 @@ def cases_of(num_processes):
     for at, (name, degrees) in enumerate(pairs):
         yield name, degrees, ORDERS[at % 3], options[at % (5 if degrees[0] > 1 else 2)]
     whole = {"zero": 3, "reshard_after_forward": True}
-    yield from (("llama", degrees, method, whole) for degrees in DEGREES[num_processes] for method in ORDERS)
-    if num_processes == 4:
+    if num_processes == 2:
+        yield from (("llama", degrees, method, whole) for degrees in DEGREES[2] for method in ORDERS)
+    else:
+        yield from (("llama", degrees, "zb-2p", whole) for degrees in DEGREES[4])
         yield from (("llama", divided, method, whole | {"hybrid": True}) for method in ORDERS)
 
 
