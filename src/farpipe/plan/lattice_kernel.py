@@ -337,7 +337,7 @@ def _is_open(p, shape, bounds):  # type: ignore[no-untyped-def]
     return fits and (bounds.in_v if shape else bounds.alone)
 
 
-@jit(inline="always")
+@inner
 def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[no-untyped-def]
     """Enter the best points of order `o`; return the least step of them and of `least`."""
     order, times, ring = asked.orders[o][: asked.sizes[o]], asked.times[o], asked.ring[o]

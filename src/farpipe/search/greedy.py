@@ -39,12 +39,18 @@ def greedy_orders(
     for (in_flight, rules), _ in zip(tries(step, split), range(most), strict=False):
         if found and not go_on():
             break
-        orders = compiled(step.tables, step.arrays.num_ranks, limits, opened, in_flight, rules)
+        orders = _by_rank(step, *compiled(step.tables, step.arrays.num_ranks, limits, opened, in_flight, rules))
         if orders[0].size and (key := orders[0].tobytes()) not in found and fits_memory(step, orders):
             found[key] = player.makespan_s(orders), orders
             if found[key][0] <= target_s:
                 break
     return sorted(found.values(), key=lambda pair: pair[0])
+
+
+def _by_rank(step: SearchStep, codes: Ints, owner: Ints) -> CodedSchedule:
+    """The orders of actions `codes` that start one after the other on the ranks `owner`."""
+    begin = np.cumsum([0, *np.bincount(owner, minlength=step.arrays.num_ranks)])
+    return codes[np.argsort(owner, kind="stable")], begin.astype(np.int32)
 
 
 def _limits(step: SearchStep, back: int) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ W (1) or B (0)."""
 def greedy(  # type: ignore[no-untyped-def]
     tables, num_ranks, limits, opened, in_flight, rules
 ):
-    """The orders (codes, begin), at most `in_flight` [S] microbatches between F and the end of W of a stage.
+    """Actions as they start (codes, ranks), at most `in_flight` [S] microbatches between F and the end of W of a stage.
 
     `limits` = (stages [S], where each rank's begin in them [R + 1], bytes taken and freed [S, M, 4] both, headroom [R],
     reserve [S], microbatches in the order of their backwards [M], how many forwards each of these needs [M], zero
@@ -47,39 +47,33 @@ def greedy(  # type: ignore[no-untyped-def]
     arrival[0, 0], arrival[1, num_stages - 1] = 0.0, 0.0
     free, used, last = np.zeros(num_ranks), np.zeros(num_ranks), np.full(num_ranks, I, np.int32)
     state = (done, arrival, free, used, last, opens_s, link_free)
-    next_start, next_code = np.empty(num_ranks), np.empty(num_ranks, np.int64)
+    choices = (np.empty(num_ranks), np.empty(num_ranks, np.int64), np.arange(num_ranks))
     total = (3 if rules[SPLIT] > 0 else 2) * num_stages * num_microbatches
     codes, owner = np.empty(total, np.int32), np.empty(total, np.int32)
-    stale, num_stale = np.arange(num_ranks), num_ranks
-    for at in range(total):
-        for rank in stale[:num_stale]:  # one place, few tables: each call copies all that describes its arrays
+    count = _fill(codes, owner, tables, state, choices, limits, in_flight, rules)
+    return codes[:count], owner[:count]
+
+
+@inner
+def _fill(codes, owner, tables, state, choices, limits, in_flight, rules):  # type: ignore[no-untyped-def]
+    """Write the actions into `codes` and their ranks into `owner`; how many there are: all or none."""
+    next_start, next_code, stale = choices
+    num_ranks = num_stale = stale.size
+    for at in range(codes.size):
+        for rank in stale[:num_stale]:  # in one place: what is inlined twice takes twice as long to compile
             next_start[rank], next_code[rank] = _choose(rank, tables, state, limits, in_flight, rules)
         rank = np.int64(0)  # a plain 0 is a type of its own, for which `_do` would be compiled once more
         for other in range(1, num_ranks):
             if next_start[other] < next_start[rank]:
                 rank = other
         if next_start[rank] == np.inf:
-            return codes[:0], np.zeros(num_ranks + 1, np.int32)
+            return 0
         codes[at], owner[at] = next_code[rank], rank
         other = _do(rank, next_start[rank], next_code[rank], tables, state, limits[2:4])
         stale[0], num_stale = rank, 1
         if other >= 0 and other != rank:
             stale[1], num_stale = other, 2
-    return _by_rank(codes, owner, num_ranks)
-
-
-@inner
-def _by_rank(codes, owner, num_ranks):  # type: ignore[no-untyped-def]
-    begin = np.zeros(num_ranks + 1, np.int32)
-    for rank in owner:
-        begin[rank + 1] += 1
-    for rank in range(num_ranks):
-        begin[rank + 1] += begin[rank]
-    at, sorted_codes = begin.copy(), np.empty_like(codes)
-    for i in range(codes.size):
-        sorted_codes[at[owner[i]]] = codes[i]
-        at[owner[i]] += 1
-    return sorted_codes, begin
+    return codes.size
 
 
 @inner

@@ -60,7 +60,8 @@ def anneal(  # type: ignore[no-untyped-def]
     current, level, place = codes.copy(), np.empty(codes.size), np.empty(NUM_KINDS * num_slots, np.int32)
     _lay_out(current, begin, memory, level, place)
     state = (current, begin, memory, level, place, num_microbatches, tables.rank_of_stage, slices)
-    undo = (np.empty((_MAX_CHAIN, 3), np.int64), np.empty((_MAX_CHAIN, MAX_STRETCH), np.int32))
+    stretches, saved = np.empty((_MAX_CHAIN, 3), np.int64), np.empty((_MAX_CHAIN, MAX_STRETCH), np.int32)
+    undo = (stretches, saved, np.empty(_MAX_CHAIN, np.int64))
     cursor = np.empty(NUM_KINDS * num_stages, np.int64)
     path = np.empty(codes.size, np.int64)
     no_limit = np.full(num_ranks, np.inf)
@@ -172,14 +173,17 @@ def _chain(state, undo, cursor, renumber, at, shift):  # type: ignore[no-untyped
     codes, begin, _, _, place, num_microbatches, rank_of_stage, _ = state
     code, touched = codes[at], 0
     length = 2 + np.random.randint(_MAX_CHAIN - 1)
-    seen = np.full(length, -1, np.int64)
+    seen = undo[2]
     for link in range(length):
         stage = slot_of(code) // num_microbatches + link
         if stage >= rank_of_stage.size:
             break
         rank = np.int64(rank_of_stage[stage])
         here = place[encode(kind_of(code), slot_of(code) + link * num_microbatches)]
-        if here < 0 or (seen == rank).any():
+        known = here < 0
+        for before in range(link):
+            known |= seen[before] == rank
+        if known:
             break
         seen[link] = rank
         low, middle, high = (here, here + 1, here + 1 + shift) if shift > 0 else (here + shift, here, here + 1)
@@ -197,7 +201,7 @@ def _chain(state, undo, cursor, renumber, at, shift):  # type: ignore[no-untyped
 def _swap_blocks(state, undo, cursor, renumber, touched, rank, low, middle, high):  # type: ignore[no-untyped-def]
     """Swap codes[low:middle] and codes[middle:high]; returns touched + 1, its negative if a rule is broken, or 0."""
     codes, _, memory, level, place, num_microbatches, _, slices = state
-    stretches, saved = undo
+    stretches, saved, _ = undo
     if low >= middle or middle >= high or high - low > MAX_STRETCH:
         return 0
     size, first = high - low, middle - low
@@ -266,7 +270,7 @@ def _in_turn(kind, slot, at, place, slices):  # type: ignore[no-untyped-def]
 @inner
 def _take_back(state, undo, touched):  # type: ignore[no-untyped-def]
     codes, _, memory, level, place, _, _, _ = state
-    stretches, saved = undo
+    stretches, saved, _ = undo
     for change in range(touched - 1, -1, -1):
         low, high = stretches[change, 0], stretches[change, 1]
         used = level[low]

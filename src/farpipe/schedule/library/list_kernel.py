@@ -8,7 +8,7 @@ import numpy as np
 
 from farpipe.step.codes import F, I, W
 from farpipe.step.inlined import encode, lacks, level_after, next_stage, put
-from farpipe.step.jit import jit
+from farpipe.step.jit import inner, jit
 
 _NEVER = np.inf
 
@@ -143,7 +143,7 @@ def play(  # type: ignore[no-untyped-def]
 
     Fewer than there is room for: no rank can start anything any more, or one can't be done before `limit_s`.
     """
-    duration, taken, freed = step[0], step[1], step[2]
+    duration = step[0]
     num_stages, num_microbatches = duration.shape[1:]
     num_ranks = stages_of_rank.shape[0]
     done = np.zeros((3, num_stages), np.int64)
@@ -151,13 +151,31 @@ def play(  # type: ignore[no-untyped-def]
     arrival[F, 0] = 0.0
     free, used, idle = np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(num_ranks)
     last, held, began = np.full(num_ranks, -1), np.zeros(num_ranks, np.int64), np.full(num_ranks, -1.0)
-    link_free = np.zeros(wires[3])
-    state = (done, arrival, free, used, last, held)
-    left, longest_idle = np.zeros(num_ranks), 0.0
+    left = np.zeros(num_ranks)
     for s in range(num_stages):
         left[rank_of_stage[s]] += _work_s(duration, s)
-    start, choice = np.full(num_ranks, _NEVER), np.full((num_ranks, 2), -1)
-    stale, num_stale = np.arange(num_ranks), num_ranks
+    state = (done, arrival, free, used, last, held)
+    clocks = (idle, began, left, np.zeros(wires[3]))
+    choices = (np.full(num_ranks, _NEVER), np.full((num_ranks, 2), -1), np.arange(num_ranks))
+    places, choosing = (stages_of_rank, rank_of_stage), (key, rules, weight_fit)
+    count = _fill(codes, places, step, sequence, wires, choosing, state, clocks, choices, limit_s)
+    if count < codes.size:
+        return count, _NEVER, _NEVER
+    last_s, longest_s = _ends(free, began)
+    return count, last_s, longest_s
+
+
+@inner
+def _fill(codes, places, step, sequence, wires, choosing, state, clocks, choices, limit_s):  # type: ignore[no-untyped-def]
+    """Write the actions into `codes`; how many there are."""
+    stages_of_rank, rank_of_stage = places
+    key, rules, weight_fit = choosing
+    duration, taken, freed = step[0], step[1], step[2]
+    num_ranks, num_microbatches = stages_of_rank.shape[0], duration.shape[2]
+    done, arrival, free, used, last, held = state
+    idle, began, left, link_free = clocks
+    start, choice, stale = choices
+    num_stale, longest_idle = num_ranks, 0.0
     for count in range(codes.size):
         for r in stale[:num_stale]:  # in one place: what is inlined twice takes twice as long to compile
             start[r], choice[r, 0], choice[r, 1] = _next_action(
@@ -168,7 +186,7 @@ def play(  # type: ignore[no-untyped-def]
             if start[r] < start[rank]:
                 rank = r
         if start[rank] == _NEVER or start[rank] + left[rank] > limit_s:
-            return count, _NEVER, _NEVER
+            return count
         kind, stage = choice[rank]
         j = done[kind, stage] if kind == F else sequence[0][done[kind, stage]]
         done[kind, stage] += 1
@@ -190,5 +208,4 @@ def play(  # type: ignore[no-untyped-def]
         stale[0], num_stale = rank, 1
         if consumer >= 0 and rank_of_stage[consumer] != rank:
             stale[1], num_stale = rank_of_stage[consumer], 2
-    last_s, longest_s = _ends(free, began)
-    return codes.size, last_s, longest_s
+    return codes.size

@@ -88,7 +88,8 @@ def _best_of(problem: Problem, arguments: Arguments, key: Floats, rules: Sequenc
     for tried, rule in enumerate(rules[:affordable]):
         if tried == FIRST_RULES and FAR_ABOVE * limit_s < best[0][0] < np.inf:
             break
-        seconds, codes = _play(problem, arguments, key, rule, best[0][0])
+        has_answer = tried >= FIRST_RULES and best[0][0] < np.inf
+        seconds, codes = _play(problem, arguments, key, rule, min(best[0][0], limit_s if has_answer else np.inf))
         if codes.size == _num_actions(problem) and seconds < best[0]:
             best = seconds, codes
     return best
