@@ -17,8 +17,9 @@ exposed. `infinipipe`: Algorithm 1 as printed. `wlb`: whole sequences packed by 
 `ulysses`: at the paper's degrees (16 at 7B, else 32) over NICs of so many GB/s, all states sharded at no cost, and at
 its best degrees. `dynamic cp`: one stage, each sequence on the fewest devices that hold it and keep it below a time
 that is searched, the longest first on the group that is free first; as FlexSP and Megatron's dynamic context
-parallelism, whose degrees are powers of two, all documents computed again or none; `tuned`: with the degrees of
-farpipe's groups, computing again the documents that have to be, all of them or (`all but attention`) what is faster.
+parallelism, whose degrees are powers of two, all documents computed again or none; `searched`: the degree of every
+document by farpipe's local search; `tuned`: besides, with the degrees of farpipe's groups, computing again the
+documents that have to be, all of them or (`all but attention`) what is faster.
 Its exchange is that of Ulysses; states are sharded at no cost. Rivals that cut or pack recompute all of a layer.
 `flexsp, ideal`: each sequence whole on the devices that make it cheapest, all devices always busy. `work`: of a device
 alone, nothing exchanged, recomputed or idle. `bound`: what no plan can be faster than (`least_step`); `one stage`: no
@@ -57,7 +58,7 @@ from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InfeasibleError
 from farpipe.sequences import BatchOptions, cut, plan_batch, sample_lengths
-from farpipe.sequences.device_groups import TRIED_SHARES, grouped
+from farpipe.sequences.device_groups import TRIED_SHARES, assignments, fewest, grouped
 from farpipe.spec import Cluster, Job, Model, Pins, Training
 
 Step = tuple[float, str]
@@ -112,7 +113,9 @@ def slimpipe(model: Model, lengths: Any, *, exposed: bool) -> Step:
         return planned(model, lengths, replace(_ONE_DEGREE, equal="tokens"), Pins(data=1))
 
 
-def dynamic_context(model: Model, lengths: Any, *, tuned: bool = False, keeps_attention: bool = False) -> Step:
+def dynamic_context(
+    model: Model, lengths: Any, *, searched: bool = False, tuned: bool = False, keeps_attention: bool = False
+) -> Step:
     """Each sequence on a group of its own size, groups of neighbours, the longest time first."""
     every = range(1, min(NUM_DEVICES, model.num_heads) + 1)
     degrees = [d for d in every if NUM_DEVICES % d == 0 or (tuned and model.num_heads % d == 0)]
@@ -121,9 +124,9 @@ def dynamic_context(model: Model, lengths: Any, *, tuned: bool = False, keeps_at
     fixed = np.array([sum(law.fixed_s for law in costs.stages[0].laws) for costs, *_ in each])
     kept = [(costs.keeping_attention, *capacities(model, costs.keeping_attention)) for costs, *_ in each]
     ways = []
-    for again, kind in [(False, each), (True, each), (True, kept)][: 2 + keeps_attention]:
-        seconds = np.stack([seconds_of(costs, lengths, again=again) for costs, *_ in kind])
-        capacity = np.array([fits[again] for _, *fits in kind])
+    for again, costs_of in [(False, each), (True, each), (True, kept)][: 2 + keeps_attention]:
+        seconds = np.stack([seconds_of(costs, lengths, again=again) for costs, *_ in costs_of])
+        capacity = np.array([fits[again] for _, *fits in costs_of])
         seconds = seconds + (fixed / capacity)[:, None] * lengths  # packed with others into as much as fits
         seconds[lengths > capacity[:, None]] = np.inf
         ways.append(seconds)
@@ -131,10 +134,13 @@ def dynamic_context(model: Model, lengths: Any, *, tuned: bool = False, keeps_at
     for what, seconds in enumerate([np.minimum.reduce(ways)] if tuned else ways):
         if not np.isfinite(seconds).any(axis=0).all():
             continue
-        mean_s = float(np.min(seconds * np.array(degrees)[:, None], axis=0).sum()) / NUM_DEVICES
+        sizes, kind = np.array(degrees)[:, None], "" if tuned else f", again {bool(what)}"
+        mean_s = float(np.min(seconds * sizes, axis=0).sum()) / NUM_DEVICES
         for share in TRIED_SHARES:
-            step_s = grouped(seconds, degrees, NUM_DEVICES, mean_s / share)[0] + overhead_s
-            found.append((step_s, f"below 1/{share:.0f}" + ("" if tuned else f", again {bool(what)}")))
+            free_s, _ = grouped(seconds, degrees, NUM_DEVICES, fewest(seconds, sizes, mean_s / share))
+            found.append((float(free_s.max()) + overhead_s, f"below 1/{share:.0f}{kind}"))
+        moved = assignments(seconds, degrees, NUM_DEVICES) if searched or tuned else []
+        found += [(step_s + overhead_s, f"searched{kind}") for step_s, _ in moved]
     return min(found)
 
 
@@ -161,6 +167,7 @@ METHODS: dict[str, Callable[[Model, Any], Step]] = {
     "ulysses, 12.5 GB/s": ulysses_of_paper,
     "ulysses, best": ulysses,
     "dynamic cp": dynamic_context,
+    "dynamic cp, searched": partial(dynamic_context, searched=True),
     "dynamic cp, tuned": partial(dynamic_context, tuned=True),
     "dynamic cp, all but attention": partial(dynamic_context, tuned=True, keeps_attention=True),
     "flexsp, ideal": flexsp,

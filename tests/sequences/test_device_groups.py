@@ -1,6 +1,7 @@
 """Documents on groups of devices of several context degrees: sound, never slower, and only where degrees are free."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from farpipe.sequences import BatchOptions, chunk_costs, plan_batch, plan_sequences
 from farpipe.sequences.batch_plan import exchange_s
 from farpipe.sequences.checkpointing import unrecomputed_tokens
-from farpipe.sequences.device_groups import document_seconds, grouped
+from farpipe.sequences.device_groups import assignments, document_seconds, fewest, grouped
 from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
 from sound_chunks import check_chunks
 
@@ -40,7 +41,8 @@ def job(devices=8, num_sites=1, model=MODEL, **pins):
 def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, most_s, devices):
     degrees, num_devices, num_sites = devices
     seconds = np.array([[each * (1 / degree + 0.05 * (degree > 1)) for each in work_s] for degree in degrees])
-    makespan_s, groups = grouped(seconds, degrees, num_devices, most_s, num_sites)
+    least = fewest(seconds, np.array(degrees)[:, None], most_s)
+    ends_s, groups = grouped(seconds, degrees, num_devices, least, num_sites)
     assert sorted(index for group in groups for index in group.documents) == list(range(len(work_s)))
     assert [group.degree for group in groups] == sorted((group.degree for group in groups), reverse=True)
     free_s = [0.0] * num_devices
@@ -50,11 +52,32 @@ def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, mo
         assert first // each_site == (first + degree - 1) // each_site, "a group spans sites"
         for index in documents:
             mine = seconds[:, index]
-            fewest = next((d for d, each in zip(degrees, mine, strict=True) if each <= most_s), None)
-            assert degree == (fewest or degrees[int(mine.argmin())])
+            expected = next((d for d, each in zip(degrees, mine, strict=True) if each <= most_s), None)
+            assert degree == (expected or degrees[int(mine.argmin())])
             end_s = max(free_s[first : first + degree]) + mine[degrees.index(degree)]
             free_s[first : first + degree] = [end_s] * degree
-    assert makespan_s == pytest.approx(max(free_s))
+    assert ends_s == pytest.approx(np.array(free_s))
+
+
+def test_moving_documents_comes_near_the_best_of_all_choices_where_no_limit_of_time_does():
+    degrees, devices, random = [1, 2, 3], np.array([[1], [2], [3]]), np.random.default_rng(1)
+    searched, limited = [], []
+    for _ in range(6):
+        alone_s, of_degrees = random.uniform(1, 20, 7), random.uniform(0.5, 1.3, (2, 7))
+        seconds = alone_s / devices * np.vstack([np.full(7, 1.2), of_degrees])
+
+        def makespan_s(chosen, seconds=seconds):
+            return max(grouped(seconds, degrees, 5, np.array(chosen))[0])
+
+        least_s = min(map(makespan_s, product(range(3), repeat=7)))
+        limits = [fewest(seconds, costs, most_s) for costs in (devices, devices * seconds) for most_s in seconds.flat]
+        limited.append(min(map(makespan_s, limits)) / least_s)
+        step_s, groups = min(assignments(seconds, degrees, 5), key=lambda one: one[0])
+        chosen = {index: degrees.index(group.degree) for group in groups for index in group.documents}
+        assert step_s == makespan_s([chosen[index] for index in range(7)])
+        searched.append(step_s / least_s)
+    assert np.mean(searched) < 1.03
+    assert np.mean(limited) > 1.06
 
 
 @pytest.mark.parametrize("num_sites", [1, 2])
@@ -133,6 +156,8 @@ def test_a_long_document_has_as_many_devices_as_share_its_heads_evenly_and_the_r
     model = MODEL.model_copy(update={"num_heads": 26, "num_kv_heads": 26, "hidden": 26 * 128})
     plan = plan_batch(job(16, model=model), [120_000, *range(1_000, 4_000, 50)])
     (place,) = [place for place in plan.places if place.layout.costs.context == 13]
-    assert [one.first_device for one in plan.places if one.begin_s == 0 and one is not place] == [13, 14, 15]
+    beside = [one for one in plan.places if one.begin_s == 0 and one is not place]
+    busy = {one.first_device + index for one in beside for index in range(one.layout.costs.context)}
+    assert busy == {13, 14, 15}
     assert plan.layout.num_devices == 16
     assert plan.to_data()["devices"] == {"a": 16}

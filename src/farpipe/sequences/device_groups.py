@@ -1,11 +1,12 @@
 """Documents on groups of neighbouring devices whose context degrees follow their lengths, in one stage.
 
 As Megatron's dynamic context parallelism and FlexSP (arXiv 2412.01523): every document has the fewest devices that keep
-it below a time, which is searched; larger groups come first, and smaller ones begin on devices that are done with them.
+it below a time, which is searched, or those that spend least on it. From both a local search moves the long documents
+to other degrees. Larger groups come first, and smaller ones begin on devices that are done with them.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -24,6 +25,10 @@ from farpipe.spec import Job
 
 TRIED_SHARES: Final = np.geomspace(1, 64, 25)
 """Tried limits of a document's time: the batch's time, if all devices were always busy, over these."""
+_NUM_MOVED: Final = 48
+"""Number of documents, the longest, that the local search moves to other degrees."""
+_MAX_PASSES: Final = 3
+"""Number of times that it goes over them at most: a fourth found nothing in six batches."""
 _MAX_PLANNED: Final = 4
 """Number of assignments of documents to groups, the best by the estimate, that are planned to the end: of degrees that
 leave no device over, and of all."""
@@ -74,10 +79,10 @@ class _Family:
         layouts = [layout for layout, divides in zip(self.layouts, is_one, strict=True) if divides]
         return self if all(is_one) else _Family(self.zero, layouts, self.seconds[is_one])
 
-    def grouped(self, most_s: float) -> tuple[float, list[DeviceGroup]]:
-        """`grouped` on the family's devices."""
+    def assigned(self) -> list[tuple[float, list[DeviceGroup]]]:
+        """`assignments` on the family's devices."""
         num_sites = max(1, len(self.layouts[0].layout.replica_sites))
-        return grouped(self.seconds, self.degrees, self.num_devices, most_s, num_sites)
+        return assignments(self.seconds, self.degrees, self.num_devices, num_sites)
 
 
 def document_seconds(costs: ChunkCosts, sizes: Ints, *, keeps_attention: bool = True) -> Floats:
@@ -100,20 +105,30 @@ def document_seconds(costs: ChunkCosts, sizes: Ints, *, keeps_attention: bool = 
     return np.asarray(sequence_seconds(costs, sizes) + fixed_s + again_s)
 
 
-def grouped(
-    seconds: Floats, degrees: Sequence[int], num_devices: int, most_s: float, num_sites: int = 1
-) -> tuple[float, list[DeviceGroup]]:
-    """(makespan, groups, the largest first) if each document has the fewest devices that take at most `most_s` for it,
-    else those that are fastest; those of one degree the longest first, each to the group that is free first.
+def fewest(seconds: Floats, costs: Floats, most_s: float) -> Ints:
+    """Number of the degree with the least of `costs` that takes at most `most_s` for each document, else the fastest.
 
-    `seconds`: [num_degrees, num_documents], `degrees` ascending. Where one does not divide the devices of a site, the
-    last of them are left to smaller groups.
+    `seconds`: [num_degrees, num_documents]; `costs`, of that shape or a column: devices, or seconds of all of them.
     """
-    is_short = seconds <= most_s
-    chosen = np.where(is_short.any(axis=0), is_short.argmax(axis=0), seconds.argmin(axis=0))
+    open_costs = np.where(seconds <= most_s, costs, np.inf)
+    is_open = np.isfinite(open_costs).any(axis=0)
+    return np.asarray(np.where(is_open, open_costs.argmin(axis=0), seconds.argmin(axis=0)))
+
+
+def grouped(
+    seconds: Floats, degrees: Sequence[int], num_devices: int, chosen: Ints, num_sites: int = 1
+) -> tuple[Floats, list[DeviceGroup]]:
+    """(seconds until each device is free, groups, the largest first) where document i has degree number `chosen[i]`.
+
+    Those of one degree the longest first, each to the group that is free first. `seconds`: [num_degrees,
+    num_documents], `degrees` ascending. Where one does not divide the devices of a site, the last of them are left to
+    smaller groups.
+    """
     free_s, each_site, groups = np.zeros(num_devices), num_devices // num_sites, []
     for number in reversed(range(len(degrees))):
         mine, degree = np.flatnonzero(chosen == number), degrees[number]
+        if not mine.size:
+            continue
         firsts = [s * each_site + first for s in range(num_sites) for first in range(0, each_site - degree + 1, degree)]
         free_of_groups = np.array([free_s[first : first + degree].max() for first in firsts])
         for index, part in enumerate(longest_first(seconds[number, mine], free_of_groups)):
@@ -121,7 +136,48 @@ def grouped(
                 groups.append(DeviceGroup(firsts[index], degree, mine[part]))
                 end_s = free_of_groups[index] + seconds[number, mine[part]].sum()
                 free_s[firsts[index] : firsts[index] + degree] = end_s
-    return float(free_s.max()), groups
+    return free_s, groups
+
+
+def assignments(
+    seconds: Floats, degrees: Sequence[int], num_devices: int, num_sites: int = 1
+) -> list[tuple[float, list[DeviceGroup]]]:
+    """(makespan, groups) for the fewest devices and for the least seconds of all, improved by moving documents.
+
+    A move is kept where makespan and mean of the devices' seconds are less in sum: what is no longer spent lets the
+    next moves shorten the makespan.
+    """
+
+    def placed(chosen: Ints) -> tuple[Floats, list[DeviceGroup]]:
+        return grouped(seconds, degrees, num_devices, chosen, num_sites)
+
+    def score(chosen: Ints) -> float:
+        free_s = placed(chosen)[0]
+        return float(free_s.max() + free_s.mean())
+
+    devices, found = np.array(degrees, np.float64)[:, None], []
+    ideal_s = float((seconds * devices).min(axis=0).sum()) / num_devices
+    for costs in (devices, seconds * devices):
+        starts = [fewest(seconds, costs, ideal_s / share) for share in TRIED_SHARES]
+        free_s, groups = placed(_moved(min(starts, key=lambda one: float(placed(one)[0].max())), seconds, score))
+        found.append((float(free_s.max()), groups))
+    return found
+
+
+def _moved(chosen: Ints, seconds: Floats, score: Callable[[Ints], float]) -> Ints:
+    """The same after each of the longest documents, in turn, has gone to the degree with the least score."""
+    longest, least = np.argsort(-seconds.min(axis=0), kind="stable")[:_NUM_MOVED].tolist(), score(chosen)
+    for _ in range(_MAX_PASSES):
+        before = least
+        for document in longest:
+            for number in np.flatnonzero(np.isfinite(seconds[:, document])).tolist():
+                other = chosen.copy()
+                other[document] = number
+                if number != chosen[document] and (its := score(other)) < least:
+                    chosen, least = other, its
+        if least == before:
+            break
+    return chosen
 
 
 def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan | None:
@@ -142,8 +198,7 @@ def _best_of(families: Sequence[_Family], sizes: Ints, options: BatchOptions, be
         (least_s + one.outside_s, number, groups)
         for number, one in enumerate(families)
         if one.ideal_s + one.outside_s < below_s
-        for share in TRIED_SHARES
-        for least_s, groups in [one.grouped(one.ideal_s / share)]
+        for least_s, groups in one.assigned()
     ]
     best = None
     for estimate_s, number, groups in sorted(tried, key=lambda each: each[:2])[:_MAX_PLANNED]:
