@@ -164,13 +164,18 @@ def bound(model: Model, lengths: Any, *, equal: bool) -> tuple[float, str]:
 
 
 def shared(model: Model, longest: int, devices: int, nic: float = NICS[0]) -> tuple[ChunkCosts, float, float]:
-    """(costs of the whole model on `devices` that share sequences, tokens that fit, the same recomputing all)."""
+    """(costs of the whole model on `devices` that share sequences, tokens that fit, the same recomputing all).
+
+    Outside the pipeline there is the optimizer alone, on all devices: gradients are summed for nothing.
+    """
     one = job(model, 1)
     costs = JobCosts(model, one.training)
     placed = place_evenly(["a"], [model.num_layers])
     cluster = Cluster(sites=(a800(nic),))
-    chunks = job_chunk_costs(costs, Layout(1, 1, 1, 1, 1, 1), placed, cluster, longest, devices)
-    return chunks, *capacities(model, chunks)
+    alone, chunks = (
+        job_chunk_costs(costs, Layout(1, 1, 1, 1, 1, 1), placed, cluster, longest, each) for each in (1, devices)
+    )
+    return replace(chunks, overhead_s=alone.overhead_s / NUM_DEVICES), *capacities(model, chunks)
 
 
 def capacities(model: Model, chunks: ChunkCosts) -> tuple[float, float]:
