@@ -213,10 +213,19 @@ def be_python(argv, path):
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if (threads := int(os.environ.get("OMP_NUM_THREADS", os.cpu_count()))) > 1:  # the server has one
         torch.set_num_threads(threads)
-    kind, program, *rest = argv[1:] if argv[1].startswith("-") else ("", *argv[1:])
+    sys.path[:] = [first_path(argv[1:]), *_python_path(), *path]
+    execute(argv[1:])
+
+
+def first_path(words):
+    """The folder in which ``python WORDS...`` looks for modules first."""
+    return {"-c": "", "-m": str(Path.cwd())}.get(words[0], str(Path(words[0]).resolve().parent))
+
+
+def execute(words):
+    """Do what ``python WORDS...`` does: ``-c TEXT``, ``-m MODULE`` or a script, and arguments."""
+    kind, program, *rest = words if words[0].startswith("-") else ("", *words)
     sys.argv = ["-c" if kind == "-c" else program, *rest]
-    first = {"-c": "", "-m": str(Path.cwd())}.get(kind, str(Path(program).resolve().parent))
-    sys.path[:] = [first, *_python_path(), *path]
     if kind == "-c":
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
     elif kind == "-m":

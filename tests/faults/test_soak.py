@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_a_short_soak_ends_like_the_undisturbed_run():
-    command = [sys.executable, WITH_FORKS, "benchmarks.engine.soak", "--steps", "240", "--kills", "1"]
+    command = [sys.executable, WITH_FORKS, "-m", "benchmarks.engine.soak", "--steps", "240", "--kills", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
     assert done.stdout, done.stderr
     result = json.loads(done.stdout)

@@ -19,6 +19,7 @@ from farpipe.run.run import run
 from farpipe.runtime.lock import only_run
 from farpipe.runtime.run_spec import RunSpec, TransportSettings
 from farpipe.units import counted
+from forked import WITH_FORKS
 from rank_processes import processes_of
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state
 from waiting import wait_until
@@ -123,7 +124,7 @@ def started(spec, run_dir, **options):
     """A launcher of its own, once a step is done."""
     path = run_dir.parent / "spec.json"
     spec.save(path)
-    command = [sys.executable, "-c", RUN, str(path), str(run_dir), repr(options)]
+    command = [sys.executable, WITH_FORKS, "-c", RUN, str(path), str(run_dir), repr(options)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 60
     while not ((run_dir / "metrics.jsonl").exists() and (run_dir / "metrics.jsonl").read_text()):

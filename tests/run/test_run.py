@@ -24,6 +24,7 @@ from farpipe.simulate import simulate
 from farpipe.simulate.timeline import Timeline
 from farpipe.spec import Data, Training
 from farpipe.step import Hop, Link, Problem, Schedule, Sync, Transfer
+from forked import WITH_FORKS
 from rank_processes import processes_of
 from small_models import (
     LLAMA,
@@ -172,7 +173,9 @@ def start_in_background(spec, run_dir, before=""):
         "except FarpipeError as error:\n    print(error, file=sys.stderr)\n    sys.exit(error.exit_code)\n"
         "except KeyboardInterrupt:\n    sys.exit(130)\n"
     )
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    forks = [] if before else [WITH_FORKS]  # which don't have the limits that `before` sets
+    command = [sys.executable, *forks, "-c", code]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def wait_for_steps(run_dir, count, process):

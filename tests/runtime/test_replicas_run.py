@@ -150,7 +150,17 @@ data = 2
 
 def test_a_plan_with_replicas_is_trained_from_the_command_line(tmp_path):
     (tmp_path / "job.toml").write_text(JOB)
-    command = [sys.executable, WITH_FORKS, "farpipe", "train", str(tmp_path / "job.toml"), "--steps", "4", "--json"]
+    command = [
+        sys.executable,
+        WITH_FORKS,
+        "-m",
+        "farpipe",
+        "train",
+        str(tmp_path / "job.toml"),
+        "--steps",
+        "4",
+        "--json",
+    ]
     done = subprocess.run(
         [*command, "--run-dir", str(tmp_path / "run")], capture_output=True, text=True, timeout=120, check=False
     )

@@ -32,7 +32,7 @@ def train(tmp_path):
     def command(name, job, *options):
         path = tmp_path / f"{name}.toml"
         path.write_text(job)
-        words = [sys.executable, WITH_FORKS, "farpipe", "train", path, "--run-dir", tmp_path / name, *options]
+        words = [sys.executable, WITH_FORKS, "-m", "farpipe", "train", path, "--run-dir", tmp_path / name, *options]
         subprocess.run(words, check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})
         return metrics(tmp_path / name)
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # starts processes
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "fine-tune-over-two-sites.md"
 BLOCK = re.compile(r"^```(python|text|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-FARPIPE = f'#!/bin/sh\nexec "{sys.executable}" {WITH_FORKS} farpipe "$@"\n'
+FARPIPE = f'#!/bin/sh\nexec "{sys.executable}" {WITH_FORKS} -m farpipe "$@"\n'
 
 
 def test_a_model_is_tuned_over_two_sites_loses_a_twin_and_comes_back_to_transformers(tmp_path):
