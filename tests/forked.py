@@ -32,6 +32,8 @@ OWN_DESCRIPTORS = range(1000)
 PLACE = "TEST_FORKS"
 """Variable of the environment that names the server's socket."""
 WITH_FORKS = str(Path(__file__).with_name("with_forks.py"))
+CLONE_NEWNET = 0x40000000
+"""Kind of namespace, see setns(2)."""
 start_new = Guarded.start.__func__
 
 
@@ -82,7 +84,8 @@ class Forks:
 
     def start(self, kind, argv, parent_pipe, *, env=None, pass_fds=(), encoding=None, **streams):
         """As `Guarded.start`, by a fork where `argv` is a Python program without options of the interpreter."""
-        if argv[0] != sys.executable or (argv[1].startswith("-") and argv[1] not in ("-m", "-c")):
+        program = inside(argv)[1]
+        if program[0] != sys.executable or (program[1].startswith("-") and program[1] not in ("-m", "-c")):
             return start_new(kind, argv, parent_pipe, env=env, pass_fds=pass_fds, encoding=encoding, **streams)
         with contextlib.ExitStack() as stack:
             ours, theirs = _streams(stack, encoding, **streams)
@@ -110,6 +113,14 @@ def _streams(stack, encoding, stdin=subprocess.DEVNULL, stdout=None, stderr=None
         else:
             theirs[number] = number if stream is None else stream if isinstance(stream, int) else stream.fileno()
     return ours, theirs
+
+
+def inside(argv):
+    """(network namespace, command line) of one that begins with ``ip netns exec``; of others ("", argv).
+
+    A fork has the network of a namespace, not its files of /etc.
+    """
+    return (argv[3], argv[4:]) if [*argv[:3]] == ["ip", "netns", "exec"] else ("", argv)
 
 
 class Fork:
@@ -203,6 +214,10 @@ def _show(argv):
 
 def be_python(argv, path):
     """Run a Python command line as a new interpreter does whose own `path`, of packages, is this one."""
+    namespace, argv = inside(argv)
+    if namespace:
+        with Path("/run/netns", namespace).open() as file:
+            assert not ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET)
     _show(argv)
     for descriptor in range(3, OWN_DESCRIPTORS.stop):
         with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ from farpipe.runtime.run_spec import RunSpec
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from forked import WITH_FORKS
 from job_files import cluster_text
 from waiting import wait_until
 from wans import both_ways, free_name, needs_wan
@@ -42,6 +43,7 @@ def wan():
         yield up
 
 
+@pytest.mark.usefixtures("new_processes")
 def test_ranks_start_in_their_sites_and_meet_over_the_wan(wan, tmp_path):
     places = [wan.namespaces[site] for site in ("west", "east")]
     launch(lambda _: [sys.executable, "-c", WHERE], 2, log_dir=tmp_path, namespaces=places)
@@ -133,7 +135,7 @@ sites = ["zurich", "lugano"]
 def train(tmp_path):
     """`train(*options)`: ``farpipe train --wan`` as a process."""
     (tmp_path / "job.toml").write_text(JOB)
-    command = [sys.executable, "-m", "farpipe", "train", "job.toml", "--wan", "--run-dir", "run"]
+    command = [sys.executable, WITH_FORKS, "-m", "farpipe", "train", "job.toml", "--wan", "--run-dir", "run"]
 
     def start(*options):
         return subprocess.Popen(
