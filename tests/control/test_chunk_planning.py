@@ -212,7 +212,9 @@ def test_real_processes_over_an_emulated_wan(documents, tmp_path, device):
     summary = run_here(run, tmp_path / "run")
     assert summary.num_steps == 4
     lines = metrics(tmp_path / "run")
-    assert all(line["chunks"]["origin"] == "searched" for line in lines)
+    first, *others = (line["chunks"]["origin"] for line in lines)
+    assert first == "searched"
+    assert {*others} <= {"searched", "last good cut"}, "a busy machine may be late with the plan of a later step"
     if device == "cpu":
         losses, _, _ = train_whole(run, torch.float32)
         assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
