@@ -152,6 +152,18 @@ class Lattice:
         """Equal for sites that differ in name, prices and links alone."""
         return int(self.kind_of_site[site]), self.sites[site].num_devices
 
+    def figures(self, site_set: SiteSet) -> tuple[object, ...]:
+        """Equal for pipelines over sites that differ in their names alone."""
+        sites = [self.sites[index] for index in site_set.order]
+        links = (self._links.get((one.name, other.name)) for one, other in permutations(sites, 2))
+        return *(site.model_dump_json(exclude={"name"}) for site in sites), *links
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], str]:
+        """Figures of the links, by their ends."""
+        exclude = {"source", "target"}
+        return {(link.source, link.target): link.model_dump_json(exclude=exclude) for link in self.job.cluster.links}
+
     @property
     def allow(self) -> tuple[bool, bool]:
         """(True if one stage per rank is open, True if two in a V are)."""
