@@ -189,8 +189,11 @@ def improved(view: View, worth: Worth, draft: DecisionDraft, limits: AllowedChan
     for _, _, job in sorted(zip(by_work_left(view, running), range(len(running)), running, strict=True)):
         if left <= 0:
             return
-        is_as_before = left == limits.moves_per_event
-        if rejected.get(job.name) is job if is_as_before else not _may_repay(view, worth, draft, limits, job):
+        if left == limits.moves_per_event:  # the space is that of above
+            may_repay = rejected.get(job.name) is not job
+        else:
+            may_repay = _may_repay(view, worth, draft, limits, job)
+        if not may_repay:
             continue
         better = _better(view, worth, draft, limits, job)
         if better is not None:
