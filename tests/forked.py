@@ -143,7 +143,7 @@ class Fork:
 
 
 def serve(listening):
-    """Fork at each request; returns in a fork: the request and its descriptors."""
+    """Fork at each request, until all connections are closed; returns in a fork: the request and its descriptors."""
     forks = {}  # those that are not reaped, by connection
     left = set()  # those of connections that have closed
     while True:
@@ -155,6 +155,8 @@ def serve(listening):
             if not message:
                 left |= forks.pop(connection)
                 connection.close()
+                if not forks:  # the tests are gone, however they came to their end
+                    os._exit(0)
                 continue
             request = json.loads(message)
             if pid := request.get("reap"):

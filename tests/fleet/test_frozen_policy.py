@@ -170,10 +170,8 @@ def random_fleets():
     found = []
     for seed in range(6):
         draw = random.Random(seed)
-        jobs, state = (
-            random_jobs(30, draw),
-            first_state(random_cluster(draw), OwnPolicy(hour_value=1.0), SimpleQuotes()),
-        )
+        jobs = random_jobs(30, draw)
+        state = first_state(random_cluster(draw), OwnPolicy(hour_value=1.0), SimpleQuotes())
         outcome = Simulator(state, Failures(device_hours=200.0, seed=seed)).run(jobs, random_events(draw))
         found.append([(record.states, record.final) for record in outcome.records])
     return found
