@@ -58,7 +58,7 @@ from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with
 from farpipe.cost.chunk_laws import Law
 from farpipe.errors import InfeasibleError
 from farpipe.sequences import BatchOptions, cut, plan_batch, sample_lengths
-from farpipe.sequences.device_groups import TRIED_SHARES, assignments, fewest, grouped
+from farpipe.sequences.device_groups import assignments
 from farpipe.spec import Cluster, Job, Model, Pins, Training
 
 Step = tuple[float, str]
@@ -134,13 +134,10 @@ def dynamic_context(
     for what, seconds in enumerate([np.minimum.reduce(ways)] if tuned else ways):
         if not np.isfinite(seconds).any(axis=0).all():
             continue
-        sizes, kind = np.array(degrees)[:, None], "" if tuned else f", again {bool(what)}"
-        mean_s = float(np.min(seconds * sizes, axis=0).sum()) / NUM_DEVICES
-        for share in TRIED_SHARES:
-            free_s, _ = grouped(seconds, degrees, NUM_DEVICES, fewest(seconds, sizes, mean_s / share))
-            found.append((float(free_s.max()) + overhead_s, f"below 1/{share:.0f}{kind}"))
-        moved = assignments(seconds, degrees, NUM_DEVICES) if searched or tuned else []
-        found += [(step_s + overhead_s, f"searched{kind}") for step_s, _ in moved]
+        kind = "" if tuned else f", again {bool(what)}"
+        placed = assignments(seconds, degrees, NUM_DEVICES, passes=0)[:1]  # the fewest devices below a time
+        placed += assignments(seconds, degrees, NUM_DEVICES) if searched or tuned else []
+        found += [(step_s + overhead_s, f"{len(groups)} groups{kind}") for step_s, groups in placed]
     return min(found)
 
 

@@ -72,6 +72,8 @@ def test_moving_documents_comes_near_the_best_of_all_choices_where_no_limit_of_t
         least_s = min(map(makespan_s, product(range(3), repeat=7)))
         limits = [fewest(seconds, costs, most_s) for costs in (devices, devices * seconds) for most_s in seconds.flat]
         limited.append(min(map(makespan_s, limits)) / least_s)
+        unmoved_s, _ = assignments(seconds, degrees, 5, passes=0)[0]
+        assert unmoved_s in map(makespan_s, limits[: seconds.size])  # those of the fewest devices
         step_s, groups = min(assignments(seconds, degrees, 5), key=lambda one: one[0])
         chosen = {index: degrees.index(group.degree) for group in groups for index in group.documents}
         assert step_s == makespan_s([chosen[index] for index in range(7)])

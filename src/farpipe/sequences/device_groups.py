@@ -23,7 +23,7 @@ from farpipe.sequences.layout import ChunkLayout, chunk_layout, longest_first, s
 from farpipe.sequences.planner import SequencePlan, plan_sequences
 from farpipe.spec import Job
 
-TRIED_SHARES: Final = np.geomspace(1, 64, 25)
+_TRIED_SHARES: Final = np.geomspace(1, 64, 25)
 """Tried limits of a document's time: the batch's time, if all devices were always busy, over these."""
 _NUM_MOVED: Final = 48
 """Number of documents, the longest, that the local search moves to other degrees."""
@@ -140,12 +140,12 @@ def grouped(
 
 
 def assignments(
-    seconds: Floats, degrees: Sequence[int], num_devices: int, num_sites: int = 1
+    seconds: Floats, degrees: Sequence[int], num_devices: int, num_sites: int = 1, passes: int = _MAX_PASSES
 ) -> list[tuple[float, list[DeviceGroup]]]:
     """(makespan, groups) for the fewest devices and for the least seconds of all, improved by moving documents.
 
-    A move is kept where makespan and mean of the devices' seconds are less in sum: what is no longer spent lets the
-    next moves shorten the makespan.
+    A move, in so many `passes` over the longest documents, is kept where makespan and mean of the devices' seconds are
+    less in sum: what is no longer spent lets the next moves shorten the makespan.
     """
 
     def placed(chosen: Ints) -> tuple[Floats, list[DeviceGroup]]:
@@ -158,16 +158,17 @@ def assignments(
     devices, found = np.array(degrees, np.float64)[:, None], []
     ideal_s = float((seconds * devices).min(axis=0).sum()) / num_devices
     for costs in (devices, seconds * devices):
-        starts = [fewest(seconds, costs, ideal_s / share) for share in TRIED_SHARES]
-        free_s, groups = placed(_moved(min(starts, key=lambda one: float(placed(one)[0].max())), seconds, score))
+        starts = [fewest(seconds, costs, ideal_s / share) for share in _TRIED_SHARES]
+        start = min(starts, key=lambda one: float(placed(one)[0].max()))
+        free_s, groups = placed(_moved(start, seconds, score, passes))
         found.append((float(free_s.max()), groups))
     return found
 
 
-def _moved(chosen: Ints, seconds: Floats, score: Callable[[Ints], float]) -> Ints:
+def _moved(chosen: Ints, seconds: Floats, score: Callable[[Ints], float], passes: int) -> Ints:
     """The same after each of the longest documents, in turn, has gone to the degree with the least score."""
     longest, least = np.argsort(-seconds.min(axis=0), kind="stable")[:_NUM_MOVED].tolist(), score(chosen)
-    for _ in range(_MAX_PASSES):
+    for _ in range(passes):
         before = least
         for document in longest:
             for number in np.flatnonzero(np.isfinite(seconds[:, document])).tolist():
