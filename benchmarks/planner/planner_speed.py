@@ -137,7 +137,7 @@ def main() -> None:
         return
     table = []
     for name in chosen.jobs:
-        command = [sys.executable, __file__, "--job", name]
+        command = [sys.executable, "-m", "benchmarks.planner.planner_speed", "--job", name]
         run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT_S)
         table.append(json.loads(run.stdout))
         print(json.dumps(table[-1]), file=sys.stderr, flush=True)

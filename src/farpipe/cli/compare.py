@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from farpipe.plan import Plan
     from farpipe.plan.orders import Outcome
     from farpipe.report.summary import ComparisonRow
+    from farpipe.simulate import Timeline
     from farpipe.step import Problem, Schedule
+
+    Played = list[tuple[Outcome, Timeline | None]]
 
 SEARCHED = ("greedy", "auto")
 """Methods that `--search-s` adds when none is named."""
@@ -59,12 +62,14 @@ def compare(options: CompareOptions) -> None:
     if own is not None and not named and own.method not in names:
         outcomes = _with_own(problem, own, outcomes)
     overhead_s = plan.prediction.overhead_s if plan else 0.0
-    rows = [_row(problem, outcome, bound_s, overhead_s) for outcome in outcomes]
-    usable = any(outcome.timeline is not None for outcome in outcomes)
+    timelines = [outcome.timeline(problem) for outcome in outcomes]
+    played = list(zip(outcomes, timelines, strict=True))
+    rows = [_row(problem, *one, bound_s, overhead_s) for one in played]
+    usable = any(timelines)
     if options.plot is not None and usable:
-        _draw(options.plot, outcomes, plan.sites if plan else ())
+        _draw(options.plot, played, plan.sites if plan else ())
     if options.as_json:
-        print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(rows, outcomes)})
+        print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(rows, played)})
     if not usable:
         raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
     if not options.as_json:
@@ -119,7 +124,7 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
         except (InputError, InfeasibleError) as error:
             outcomes.append(Outcome(name, obstacle=error))
             continue
-        outcomes.append(Outcome(name, found.schedule, found.timeline))
+        outcomes.append(Outcome(name, found.schedule, found.timeline.makespan_s))
         bound_s = max(bound_s, found.lower_bound_s)
     return sorted(outcomes, key=_makespan_s), bound_s
 
@@ -127,21 +132,22 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
 def _with_own(problem: "Problem", own: "Schedule", outcomes: "list[Outcome]") -> "list[Outcome]":
     """The plan's own schedule, which a search has found, among the others."""
     from farpipe.plan.orders import Outcome
-    from farpipe.simulate import simulate
+    from farpipe.step.player import makespan_s
 
-    return sorted([*outcomes, Outcome(own.method, own, simulate(problem, own, checked=True))], key=_makespan_s)
+    return sorted([*outcomes, Outcome(own.method, own, makespan_s(problem, own))], key=_makespan_s)
 
 
 def _makespan_s(outcome: "Outcome") -> float:
-    """Makespan to nine digits, so that rounding does not decide between equals; infinite where there is none."""
-    return float(f"{outcome.timeline.makespan_s:.9g}") if outcome.timeline else float("inf")
+    """Makespan to nine digits, so that rounding does not decide between equals."""
+    return float(f"{outcome.makespan_s:.9g}")
 
 
-def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: float) -> "ComparisonRow":
+def _row(
+    problem: "Problem", outcome: "Outcome", timeline: "Timeline | None", bound_s: float, overhead_s: float
+) -> "ComparisonRow":
     from farpipe.report.summary import ComparisonRow
     from farpipe.schedule import peak_memory_bytes
 
-    timeline = outcome.timeline
     if timeline is None or outcome.schedule is None:
         return ComparisonRow(outcome.method, obstacle=str(outcome.obstacle).splitlines()[0])
     inter_site_s, intra_site_s = timeline.exposed_s.mean(axis=0)
@@ -157,31 +163,31 @@ def _row(problem: "Problem", outcome: "Outcome", bound_s: float, overhead_s: flo
     )
 
 
-def _data(rows: "Sequence[ComparisonRow]", outcomes: "Sequence[Outcome]") -> list[dict[str, Any]]:
+def _data(rows: "Sequence[ComparisonRow]", played: "Played") -> list[dict[str, Any]]:
     """The rows for machines, with the makespan and the use of every link."""
     return [
         asdict(row)
         | {
-            "makespan_s": outcome.timeline.makespan_s if outcome.timeline else None,
-            "link_busy_ratio": outcome.timeline.link_busy_ratio() if outcome.timeline else {},
+            "makespan_s": timeline.makespan_s if timeline else None,
+            "link_busy_ratio": timeline.link_busy_ratio() if timeline else {},
             "made_by": outcome.schedule.method if outcome.schedule else None,
         }
-        for row, outcome in zip(rows, outcomes, strict=True)
+        for row, (outcome, timeline) in zip(rows, played, strict=True)
     ]
 
 
-def _draw(path: Path, outcomes: "Sequence[Outcome]", sites: tuple[str, ...]) -> None:
+def _draw(path: Path, played: "Played", sites: tuple[str, ...]) -> None:
     """One small Gantt chart per order that can be used, the fastest on top."""
     from farpipe.report.gantt import Panel, draw_small_multiples
 
-    played = [(outcome.method, outcome.timeline) for outcome in outcomes if outcome.timeline is not None]
     panels = [
         Panel(
-            name,
+            outcome.method,
             timeline,
             sites,
             f"{format_seconds(timeline.makespan_s)}, {format_percent(timeline.bubble_ratio)} bubble",
         )
-        for name, timeline in played
+        for outcome, timeline in played
+        if timeline is not None
     ]
     write_text(path, draw_small_multiples(panels).svg())

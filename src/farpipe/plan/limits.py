@@ -16,6 +16,7 @@ from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Cluster, Job, Site
 from farpipe.step import Hop, Problem, Schedule, Sync, Transfer
+from farpipe.step.player import makespan_s
 from farpipe.units import format_change, format_rate, format_seconds
 
 BANDWIDTH_FACTORS: Final = {0.5: "half", 2.0: "double", math.inf: "unlimited"}
@@ -137,10 +138,10 @@ def _bandwidth_sensitivity(job: Job, best: Evaluated, costs: JobCosts) -> list[s
         if method in ORDERS:
             played = try_quickly(method, step.problem)
         else:
-            played = Outcome(method, best.schedule, simulate(step.problem, best.schedule, checked=True))
-        if played.schedule is None or played.timeline is None:  # it does not fit memory there
+            played = Outcome(method, best.schedule, makespan_s(step.problem, best.schedule))
+        if played.schedule is None:  # it does not fit memory there
             continue
-        step_s = played.timeline.makespan_s + step.overhead_s
+        step_s = played.makespan_s + step.overhead_s
         step_s = _mean_s(other, step.problem, played.schedule, step_s, step.overhead_s)
         changed.append(f"{name} -> {format_seconds(step_s)} ({format_change(step_s / now_s - 1)})")
     about = "Effect of the inter-site bandwidth on this layout, with nothing planned anew"

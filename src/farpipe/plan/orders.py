@@ -12,6 +12,7 @@ from farpipe.schedule.library import ORDERS, Order, is_in_file, order
 from farpipe.search import SEARCHES, FoundOrder, Progress, search
 from farpipe.simulate import Timeline, simulate
 from farpipe.step import Problem, Schedule, exceeds
+from farpipe.step.player import makespan_s
 from farpipe.strict import nearest
 
 V_ORDERS: Final = ("zbv", "zbv-late", "v-half", "v-min", "wave")
@@ -30,12 +31,16 @@ QUICK_V_ORDERS: Final = ("zbv-late", "v-half")
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one order: a timeline, or the reason why there is none."""
+    """Outcome of one order: its schedule and the step time, or the reason why there is none."""
 
     method: str
     schedule: Schedule | None = None
-    timeline: Timeline | None = None
+    makespan_s: float = math.inf
     obstacle: InputError | InfeasibleError | None = None
+
+    def timeline(self, problem: Problem) -> Timeline | None:
+        """The simulated step; None where there is no schedule."""
+        return None if self.schedule is None else simulate(problem, self.schedule, checked=True)
 
 
 def expect_known(method: str | Order) -> None:
@@ -53,7 +58,7 @@ def try_order(method: str | Order, problem: Problem) -> Outcome:
         check(problem, schedule)
     except (InputError, InfeasibleError) as error:
         return Outcome(name, obstacle=error)
-    return Outcome(name, schedule, simulate(problem, schedule, checked=True))
+    return Outcome(name, schedule, makespan_s(problem, schedule))
 
 
 def try_quickly(method: str | Order, problem: Problem, limit_s: float = math.inf) -> Outcome:
@@ -69,7 +74,7 @@ def try_quickly(method: str | Order, problem: Problem, limit_s: float = math.inf
         return Outcome(method, obstacle=error)
     if not _fits(problem, schedule):
         return Outcome(method, obstacle=InfeasibleError(f"schedule {method!r} does not fit memory"))
-    return Outcome(method, schedule, simulate(problem, schedule, checked=True))
+    return Outcome(method, schedule, makespan_s(problem, schedule))
 
 
 def _fits(problem: Problem, schedule: Schedule) -> bool:
@@ -85,9 +90,9 @@ def try_orders(problem: Problem, methods: Iterable[str] = tuple(ORDERS)) -> list
 
 def _merit(problem: Problem, outcome: Outcome) -> tuple[float, float]:
     """Makespan to nine digits, so that rounding does not decide between equals, and peak memory."""
-    if outcome.timeline is None or outcome.schedule is None:
+    if outcome.schedule is None:
         return math.inf, math.inf
-    return float(f"{outcome.timeline.makespan_s:.9g}"), max(peak_memory_bytes(problem, outcome.schedule))
+    return float(f"{outcome.makespan_s:.9g}"), max(peak_memory_bytes(problem, outcome.schedule))
 
 
 def find_order(
@@ -144,9 +149,10 @@ def quick_orders(problem: Problem) -> tuple[str, ...]:
 
 def _best_of(problem: Problem, outcomes: list[Outcome]) -> tuple[Schedule, Timeline]:
     best = min(outcomes, key=lambda outcome: _merit(problem, outcome))
-    if best.schedule is None or best.timeline is None:
+    timeline = best.timeline(problem)
+    if best.schedule is None or timeline is None:
         raise _most_telling(problem, outcomes)
-    return best.schedule, best.timeline
+    return best.schedule, timeline
 
 
 def _most_telling(problem: Problem, outcomes: list[Outcome]) -> InputError | InfeasibleError:

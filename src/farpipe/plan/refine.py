@@ -180,8 +180,7 @@ def _could_help(best: Evaluated, index: int, modes: Sequence[Recompute], costs: 
     least_s = max(best.candidate.layout.num_microbatches * fastest.seconds, lower_bound_s(problem))
     if least_s >= limit_s * (1 - WORTH_TRYING):
         return False
-    found = try_quickly(best.schedule.method, problem, limit_s)
-    return found.timeline is not None and found.timeline.makespan_s < limit_s
+    return try_quickly(best.schedule.method, problem, limit_s).makespan_s < limit_s
 
 
 def _tried(best: Evaluated, index: int, mode: Recompute, job: Job, costs: JobCosts) -> Iterator[Evaluated]:
@@ -202,7 +201,7 @@ def _placed_so(
     if lower_bound_s(step.problem, worth_s) >= worth_s:
         return
     found = try_quickly(best.schedule.method, step.problem, best.step_s - step.overhead_s)
-    if found.timeline is not None and found.timeline.makespan_s + step.overhead_s < best.step_s * (1 - ROUNDING):
+    if found.makespan_s + step.overhead_s < best.step_s * (1 - ROUNDING):
         yield finish(best.candidate, placements, step, best.schedule.method)
 
 
@@ -281,9 +280,9 @@ def _orders(best: Evaluated, samples: StepSamples) -> list[Schedule]:
     found = {best.schedule.codes.tobytes(): best.schedule}
     for problem in (late_problem(samples), best.problem):
         fitting = [
-            replace(best, problem=problem, schedule=outcome.schedule, timeline=outcome.timeline)
+            replace(best, problem=problem, schedule=outcome.schedule, timeline=timeline)
             for outcome in try_orders(problem)
-            if outcome.schedule is not None and outcome.timeline is not None
+            if outcome.schedule is not None and (timeline := outcome.timeline(problem)) is not None
         ]
         for one in [*map(improve_order, fitting[:1]), *fitting[: MAX_ORDERS // 2 - 1]]:
             found.setdefault(one.schedule.codes.tobytes(), one.schedule)

@@ -90,7 +90,11 @@ class StepArrays:
 
 
 def step_arrays(problem: Problem) -> StepArrays:
-    """The arrays of `problem`."""
+    """The arrays of `problem`, kept with it."""
+    return problem.kept(_step_arrays)
+
+
+def _step_arrays(problem: Problem) -> StepArrays:
     forward, input_grad, weight_grad = map(problem.table, ("forward_s", "input_grad_s", "weight_grad_s"))
     messages, collectives = problem.traffic.messages, problem.traffic.collectives
     duration_s = np.stack([forward, input_grad, weight_grad, input_grad + weight_grad])

@@ -23,6 +23,10 @@ def byte_tables(problem: Problem) -> tuple[Floats, Floats]:
     to the end of W; the gradients of keys and values of a chain from the start of its first backward, each to the end
     of the own I or B.
     """
+    return problem.kept(_byte_tables)
+
+
+def _byte_tables(problem: Problem) -> tuple[Floats, Floats]:
     activation, stash, chain = map(problem.table, ("activation_bytes", "weight_stash_bytes", "chain_bytes"))
     taken, freed = (np.zeros((*activation.shape, NUM_KINDS)) for _ in range(2))
     taken[..., F] = activation
@@ -38,6 +42,10 @@ def need_tables(problem: Problem) -> tuple[Floats, Floats]:
 
     Where a stash is larger than its activation, an I needs at its end what it does not take at its start.
     """
+    return problem.kept(_need_tables)
+
+
+def _need_tables(problem: Problem) -> tuple[Floats, Floats]:
     taken, freed = byte_tables(problem)
     needed = np.maximum(taken, taken - freed)
     return needed, needed - taken + freed

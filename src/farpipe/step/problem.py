@@ -5,9 +5,9 @@ it, schedulers, the simulator and the runtime read it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from farpipe.step.links import Collective, Exchange, Hop, Link, Sync, Transfer, 
 from farpipe.step.messages import StepTraffic, traffic
 from farpipe.strict import nearest, validate
 from farpipe.units import format_bytes, format_rate, format_seconds
+
+T = TypeVar("T")
 
 MAX_MICROBATCHES: Final = 1 << 20
 STAGE_FIGURES: Final = (
@@ -254,14 +256,22 @@ class Problem(Document, ProblemPart):
 
         It is kept, and not to be written to.
         """
-        if figure not in self._tables:
+        if figure not in self._kept:
             table = np.stack([self.row(getattr(stage, figure)) for stage in self.stages])
             table.setflags(write=False)
-            self._tables[figure] = table
-        return self._tables[figure]
+            self._kept[figure] = table
+        kept: NDArray[np.float64] = self._kept[figure]
+        return kept
+
+    def kept(self, compute: "Callable[[Problem], T]") -> T:
+        """What `compute` makes of this step: it is kept, and not to be written to."""
+        if compute not in self._kept:
+            self._kept[compute] = compute(self)
+        kept: T = self._kept[compute]
+        return kept
 
     @cached_property
-    def _tables(self) -> dict[str, NDArray[np.float64]]:
+    def _kept(self) -> dict[object, Any]:
         return {}
 
     def row(self, value: float | Sequence[float]) -> NDArray[np.float64]:
@@ -273,7 +283,7 @@ class Problem(Document, ProblemPart):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy as pydantic's, without what was computed from the old values."""
         copied = super().model_copy(update=update, deep=deep)
-        for name in ("stages_of_rank", "chains", "between_sites", "traffic", "_tables"):
+        for name in ("stages_of_rank", "chains", "between_sites", "traffic", "_kept"):
             copied.__dict__.pop(name, None)
         return copied
 

@@ -116,7 +116,8 @@ def fill_weights(
     held = np.array([np.cumsum(np.where(kind_of(codes) == F, 1, -1)).max() for codes in passes])
     if most_held is not None:
         most_held = max(most_held * int(problem.chains.lengths.max()), int(held.max()))
-    least_bytes = np.array([_least_bytes(codes, *need_tables(problem)) for codes in passes])
+    tables = need_tables(problem)
+    least_bytes = np.array([_least_bytes(codes, *tables) for codes in passes])
     wanted = wanted if most_held is None else least_bytes * most_held / held
     headroom_bytes = np.maximum(memory_headroom(problem, wanted), least_bytes)
     key = np.zeros((2, problem.num_stages, count))
