@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from farpipe.errors import UsageError
-from farpipe.fleet.events import Price, PriceChanged
+from farpipe.fleet.events import (
+    JobStarted,
+    JobSubmitted,
+    LinkChanged,
+    Migrate,
+    Price,
+    PriceChanged,
+    SiteBack,
+    SiteLost,
+    Tick,
+)
 from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.policies import POLICIES, policy_of
 from farpipe.fleet.policies.orders import bace_priority, by_work_left
@@ -145,6 +155,53 @@ def test_own_policy_moves_to_the_cheaper_site_when_that_repays_the_stop():
     assert set(long.final.spent.device_s) == {"s0", "s1"}
     short = run("farpipe", [job("short", 10.0, 750)], cluster(8, 8), prices)["short"]
     assert short.final.num_moves == 0
+
+
+def test_a_job_that_stayed_for_the_move_of_its_checkpoint_is_looked_at_again_when_a_link_gets_faster():
+    """Nothing else changes: the other site has had room, at the same price, since the job was looked at."""
+    long, prices = job("long", 0.0, 20_000), {"s0": Price(300.0, 0.0), "s1": Price(20.0, 0.0)}
+    state, (start,) = first_state(cluster(8, 8, rate=1e4), POLICIES["farpipe"], SimpleQuotes()).handle(
+        PriceChanged(0.0, {"s0": Price(10.0, 0.0), "s1": Price(20.0, 0.0)}), JobSubmitted(0.0, long)
+    )
+    state, _ = state.handle(JobStarted(start.placement.startup_s, "long", 1))
+    for event in (PriceChanged(7200.0, prices), Tick(7300.0)):
+        state, commands = state.handle(event)
+        assert not commands
+    _, (move,) = state.handle(LinkChanged(7400.0, "s0>s1", 1e9))
+    assert (type(move), move.placement.sites) == (Migrate, ("s1",))
+
+
+LOST = [SiteLost(5000.0, "s0"), SiteBack(1e6, "s0")]
+"""No link of a lost site carries the checkpoint of a job that ran there."""
+
+
+@pytest.mark.parametrize(
+    ("most", "least", "fleet", "devices"),
+    [
+        (8, 8, (8, 8), {"s1": 8}),
+        (8, 4, (8, 8), {"s1": 8}),
+        (16, 8, (16, 8, 8), {"s1": 8, "s2": 8}),
+    ],
+)
+@pytest.mark.parametrize("policy", ["farpipe", "srtf"])
+def test_a_job_that_cannot_leave_its_lost_site_keeps_no_new_job_of_its_kind_from_others(
+    policy, most, least, fleet, devices
+):
+    """`old` has less left and is asked first, for the same number of devices."""
+    jobs = [job("old", 0.0, 1500, most, most), job("new", 6000.0, 2000, least, most)]
+    cheap = PriceChanged(0.0, {site: Price(10.0 if site == "s0" else 90.0, 0.0) for site in ("s0", "s1")})
+    simulator = Simulator(first_state(cluster(*fleet), POLICIES[policy], SimpleQuotes()))
+    simulator.run(jobs, [cheap, *LOST])
+    starts = {change.job: change for change in reversed(simulator.changes) if change.event == "start"}
+    assert (starts["new"].time_s, starts["new"].devices) == (6000.0, devices)
+    assert simulator.records["old"].final.queued_s > 9e5
+
+
+def test_a_job_that_cannot_leave_its_lost_site_keeps_none_of_its_kind_from_stopping_another():
+    jobs = [job("old", 0.0, 600), job("long", 1.0, 20_000), job("short", 6000.0, 200)]
+    found = run("farpipe", jobs, cluster(8, 8), LOST)
+    assert found["old"].final.queued_s > 9e5
+    assert found["short"].final.first_start_s == 6000.0
 
 
 def test_a_job_is_stopped_only_if_the_wait_costs_more():

@@ -53,11 +53,12 @@ class DecisionDraft:
     def start(self, job: JobState) -> bool:
         """Start a queued job where it is worth most; false if there is no place."""
         alike = job.job.kind, job.job.min_devices, job.job.max_devices
-        if alike in self._unplaced and job.stored_at is None:
+        if alike in self._unplaced:
             return False
         found = self.best(self.space, job, sizes(job.job))
         if found is None:
-            self._unplaced.add(alike)
+            if job.stored_at is None:  # where a checkpoint lies is the job's own affair
+                self._unplaced.add(alike)
             return False
         if found.moved_bytes and self._home_s(job) < found.startup_s:
             return False
@@ -86,7 +87,7 @@ class DecisionDraft:
         hours_left = job.left_at(self._view.now_s) / SECONDS_PER_HOUR
         largest = max(space.devices.values(), default=0)
         for number in numbers:
-            if number > largest or (space is self.space and self._has_failed(job, number)):
+            if number > largest or (space is self.space and (job.job.kind, number) in self._failed):
                 continue
             known = self._view.at_one_site(job.job.kind, number).values()
             with_room = (quote for quote in known if number <= space.devices[quote.sites[0]])
@@ -97,7 +98,7 @@ class DecisionDraft:
                     found.append(there)
                     rest = of_step * hours_left + self._worth.transfer_usd(there)
                     least = min(least, rest + 1e-9 * abs(rest))  # of_step is exact but for its last bits
-            if not found and space is self.space:
+            if not found and space is self.space and job.stored_at is None:
                 self._failed.add((job.job.kind, number))
         return found
 
@@ -129,11 +130,11 @@ class DecisionDraft:
     def _across(self, space: Space, job: JobState, numbers: Sequence[int]) -> list[JobPlacement]:
         """Places over several sites, of all sizes."""
         key = job.job.kind, min(numbers)
-        if space is self.space and key in self._failed_across and job.stored_at is None:
+        if space is self.space and key in self._failed_across:
             return []
         able = [number for number in numbers if self.may_cross(space, job, number)]
         found = [placement for number in able for placement in self._wide(space, job, number)]
-        if not found and space is self.space:
+        if not found and space is self.space and job.stored_at is None:
             self._failed_across.add(key)
         return found
 
@@ -150,10 +151,6 @@ class DecisionDraft:
         needed = self._view.quotes.needed_rate(job.job.kind, number)
         widest = max(space.rates.values(), default=0.0) if space else self._view.widest
         return (needed is not None and needed <= widest) or not self._view.fits_alone(job.job)
-
-    def _has_failed(self, job: JobState, number: int) -> bool:
-        """True if a job of this kind found no place before: the space only gets fuller."""
-        return (job.job.kind, number) in self._failed and job.stored_at is None
 
     def _wide(self, space: Space, job: JobState, number: int) -> Iterator[JobPlacement]:
         """Pipelines over sites; those that links slow only if all would be slowed in an empty fleet, one site too."""
@@ -193,7 +190,8 @@ class DecisionDraft:
                     self._accept(job, swap)
                     return True
                 return False
-        self._no_room[kind] = least
+        if job.stored_at is None:
+            self._no_room[kind] = least
         return False
 
     def gather(self, job: JobState, settled: Sequence[JobState]) -> bool:
