@@ -17,7 +17,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.fleet.exact_place import ORACLE
 from benchmarks.fleet.fleet_case import StepTimes, jobs_of, philly, resumed, scenario
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
@@ -42,7 +41,7 @@ RIGID = ("bace", LIKE_BACE, "srtf", "farpipe", "fcfs", "easy")
 def variants() -> dict[str, Policy]:
     """Policies by the names of the tables, those of `POLICIES` and what differs from them in one thing."""
     electricity = replace(OWN, electricity_only=True)
-    found: dict[str, Policy] = {**POLICIES, ORACLE.name: ORACLE, LIKE_BACE: electricity}
+    found: dict[str, Policy] = {**POLICIES, LIKE_BACE: electricity}
     for name in ("fcfs", "easy", "sjf", "srtf", "las"):
         found[f"{name} with bace's places"] = replace(policy_of(name), place=places.bace)  # type: ignore[type-var]
     for days in (1, 7, 14, 30):
@@ -76,7 +75,7 @@ class Cell(NamedTuple):
 
 def cells() -> Iterator[Cell]:
     """All simulations, the most needed first."""
-    rest = [name for name in (*POLICIES, ORACLE.name) if name not in MAIN]
+    rest = [name for name in POLICIES if name not in MAIN]
     aged = [name for name in variants() if "ageing" in name]
     placed = [name for name in variants() if "places" in name]
     without = [LIKE_BACE, *(name for name in variants() if name.startswith("without"))]

@@ -1,39 +1,19 @@
-"""Markdown tables of fleet_comparison.py's rows: python -m benchmarks.fleet.fleet_tables FOLDER
-
-Nothing is simulated; the traces are made once more for the bounds (FARPIPE_DATA names the folder with them).
-"""
+"""Markdown tables of fleet_comparison.py's rows, as on the page: python -m benchmarks.fleet.fleet_tables FOLDER"""
 
 import argparse
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.fleet.fleet_case import Row, StepTimes, jobs_of, load_rows, philly, scenario
+from benchmarks.fleet.fleet_case import Row, load_rows
 from benchmarks.fleet.fleet_comparison import LIKE_BACE, LOADS, paired
-from farpipe.fleet.outcome import quantile
-from farpipe.fleet.scenario import Scenario
+from farpipe.fleet.policies import POLICIES
 
-HEADS = {
-    "mean JCT h": ("mean_h",),
-    "median": ("median_h",),
-    "p95": ("p95_h",),
-    "queued p99 / max h": ("queued_p99_h", "queued_max_h"),
-    "MWh": ("mwh",),
-    "$/MWh": ("usd_per_mwh",),
-    "electricity": ("electricity_usd",),
-    "rent": ("rent_usd",),
-    "egress": ("egress_usd",),
-    "all": ("total_usd",),
-    "carbon t": ("carbon_t",),
-    "idle MWh / electricity": ("idle_mwh", "idle_usd"),
-    "moves / stops": ("num_moves", "num_stops"),
-    "use": ("utilization",),
-}
-"""Columns of the large tables: heads, and the figures below them."""
-THOUSANDS = ("electricity_usd", "rent_usd", "egress_usd", "total_usd", "idle_usd")
-DIGITS = {"mean_h": 1, "median_h": 1, "usd_per_mwh": 1, "electricity_usd": 1, "egress_usd": 1, "utilization": 2}
-DIGITS |= {"idle_usd": 1}
+FIRST = ("farpipe", LIKE_BACE, "srtf", "srtf with bace's places", "bace", "easy")
+"""Policies of the first tables, in their order."""
+THOUSANDS = ("electricity_usd", "egress_usd", "total_usd")
+DIGITS = {"mean_h": 1, "electricity_usd": 1, "egress_usd": 1}
 
 
 def chosen(rows: Iterable[Row], load: float, *, rigid: bool = False, rate: float = 1.0) -> list[Row]:
@@ -63,128 +43,56 @@ def head(*cells: str) -> None:
     print("|" + "---|" * len(cells))
 
 
-def figure(column: str, value: float | None) -> str:
+def figure(column: str, value: float) -> str:
     """One cell."""
-    if value is None:
-        return ""
     return f"{value / (1e3 if column in THOUSANDS else 1):.{DIGITS.get(column, 0)}f}"
 
 
-def main_table(rows: Sequence[Row], load: float, bounds: Callable[[float], Row]) -> None:
-    """Every policy at one load, the bounds as its last line."""
-    at = [row for row in chosen(rows, load) if row["part"] in ("main", "bandwidth")]
-    names = sorted({row["policy"] for row in at}, key=lambda n: mean_of(at, n, "mean_h"))
-    head("policy", "starts", *HEADS, "vs bace, JCT / electricity / all money, %")
-    for name in names:
-        cells = [" / ".join(figure(c, mean_of(at, name, c)) for c in columns) for columns in HEADS.values()]
-        against = "" if name == "bace" else changes(at, name, "bace", "mean_h", "electricity_usd", "total_usd")
-        line([f"`{name}`" if " " not in name else name, sum(r["policy"] == name for r in at), *cells, against])
-    least = bounds(load)
-    known = [all(c in least for c in columns) for columns in HEADS.values()]
-    cells = [" / ".join(figure(c, least.get(c)) for c in columns) for columns in HEADS.values()]
-    line(["bound", 12, *(cell if is_known else "-" for cell, is_known in zip(cells, known, strict=True)), ""])
+def named(name: str) -> str:
+    """A policy's name; as code if it is one that users can give."""
+    return f"`{name}`" if name in POLICIES and name != "random" else name
 
 
 def mean_of(rows: Sequence[Row], name: str, column: str) -> float:
-    return statistics.fmean(row[column] for row in rows if row["policy"] == name)
+    found = [row[column] for row in rows if row["policy"] == name]
+    return statistics.fmean(found) if found else math.nan
 
 
-def bounds_of(rows: Sequence[Row]) -> Callable[[float], Row]:
-    """For a load the least that any policy could reach, mean over the starts, figure by figure."""
-    steps = StepTimes()
-
-    def of(load: float) -> Row:
-        found = [_bound(rows, scenario(start), start, load, steps) for start in range(12)]
-        return {column: statistics.fmean(bound[column] for bound in found) for column in found[0]}
-
-    return of
-
-
-def _bound(rows: Sequence[Row], case: Scenario, start: int, load: float, steps: StepTimes) -> Row:
-    """Each job alone on its most devices; device-hours of its best size at the lowest rent; energy of that size, and
-    the electricity of `bace` if drawn at the cheapest sites and hours."""
-    jobs = jobs_of(philly(start, load), steps)
-    alone = sorted(job.num_steps * steps(job.kind, job.max_devices) + case.stops.restart_s for job in jobs)
-    sizes = [{job.min_devices, (job.min_devices + job.max_devices) // 2, job.max_devices} for job in jobs]
-    held = sum(
-        job.num_steps * min(number * steps(job.kind, number) for number in numbers)
-        for job, numbers in zip(jobs, sizes, strict=True)
-    )
-    sites = case.cluster.sites
-    watts = min((site.device.power_w or 0.0) * site.prices.pue for site in sites)
-    bace = next(row for row in chosen(rows, load) if (row["policy"], row["start"]) == ("bace", start))
-    mwh = held * watts / 3.6e9
-    rent = held / 3600 * min(site.prices.rent_usd_per_device_hour or 0.0 for site in sites)
-    electricity = bace["least_usd"] * min(1.0, mwh / bace["mwh"])
-    return {
-        "mean_h": statistics.fmean(alone) / 3600,
-        "median_h": (quantile(alone, 0.5) or 0.0) / 3600,
-        "p95_h": (quantile(alone, 0.95) or 0.0) / 3600,
-        "queued_p99_h": 0.0,
-        "queued_max_h": 0.0,
-        "mwh": mwh,
-        "usd_per_mwh": electricity / mwh,
-        "electricity_usd": electricity,
-        "rent_usd": rent,
-        "egress_usd": 0.0,
-        "total_usd": rent + electricity,
-        "num_moves": 0.0,
-        "num_stops": 0.0,
-    }
+def first_table(rows: Sequence[Row], *, rigid: bool) -> None:
+    """The policies that matter, against `bace` and `srtf`."""
+    against = "against `bace`, JCT / electricity / all money, %", "against `srtf`, the same"
+    head("load", "policy", "mean JCT h", "p95", "longest wait h", "all money", *against)
+    for load in LOADS:
+        at = chosen(rows, load, rigid=rigid)
+        for name in (name for name in FIRST if any(row["policy"] == name for row in at)):
+            columns = ("mean_h", "p95_h", "queued_max_h", "total_usd")
+            cells = [figure(column, mean_of(at, name, column)) for column in columns]
+            for other in ("bace", "srtf"):
+                more = changes(at, name, other, "mean_h", "electricity_usd", "total_usd")
+                cells.append("-" if name == other else more)
+            line([load, named(name), *cells])
 
 
-def targets(rows: Sequence[Row]) -> None:
-    """The aims of `farpipe` with BACE-Pipe's objective, and by default."""
-    head("load", "elastic sizes", "target", "rigid sizes", "target")
-    aims = (("-25 / -10", "0 / -15"), ("-20 / -8", "-11 / -8"), ("-40 / -5", "-38 / -8"))
-    for load, (elastic, rigid) in zip(LOADS, aims, strict=True):
+def other_policies(rows: Sequence[Row]) -> None:
+    """Mean JCT in h of the others, and their change against `bace`."""
+    head("policy", *(f"load {load}" for load in LOADS))
+    names = [name for name in POLICIES if name not in FIRST]
+    at = {load: chosen(rows, load) for load in LOADS}
+    for name in sorted(names, key=lambda name: mean_of(at[LOADS[0]], name, "mean_h")):
         cells = [
-            changes(chosen(rows, load, rigid=r), LIKE_BACE, "bace", "mean_h", "electricity_usd") for r in (False, True)
+            f"{mean_of(at[load], name, 'mean_h'):.1f} ({changes(at[load], name, 'bace', 'mean_h', 'electricity_usd')})"
+            for load in LOADS
         ]
-        line([load, cells[0], elastic, cells[1], rigid])
-    print()
-    head(
-        "load", "for JCT and electricity: JCT / electricity", "the same, rigid", "by default: JCT / all money", "rigid"
-    )
-    for load in LOADS:
-        both = [chosen(rows, load, rigid=r) for r in (False, True)]
-        like = [changes(at, LIKE_BACE, "srtf", "mean_h", "electricity_usd") for at in both]
-        own = [changes(at, "farpipe", "srtf", "mean_h", "total_usd") for at in both]
-        line([load, *like, *own])
-    print()
-    head("load", "`farpipe` against `bace`: JCT / all money", "rigid sizes")
-    for load in LOADS:
-        both = [chosen(rows, load, rigid=r) for r in (False, True)]
-        line([load, *(changes(at, "farpipe", "bace", "mean_h", "total_usd") for at in both)])
-    print()
-    known = dict.fromkeys(row["policy"] for row in rows if row["part"] == "main")
-    others = [name for name in known if name not in ("farpipe", "random")]
-    head("load", *(name if " " in name else f"`{name}`" for name in others))
+        line([named(name), *cells])
+
+
+def ageing(rows: Sequence[Row]) -> None:
+    """Mean JCT in h and longest wait in h under `bace` by its ageing."""
+    names = [f"bace ageing {days} d" for days in (1, 7, 14, 30)] + ["bace"]
+    head("load", "1 day", "7", "14", "30", "none")
     for load in LOADS:
         at = chosen(rows, load)
-        line([load, *(change(at, "farpipe", name, "total_usd") for name in others)])
-
-
-def rigid_table(rows: Sequence[Row]) -> None:
-    """Rigid sizes: mean JCT against `fcfs` and absolute figures."""
-    head("load", "policy", "starts", "mean JCT h", "p95", "use", "all money", "vs fcfs, JCT / electricity, %")
-    for load in LOADS:
-        at = chosen(rows, load, rigid=True)
-        for name in sorted({row["policy"] for row in at}, key=lambda n: mean_of(at, n, "mean_h")):
-            cells = [figure(c, mean_of(at, name, c)) for c in ("mean_h", "p95_h", "utilization", "total_usd")]
-            starts = sum(row["policy"] == name for row in at)
-            line([load, name, starts, *cells, changes(at, name, "fcfs", "mean_h", "electricity_usd")])
-
-
-def published(rows: Sequence[Row]) -> None:
-    """BACE against the baselines."""
-    others = ("easy", "delay-first", "cost-first", "atlas", "single-region")
-    head("load", *(f"`{name}`" for name in others), "`easy`, rigid sizes")
-    for load in LOADS:
-        at = chosen(rows, load)
-        cells = [changes(at, "bace", name, "mean_h", "electricity_usd") for name in others]
-        rigid = changes(chosen(rows, load, rigid=True), "bace", "easy", "mean_h", "electricity_usd")
-        line([load, *cells, rigid])
+        line([load, *(f"{mean_of(at, n, 'mean_h'):.1f}, {mean_of(at, n, 'queued_max_h'):.0f}" for n in names)])
 
 
 def ingredients(rows: Sequence[Row]) -> None:
@@ -195,7 +103,7 @@ def ingredients(rows: Sequence[Row]) -> None:
         cells = [changes(chosen(rows, load), name, LIKE_BACE, "mean_h", "electricity_usd") for load in (0.6, 1.2)]
         line([name.removeprefix("without "), paired(chosen(rows, 0.6), name, LIKE_BACE, "mean_h")[2], *cells])
     cells = [_rigid_change(rows, load) for load in (0.6, 1.2)]
-    line(["elastic sizes (all are rigid)", 12, *cells])
+    line(["elastic sizes (all are rigid)", len({row["start"] for row in chosen(rows, 0.6, rigid=True)}), *cells])
     print()
     head("order", "starts", *(f"load {load}" for load in LOADS))
     for name in ("fcfs", "easy", "sjf", "srtf", "las"):
@@ -237,7 +145,7 @@ def hops(formula: Sequence[Row], planner: Sequence[Row]) -> None:
         starts = [row["start"] for row in by_planner if row["policy"] == "bace"]
         names = list(dict.fromkeys(row["policy"] for row in by_planner))
         by_formula = [r for r in chosen(formula, load) if r["start"] in starts]
-        if not starts:
+        if not by_formula:
             continue
         ranks = [sorted(names, key=lambda n, at=at: mean_of(at, n, "mean_h")) for at in (by_formula, by_planner)]  # type: ignore[misc]
         for name in (n for n in names if mean_of(by_formula, n, "total_usd") != mean_of(by_planner, n, "total_usd")):
@@ -255,14 +163,16 @@ def main() -> None:
     folder = parser.parse_args().folder
     rows = list(load_rows(folder / "rows.jsonl").values())
     formula = list(load_rows(folder / "rows_closed_form.jsonl").values())
-    bounds = bounds_of(rows)
-    for load in LOADS:
-        print(f"\n**Load {load}.**\n")
-        main_table(rows, load, bounds)
-    for title, show in (("Targets", targets), ("Rigid sizes", rigid_table), ("Published ranges", published)):
-        print(f"\n**{title}**\n")
-        show(rows)
-    for title, show in (("Ingredients", ingredients), ("Links", rate_table)):
+    for rigid in (False, True):
+        print("\n**Rigid sizes**\n" if rigid else "")
+        first_table(rows, rigid=rigid)
+    shown = (
+        ("Other policies", other_policies),
+        ("Ageing", ageing),
+        ("Ingredients", ingredients),
+        ("Links", rate_table),
+    )
+    for title, show in shown:
         print(f"\n**{title}**\n")
         show(rows)
     print("\n**Hops**\n")
