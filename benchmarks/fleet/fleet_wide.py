@@ -1,19 +1,21 @@
-"""Jobs wider than a region: FARPIPE_DATA=folder python -m benchmarks.fleet.fleet_wide [--starts N] [--rates 0.5,1,2,4]
+"""Jobs wider than a region: FARPIPE_DATA=folder python -m benchmarks.fleet.fleet_wide FILE.jsonl
 
 The regions of fleet_comparison.py at load 0.6 with 200 jobs, of which every eighth is a 70B model that takes 96 to 128
 devices, where a region has 64: it runs over several of them or not at all. `bace` has its pathfinder; `blind paths` is
 `bace` that takes the cheapest path whatever its links do to the step; the others are as in the comparison. Links at
 several multiples of what was measured. `wide`: those jobs alone; `slower`: their devices' hours over those that the
-same steps take where nothing slows them.
+same steps take where nothing slows them. Runs that FILE.jsonl has are not done again.
 """
 
 import argparse
 import json
 import statistics
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from itertools import product
+from pathlib import Path
 
-from benchmarks.fleet.fleet_case import StepTimes, jobs_of, philly, scenario
+from benchmarks.fleet.fleet_case import Row, StepTimes, jobs_of, philly, resumed, scenario
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
@@ -66,22 +68,37 @@ def row(outcome: FleetOutcome, steps: StepTimes) -> dict[str, float]:
     }
 
 
+class Bench:
+    """Runs cells; objects that cells share are made once."""
+
+    def __init__(self) -> None:
+        self._steps, self._quotes = StepTimes(), dict[float, PlannerQuotes]()
+
+    def run(self, rate: float, name: str, start: int) -> Row:
+        """The row of one policy."""
+        case = scenario(start, rate)
+        quotes = self._quotes.setdefault(rate, PlannerQuotes(case.cluster))
+        outcome = play(case, trace(start, self._steps), policies()[name], quotes=quotes, tick_s=0.0)
+        return {"links": rate, "policy": name, "start": start} | row(outcome, self._steps)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("file", type=Path)
     parser.add_argument("--starts", type=int, default=2)
     parser.add_argument("--rates", default="1,2,4")
+    parser.add_argument("--policies", default=",".join(policies()), help="only these, with commas between them")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long; the next call goes on")
     given = parser.parse_args()
-    steps, quotes, lines = StepTimes(), dict[float, PlannerQuotes](), list[dict[str, Any]]()
-    for rate in map(float, given.rates.split(",")):
-        for name, policy in policies().items():
-            rows = []
-            for start in range(given.starts):
-                case = scenario(start, rate)
-                known = quotes.setdefault(rate, PlannerQuotes(case.cluster))
-                rows.append(row(play(case, trace(start, steps), policy, quotes=known, tick_s=0.0), steps))
-            mean = {key: round(statistics.fmean(row[key] for row in rows), 2) for key in rows[0]}
-            lines.append({"links": rate, "policy": name, "starts": len(rows)} | mean)
-            print(json.dumps(lines[-1]), flush=True)
+    rates, names = [float(rate) for rate in given.rates.split(",")], given.policies.split(",")
+    bench, cells = Bench(), list(product(rates, names, range(given.starts)))
+    wanted = [(f"{rate}|{name}|{start}", partial(bench.run, rate, name, start)) for rate, name, start in cells]
+    found = list(resumed(given.file, wanted, given.seconds).values())
+    for rate, name in dict.fromkeys((line["links"], line["policy"]) for line in found):
+        rows = [line for line in found if (line["links"], line["policy"]) == (rate, name)]
+        columns = [column for column in rows[0] if column not in ("key", "links", "policy", "start")]
+        mean = {column: round(statistics.fmean(line[column] for line in rows), 2) for column in columns}
+        print(json.dumps({"links": rate, "policy": name, "starts": len(rows)} | mean))
 
 
 if __name__ == "__main__":
