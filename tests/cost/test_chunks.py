@@ -175,6 +175,14 @@ def test_devices_that_share_a_chunk_divide_work_activations_and_with_zero1_the_o
     assert four.overhead_s > one.overhead_s
 
 
+def test_devices_that_share_a_chunk_divide_the_time_of_the_optimizer_as_zero_divides_its_state():
+    asked = Training(sequence_length=4096, global_batch=1)
+    spared_s = 3 / 4 * step_cost(JobCosts(MODEL, asked), LAYOUT, PLACES, CLUSTER).optimizer_s
+    more_s = [chunk_costs(zero=z, context=4).overhead_s - chunk_costs(zero=z).overhead_s for z in (0, 1, 3)]
+    assert more_s[0] - more_s[1] == pytest.approx(spared_s)  # both sum gradients over them
+    assert more_s[2] == pytest.approx(-spared_s)
+
+
 def test_whether_devices_send_side_by_side_follows_from_the_kind_of_the_link_not_from_its_name():
     costs = chunk_costs(context=4)
     links = {name: link.model_copy(update={"kind": "inter-site"}) for name, link in costs.base.links.items()}

@@ -27,7 +27,7 @@ def job_chunk_costs(
 ) -> ChunkCosts:
     """Costs of chunks of sequences on the stages of one job.
 
-    `context` devices share every chunk of a stage (Ulysses): activations, work, and with ZeRO-1 the optimizer's state.
+    `context` devices share every chunk of a stage (Ulysses): activations, work, and with ZeRO-1 the optimizer.
     `longest` is the longest sequence that laws have to hold for; `profiles`, by device, take the place of modelled
     ones where one device has a stage's chunks. InputError for a profile of something else, and without flash attention,
     whose absence would make memory grow with the square of a length; errors of `step_cost` for the rest.
@@ -42,7 +42,7 @@ def job_chunk_costs(
         raise InputError("a profile of chunks was measured on one device; the layout has several for each stage")
     job = _ChunkJob(costs, layout, tuple(placements), cluster, longest, context, known)
     stages = tuple(job.stage(index) for index in range(len(placements)))
-    return ChunkCosts(stages, job.base(), context, job.step.overhead_s + job.context_sync_s())
+    return ChunkCosts(stages, job.base(), context, job.overhead_s())
 
 
 class _ChunkJob:
@@ -66,6 +66,7 @@ class _ChunkJob:
         )
         self._probe = probe.model_copy(update={"recompute": "none"})
         self._layout = replace(layout, microbatch_size=1, num_microbatches=1)
+        self._divided = replace(self._layout, context=context)
         plain = [replace(placement, recompute="none") for placement in placements]
         self._costs = JobCosts(
             self.model, self._probe, None, {s.device.name: costs.calibration(s) for s in cluster.sites}
@@ -170,9 +171,8 @@ class _ChunkJob:
     def _state_shared_bytes(self) -> list[float]:
         """Bytes of state of every rank that the devices which share its chunks divide."""
         shared = [0.0] * len(self.step.problem.ranks)
-        divided = replace(self._layout, context=self.context)
         for index, placement in enumerate(self.placements):
-            whole, part = (self._stage(index, layout).static_bytes for layout in (self._layout, divided))
+            whole, part = (self._stage(index, layout).static_bytes for layout in (self._layout, self._divided))
             shared[placement.rank] += whole - part
         return shared
 
@@ -181,7 +181,12 @@ class _ChunkJob:
         ends = {"embedding": index == 0, "head": index == len(self.placements) - 1}
         return self._costs.stage(layout, site, num_layers, "none", **ends)
 
-    def context_sync_s(self) -> float:
+    def overhead_s(self) -> float:
+        """Seconds outside the pipeline; the devices that share chunks divide the optimizer's as they do its state."""
+        alone, divided = (memory.num_shares(self._probe, layout) for layout in (self._layout, self._divided))
+        return self.step.overhead_s - self.step.optimizer_s * (1 - alone / divided) + self._context_sync_s()
+
+    def _context_sync_s(self) -> float:
         """Seconds after the step to sum gradients over the devices that share chunks; ZeRO-2 and 3 do in each chunk."""
         if self.context == 1 or self._probe.zero in (2, 3):
             return 0.0

@@ -33,6 +33,8 @@ class StepCost:
     """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, and, when the replicas' own
     reduction comes first, the exchange of tied embeddings; with replicas at several sites what is around their
     exchange there."""
+    optimizer_s: float
+    """The optimizer's part of it."""
 
 
 def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], cluster: Cluster) -> StepCost:
@@ -48,7 +50,7 @@ def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], 
     when devices or a link are missing.
     """
     step = _Step(costs, layout, tuple(placements), cluster)
-    return StepCost(step.problem(), sum(step.overhead_parts().values()))
+    return StepCost(step.problem(), sum(step.overhead_parts().values()), step.optimizer_s())
 
 
 def overhead_parts(

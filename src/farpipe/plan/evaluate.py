@@ -211,7 +211,7 @@ def staggerings(candidate: Candidate, together: StepCost, costs: JobCosts) -> li
     data, is_coupled = candidate.layout.data, costs.settled(candidate.layout).zero in (2, 3)
     if data == 1 or is_coupled or candidate.layout.replica_sites or not any(together.problem.between_sites.values()):
         return [together]
-    return [together, StepCost(stagger(together.problem, data), together.overhead_s)]
+    return [together, replace(together, problem=stagger(together.problem, data))]
 
 
 def staggered_like(best: Evaluated, together: StepCost, costs: JobCosts) -> StepCost:
