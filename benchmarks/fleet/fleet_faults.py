@@ -245,8 +245,10 @@ def table(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
         starts = [s for p, f, s in by_cell if (p, f) == (name, fault) and (name, "none", s) in by_cell]
         line: dict[str, Any] = {"policy": name, "fault": fault, "starts": len(starts)}
         for column in ("mean_h", "electricity_usd", "total_usd"):
-            changes = [by_cell[name, fault, s][column] / by_cell[name, "none", s][column] - 1 for s in starts]
-            line[column + " %"] = round(100 * statistics.fmean(changes), 1) if changes else None
+            changes = [100 * (by_cell[name, fault, s][column] / by_cell[name, "none", s][column] - 1) for s in starts]
+            if changes:
+                figure = mean_interval(changes)
+                line[column + " %"] = f"{figure.mean:+.1f} +- {figure.half_width:.1f}"
         longest = max((by_cell[name, fault, s]["queued_max_h"] for s in starts), default=None)
         lines.append(line | {"longest queued h": longest and round(longest)})
     return lines
