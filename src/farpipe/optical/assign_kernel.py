@@ -10,7 +10,6 @@ from farpipe.optical.spectrum_kernel import (
     common,
     flip,
     highest,
-    inner,
     is_free,
     keep_starts,
     largest_block,
@@ -20,7 +19,7 @@ from farpipe.optical.spectrum_kernel import (
     pop,
     push,
 )
-from farpipe.step.jit import jit
+from farpipe.step.jit import inner, jit
 
 _FIRST, _LAST, _BEST = range(3)
 _SAME = 1e-9

@@ -28,13 +28,13 @@ from farpipe.optical.sending_kernel import (
     switch,
     widen,
 )
-from farpipe.optical.spectrum_kernel import inner, pop
+from farpipe.optical.spectrum_kernel import pop, subroutine
 from farpipe.step.codes import W
 from farpipe.step.inlined import arrival_of, direction_of, kind_of, message_of, slot_of
 from farpipe.step.jit import jit
 
 
-@inner
+@subroutine
 def _launch(net, orders, rule, state, out, message):  # type: ignore[no-untyped-def]
     """Send a message whose producer's end is known over the light paths that it holds."""
     out.start_s[message] = max(out.ready_s[message], out.grant_s[message] + rule.setup_s)
@@ -46,7 +46,7 @@ def _launch(net, orders, rule, state, out, message):  # type: ignore[no-untyped-
         state.counters[SENDING] += 1
 
 
-@inner
+@subroutine
 def _stay(rule, state, hop, end_s):  # type: ignore[no-untyped-def]
     """Keep the hop's light path until it has been idle long enough after `end_s`."""
     state.kept_until_s[hop] = end_s
@@ -55,7 +55,7 @@ def _stay(rule, state, hop, end_s):  # type: ignore[no-untyped-def]
         post(state, end_s + rule.keep_s, np.int64(IDLE), hop)
 
 
-@inner
+@subroutine
 def _reuse(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """Send a message over the light path that its hop has kept."""
     hop = message // orders.num_microbatches
@@ -70,7 +70,7 @@ def _reuse(net, orders, rule, state, out, message, now_s):  # type: ignore[no-un
     post(state, out.arrival_s[message], np.int64(ARRIVAL), message)
 
 
-@inner
+@subroutine
 def _serve(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """Give a message its light path: 1 served, 0 refused for lack of spectrum, -1 its hop's turn has not come."""
     hop = message // orders.num_microbatches
@@ -92,7 +92,7 @@ def _serve(net, orders, rule, state, out, message, now_s):  # type: ignore[no-un
     return 1
 
 
-@inner
+@subroutine
 def _wait(rule, state, message):  # type: ignore[no-untyped-def]
     """Queue a message behind those of the same priority or a higher one."""
     place = state.counters[WAITING]
@@ -103,7 +103,7 @@ def _wait(rule, state, message):  # type: ignore[no-untyped-def]
     state.counters[WAITING] += 1
 
 
-@inner
+@subroutine
 def _behind(orders, rule, state, out, message):  # type: ignore[no-untyped-def]
     """True for a message of a hop of one light path that waits for others of that hop to be served first."""
     if not rule.one_at_a_time and rule.keep_s < 0:
@@ -117,7 +117,7 @@ def _behind(orders, rule, state, out, message):  # type: ignore[no-untyped-def]
     return False
 
 
-@inner
+@subroutine
 def _ask(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """The first request of a message."""
     out.ask_s[message] = now_s
@@ -131,7 +131,7 @@ def _ask(net, orders, rule, state, out, message, now_s):  # type: ignore[no-unty
             state.counters[RETRYING] = 1
 
 
-@inner
+@subroutine
 def _retry(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
     """Serve the messages that wait, by priority, then in order of asking.
 
@@ -154,7 +154,7 @@ def _retry(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def
     state.counters[WAITING] = kept
 
 
-@inner
+@subroutine
 def _use_released(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
     """A light path has ended: messages that wait try again, others are widened."""
     if rule.retry_s == 0:
@@ -164,7 +164,7 @@ def _use_released(net, orders, rule, state, out, now_s):  # type: ignore[no-unty
     widen(net, orders, rule, state, out, now_s)
 
 
-@inner
+@subroutine
 def _retry_later(background, rule, state, now_s):  # type: ignore[no-untyped-def]
     """Post the next periodic retry if messages wait and anything else can still happen."""
     goes_on = state.events[3][0] > 0 or state.counters[NEXT] < background.arrival_s.size
@@ -173,7 +173,7 @@ def _retry_later(background, rule, state, now_s):  # type: ignore[no-untyped-def
         post(state, now_s + rule.retry_s, np.int64(RETRY), 0)
 
 
-@inner
+@subroutine
 def _ready_at(net, orders, rule, state, out, message, now_s, end_s):  # type: ignore[no-untyped-def]
     """The producer of a message has started and will end at `end_s`."""
     out.ready_s[message] = end_s
@@ -183,7 +183,7 @@ def _ready_at(net, orders, rule, state, out, message, now_s, end_s):  # type: ig
         post(state, max(now_s, end_s - rule.setup_s), np.int64(ASK), message)
 
 
-@inner
+@subroutine
 def _begin(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-untyped-def]
     """Start the next action of a rank if it is free and the input is there."""
     at = np.int64(orders.begin[rank]) + out.position[rank]
@@ -201,7 +201,7 @@ def _begin(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-untyp
         _ready_at(net, orders, rule, state, out, message, now_s, end_s)
 
 
-@inner
+@subroutine
 def _arrive(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """A message is with its consumer."""
     direction = message // (orders.num_stages * orders.num_microbatches)
@@ -211,7 +211,7 @@ def _arrive(net, orders, rule, state, out, message, now_s):  # type: ignore[no-u
     _begin(net, orders, rule, state, out, np.int64(orders.rank_of_stage[stage]), now_s)
 
 
-@inner
+@subroutine
 def _finish(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-untyped-def]
     """An action has ended: its message asks for a light path, and the rank goes on."""
     code = np.int64(orders.codes[orders.begin[rank] + out.position[rank]])
@@ -230,7 +230,7 @@ def _finish(net, orders, rule, state, out, rank, now_s):  # type: ignore[no-unty
     _begin(net, orders, rule, state, out, rank, now_s)
 
 
-@inner
+@subroutine
 def _idle(net, state, hop, keep_s, now_s):  # type: ignore[no-untyped-def]
     """Give a hop's light path back if it has been idle for `keep_s`, or look again later; whether it was."""
     until_s = state.kept_until_s[hop] + keep_s
@@ -246,7 +246,7 @@ def _idle(net, state, hop, keep_s, now_s):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@subroutine
 def _request(net, background, state, now_s):  # type: ignore[no-untyped-def]
     """The next background request is carried or refused."""
     request = state.counters[NEXT]
@@ -262,7 +262,7 @@ def _request(net, background, state, now_s):  # type: ignore[no-untyped-def]
         post(state, state.lights.until_s[place], np.int64(RELEASE), place)
 
 
-@inner
+@subroutine
 def _next_event(background, state, until_s):  # type: ignore[no-untyped-def]
     """(time, kind, item) of what comes next, a background request or the head of the queue; kind -1: nothing."""
     events, request = state.events, state.counters[NEXT]
@@ -280,7 +280,7 @@ def _next_event(background, state, until_s):  # type: ignore[no-untyped-def]
     return background.arrival_s[request], REQUEST, 0
 
 
-@inner
+@subroutine
 def _change_lights(net, background, orders, rule, state, out, kind, item, now_s):  # type: ignore[no-untyped-def]
     """A light path ends or is replaced, or messages that wait try again."""
     if kind == RELEASE and state.lights.until_s[item] == now_s:  # else it has been widened, and ended before

@@ -7,10 +7,10 @@ import numpy as np
 
 from farpipe.optical.assign_kernel import choose, find_block, occupy, slots_needed
 from farpipe.optical.pipeline_state import LOGGED, POSTED, SENDING, SPARE
-from farpipe.optical.spectrum_kernel import common, inner, largest_block, push
+from farpipe.optical.spectrum_kernel import common, largest_block, push, subroutine
 
 
-@inner
+@subroutine
 def widest(net, rule, pair, most, least):  # type: ignore[no-untyped-def]
     """(units, path, start, slots) of the widest block between `least` and `most` units; units 0: none fits."""
     low, high = np.int64(net.first[pair]), np.int64(net.first[pair + 1])
@@ -22,13 +22,13 @@ def widest(net, rule, pair, most, least):  # type: ignore[no-untyped-def]
     return 0, -1, -1, 0
 
 
-@inner
+@subroutine
 def units_of_run(net, rule, path, length, most):  # type: ignore[no-untyped-def]
     """Units, at most `most`, that a run of `length` free slots of a path carries beside its guard."""
     return max(0, min(most, np.int64((length - net.guard) * net.per_slot[path] / rule.unit_gbit + 1e-9)))
 
 
-@inner
+@subroutine
 def first_units(net, rule, path, most):  # type: ignore[no-untyped-def]
     """Units, at most `most`, that the widest block on one path carries now."""
     if net.per_slot[path] <= 0 or not common(net.spectrum[0], net.table[0], net.table[1], path, net.mask):
@@ -36,7 +36,7 @@ def first_units(net, rule, path, most):  # type: ignore[no-untyped-def]
     return units_of_run(net, rule, path, largest_block(net.mask, net.spectrum[2])[0], most)
 
 
-@inner
+@subroutine
 def block_on(net, rule, path, most):  # type: ignore[no-untyped-def]
     """(units, path, start, slots) of the widest block of at most `most` units on one path; units 0: none fits."""
     units = first_units(net, rule, path, most) if path >= 0 else 0
@@ -46,7 +46,7 @@ def block_on(net, rule, path, most):  # type: ignore[no-untyped-def]
     return units, path, find_block(net.spectrum, net.table, rule.policy[1], path, count, net.mask), count
 
 
-@inner
+@subroutine
 def together_s(rule, gbit, units, unit_latency_s):  # type: ignore[no-untyped-def]
     """Time from the first bit's start until all blocks' bits arrive together.
 
@@ -55,7 +55,7 @@ def together_s(rule, gbit, units, unit_latency_s):  # type: ignore[no-untyped-de
     return (gbit / rule.unit_gbit + unit_latency_s) / units
 
 
-@inner
+@subroutine
 def soonest(net, rule, pair, most, least, gbit, units, weighted_s):  # type: ignore[no-untyped-def]
     """Candidate whose widest block, beside the `units` that are assigned, brings `gbit` soonest; -1: none does.
 
@@ -76,7 +76,7 @@ RELEASE, REQUEST, ACTION, ARRIVAL, ASK, IDLE, SWITCH, RETRY = range(8)
 """Kinds of events in their order at the same time."""
 
 
-@inner
+@subroutine
 def assign(net, state, block, owner, hop, now_s):  # type: ignore[no-untyped-def]
     """Take a block (path, start, count); the place of the new light path."""
     lights, counters = state.lights, state.counters
@@ -96,7 +96,7 @@ def assign(net, state, block, owner, hop, now_s):  # type: ignore[no-untyped-def
     return place
 
 
-@inner
+@subroutine
 def release(net, state, place, now_s):  # type: ignore[no-untyped-def]
     """Release the block of a light path."""
     lights, counters = state.lights, state.counters
@@ -112,14 +112,14 @@ def release(net, state, place, now_s):  # type: ignore[no-untyped-def]
     counters[SPARE] += 1
 
 
-@inner
+@subroutine
 def post(state, at_s, kind, item):  # type: ignore[no-untyped-def]
     """Put an event on the queue; those of one kind at one time stay in the order in which they were posted."""
     push(state.events, at_s, (kind << 44) + state.counters[POSTED], item)
     state.counters[POSTED] += 1
 
 
-@inner
+@subroutine
 def divide(net, orders, rule, state, out, message, start_s, gbit):  # type: ignore[no-untyped-def]
     """Divide the `gbit` of a message that are to be sent from `start_s` on over its blocks, to arrive together."""
     lights, weighted_s, end_s = state.lights, 0.0, start_s
@@ -139,7 +139,7 @@ def divide(net, orders, rule, state, out, message, start_s, gbit):  # type: igno
     post(state, out.arrival_s[message], np.int64(ARRIVAL), message)
 
 
-@inner
+@subroutine
 def assign_message(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """Assign a light path to a message; False: none is free."""
     hop, most, least = message // orders.num_microbatches, rule.want[message], rule.least[message]
@@ -156,7 +156,7 @@ def assign_message(net, orders, rule, state, out, message, now_s):  # type: igno
     return True
 
 
-@inner
+@subroutine
 def widen(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
     """Add blocks to the messages that are being sent on fewer units than they asked for."""
     sending, kept = state.sending, 0
@@ -170,7 +170,7 @@ def widen(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
     state.counters[SENDING] = kept
 
 
-@inner
+@subroutine
 def _unsent(net, rule, state, out, message, from_s):  # type: ignore[no-untyped-def]
     """(blocks, Gbit to be sent after `from_s`, sum of units x latency, longest latency) of a message.
 
@@ -191,7 +191,7 @@ def _unsent(net, rule, state, out, message, from_s):  # type: ignore[no-untyped-
     return blocks, left, weighted_s, longest_s
 
 
-@inner
+@subroutine
 def _widen(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
     """Add a block to a message that is being sent, and divide anew what is left when the block is set up."""
     from_s = now_s + rule.setup_s
@@ -212,7 +212,7 @@ def _widen(net, orders, rule, state, out, message, now_s):  # type: ignore[no-un
     divide(net, orders, rule, state, out, message, from_s, left)
 
 
-@inner
+@subroutine
 def replace_kept(net, orders, rule, state, now_s):  # type: ignore[no-untyped-def]
     """Set up a wider light path beside every kept one that has fewer units than its hop asks for."""
     for hop in range(state.kept.size):
@@ -229,7 +229,7 @@ def replace_kept(net, orders, rule, state, now_s):  # type: ignore[no-untyped-de
             post(state, now_s + rule.setup_s, np.int64(SWITCH), hop)
 
 
-@inner
+@subroutine
 def switch(net, orders, rule, state, hop, now_s):  # type: ignore[no-untyped-def]
     """Keep a hop's wider light path, once it is set up, instead of the one before, which ends after its message."""
     place, old, lights = state.wider[hop], state.kept[hop], state.lights

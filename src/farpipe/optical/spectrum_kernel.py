@@ -4,24 +4,22 @@ Spectra are bit masks of free slots in words of 64, the lowest slot in the lowes
 count): earliest first, ties by rank; `count` is an array of one.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from farpipe.step import jit
 from farpipe.step.inlined import pop as pop_first
 from farpipe.step.inlined import settle
-from farpipe.step.jit import jit
 
-_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
-inner: Final[Any] = jit(**_OPTIONS)
-"""Decorator of functions that only kernels call: their wrappers for so many arrays would take longer to compile."""
+subroutine: Final = jit.inner(forceinline=False)
+"""Decorator of functions that only kernels call: as parts of their callers they would take twice as long to compile."""
 
 
-@inner
+@subroutine
 def push(heap, at_s, rank, item):  # type: ignore[no-untyped-def]
     """Put an event on the heap; it must have space for it."""
     count = heap[3]
@@ -29,7 +27,7 @@ def push(heap, at_s, rank, item):  # type: ignore[no-untyped-def]
     count[0] += 1
 
 
-@inner
+@subroutine
 def pop(heap):  # type: ignore[no-untyped-def]
     """(time, rank, item) of the earliest event, taken off."""
     times_s, ranks, items, count = heap
@@ -62,13 +60,13 @@ def _leading_zeros(typing_context, word):  # type: ignore[no-untyped-def]
     return types.uint64(types.uint64), generate
 
 
-@inner
+@subroutine
 def is_free(mask, slot):  # type: ignore[no-untyped-def]
     """True if a slot is free; slots below zero are not."""
     return slot >= 0 and (mask[slot >> 6] >> np.uint64(slot & 63)) & _ONE != 0
 
 
-@inner
+@subroutine
 def flip(mask, start, count):  # type: ignore[no-untyped-def]
     """Turn `count` slots from `start` on: free ones are taken, taken ones are free."""
     slot, end = start, start + count
@@ -80,7 +78,7 @@ def flip(mask, start, count):  # type: ignore[no-untyped-def]
         slot += here
 
 
-@inner
+@subroutine
 def common(free, begin, fibres, path, out):  # type: ignore[no-untyped-def]
     """The slots that are free on every fibre of a path, into `out`; returns whether there are any."""
     low, high = begin[path], begin[path + 1]
@@ -94,7 +92,7 @@ def common(free, begin, fibres, path, out):  # type: ignore[no-untyped-def]
     return any_free != 0
 
 
-@inner
+@subroutine
 def keep_starts(mask, count):  # type: ignore[no-untyped-def]
     """Leave only the slots with which `count` free ones begin; each round doubles the length that is known."""
     have, words = 1, mask.size
@@ -111,7 +109,7 @@ def keep_starts(mask, count):  # type: ignore[no-untyped-def]
         have += step
 
 
-@inner
+@subroutine
 def lowest(mask):  # type: ignore[no-untyped-def]
     """The lowest slot of a mask, or -1."""
     for word in range(mask.size):
@@ -120,7 +118,7 @@ def lowest(mask):  # type: ignore[no-untyped-def]
     return -1
 
 
-@inner
+@subroutine
 def highest(mask):  # type: ignore[no-untyped-def]
     """The highest slot of a mask, or -1."""
     for word in range(mask.size - 1, -1, -1):
@@ -129,7 +127,7 @@ def highest(mask):  # type: ignore[no-untyped-def]
     return -1
 
 
-@inner
+@subroutine
 def next_set(mask, slot, num_slots):  # type: ignore[no-untyped-def]
     """The lowest free slot from `slot` on, or `num_slots`."""
     word = slot >> 6
@@ -144,7 +142,7 @@ def next_set(mask, slot, num_slots):  # type: ignore[no-untyped-def]
     return 64 * word + np.int64(_trailing_zeros(bits))  # type: ignore[call-arg]
 
 
-@inner
+@subroutine
 def next_clear(mask, slot, num_slots):  # type: ignore[no-untyped-def]
     """The lowest taken slot from `slot` on, or `num_slots`."""
     word = slot >> 6
@@ -159,7 +157,7 @@ def next_clear(mask, slot, num_slots):  # type: ignore[no-untyped-def]
     return min(num_slots, 64 * word + np.int64(_trailing_zeros(bits)))  # type: ignore[call-arg]
 
 
-@inner
+@subroutine
 def largest_block(mask, num_slots):  # type: ignore[no-untyped-def]
     """(length of the longest run of free slots, number of free slots, number of runs)."""
     longest, total, blocks = 0, 0, 0

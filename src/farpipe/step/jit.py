@@ -50,15 +50,18 @@ def _note(error: Exception) -> None:
     not_kept, compiled_elsewhere = error, _nowhere
 
 
-def inner(function: Function) -> Any:
+def inner(function: Function | None = None, *, forceinline: bool = True) -> Any:
     """Compile a function that only kernels call, and that allocates nothing; a decorator.
 
     It has none of the wrappers by which Python would call it, and no cache of its own: with these the kernels of a
     plan took a fifth longer to compile. Called from Python, it ends the process. It counts no references to arrays that
-    it takes out of tuples, and is part of its caller's code: either was half of the time of list scheduling or greedy.
+    it takes out of tuples, and with `forceinline` is part of its caller's code: either was half of the time of list
+    scheduling or greedy.
     """
+    if function is None:
+        return partial(inner, forceinline=forceinline)
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # numba's types lack these
-    options |= {"_nrt": False, "forceinline": True}
+    options |= {"_nrt": False, "forceinline": forceinline}
     return njit(**options)(function)
 
 
@@ -99,7 +102,7 @@ class KernelCache(FunctionCache):
 @cache
 def _digest(function: Function) -> str:
     """SHA-256 of what other files give to `function`."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_content(__file__))
     for part in _parts(function, {function}):
         digest.update(part)
     return digest.hexdigest()
