@@ -32,7 +32,7 @@ HOUR_S = 3600.0
 
 def policies() -> dict[str, Policy]:
     """By the names of the table."""
-    named: dict[str, Policy] = {name: policy_of(name) for name in ("bace", "atlas", "random", "single-region")}
+    named: dict[str, Policy] = {name: policy_of(name) for name in ("bace", "srtf", "atlas", "random", "single-region")}
     blind = QueuePolicy("blind paths", orders.bace_priority, places.cost_first)
     return {"bace": named.pop("bace"), "blind paths": blind, **named, "farpipe": OwnPolicy()}
 
