@@ -14,7 +14,7 @@ from farpipe.plan import make_plan
 from farpipe.plan.candidates import MAX_PLANNED_SITES, decided
 from farpipe.plan.evaluate import Evaluated, evaluate, whole
 from farpipe.plan.lattice import Lattice
-from farpipe.plan.refine import best_refined, refined
+from farpipe.plan.refinement import best_refined, refined
 from farpipe.plan.search import Search, search
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order

@@ -16,7 +16,7 @@ from farpipe.plan.candidates import Candidate
 from farpipe.plan.evaluate import Evaluated, describe_recompute, evaluate, finish
 from farpipe.plan.in_flight import in_flight_targets, minimum_in_flight
 from farpipe.plan.partition import StageModes, divide_layers, every_mode, stage_options
-from farpipe.plan.refine import refine_recomputation
+from farpipe.plan.refinement import refine_recomputation
 from farpipe.schedule.check import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import extra_forwards

@@ -3,7 +3,7 @@ import pytest
 from farpipe.cost import JobCosts
 from farpipe.plan import make_plan
 from farpipe.plan.changes import with_pins
-from farpipe.plan.refine import WORTH, improve_order, refine_ends, refine_recomputation, refined, whole
+from farpipe.plan.refinement import WORTH, improve_order, refine_ends, refine_recomputation, refined, whole
 from farpipe.plan.search import search
 from farpipe.schedule import check
 from plan.jobs import MODEL, both_ways, job, site

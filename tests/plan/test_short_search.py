@@ -1,6 +1,6 @@
 from farpipe.cost import JobCosts
 from farpipe.plan import make_plan
-from farpipe.plan.refine import improve_order
+from farpipe.plan.refinement import improve_order
 from farpipe.plan.search import search
 from farpipe.schedule import check
 from farpipe.schedule.bounds import lower_bound_s

@@ -17,7 +17,7 @@ from farpipe.plan.changes import COSTS, WORTH_LISTING, changes_that_help, still_
 from farpipe.plan.find_plans import find_plans, refine, reorder
 from farpipe.plan.limits import limit_of
 from farpipe.plan.plan import Change
-from farpipe.plan.refine import predicted, refined
+from farpipe.plan.refinement import predicted, refined
 from farpipe.plan.search import quick_best, quick_search, search
 from farpipe.plan.separate_sites import planned_in_full, separate_sites, shares_of_batch
 from farpipe.spec import Device, load_job

@@ -20,7 +20,7 @@ Measured = Sequence[Any]
 
 
 def plan_of(job: Job, path: Path, profiles: Measured = ()) -> Plan:
-    """`make_plan`, whose InputErrors name the file that the job is from."""
+    """The best plan of any job; InputErrors name the file that the job is from."""
     return find_plans_of(job, path, profiles).plans[0]
 
 
@@ -30,15 +30,11 @@ def load_profiles(job: Job, paths: Sequence[Path]) -> Measured:
     return tuple(map(kind.load, paths))
 
 
-def plan_of_chunks(job: Job, path: Path, profiles: Measured = ()) -> tuple[Plan, ChunkCosts]:
-    """The plan of a job with `data.packing` for the first batch of its text, and what chunks cost."""
-    return _planned_on_chunks(job, path, profiles)[:2]
-
-
-def _planned_on_chunks(
-    job: Job, path: Path, profiles: Measured
+def plan_of_chunks(
+    job: Job, path: Path, profiles: Measured = ()
 ) -> tuple[Plan, ChunkCosts, Callable[[], tuple[str, ...]]]:
-    """The plan for the first batch, what chunks cost, and a function that finds a better layout for that batch."""
+    """The plan of a job with `data.packing` for the first batch of its text, what chunks cost, and `better_layout` of
+    that batch, not called yet: it takes a search."""
     from farpipe.plan.chunked import better_layout, plan_on_chunks
     from farpipe.runtime.data.batches import load_document_batches
 
@@ -54,7 +50,7 @@ def _planned_on_chunks(
 def find_plans_of(job: Job, path: Path, profiles: Measured = (), **options: Any) -> FoundPlans:
     """The plans of any job; InputErrors name the file that the job is from. `options` are those of `find_plans`."""
     if job.data.packing is not None:
-        plan, _, better = _planned_on_chunks(job, path, profiles)
+        plan, _, better = plan_of_chunks(job, path, profiles)
         return FoundPlans([plan], job, JobCosts(job.model, job.training), notes=better)
     try:
         return find_plans(job, profiles, **options)

@@ -122,7 +122,7 @@ class RunOptions:
         given = {"--method": self.method is not None, "--replan": self.replan}
         refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")
         with status("planning the first batch"):
-            return plan_of_chunks(job, self.job, load_profiles(job, self.profile or ()))
+            return plan_of_chunks(job, self.job, load_profiles(job, self.profile or ()))[:2]
 
 
 def write_run_dir(plan: "Plan", spec: "RunSpec", place: "RunPlace") -> None:

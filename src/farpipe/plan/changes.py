@@ -10,8 +10,8 @@ from farpipe.errors import FarpipeError
 from farpipe.plan.candidates import Candidate, decided, placed
 from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.plan import Change, CostClass
-from farpipe.plan.refine import predicted, refined
-from farpipe.plan.search import Progress, quick_best
+from farpipe.plan.refinement import predicted, refined
+from farpipe.plan.search import Advance, quick_best
 from farpipe.spec import Cluster, Job, Pins, Site, SiteLink
 from farpipe.step import occupied_s
 from farpipe.units import format_rate
@@ -70,7 +70,7 @@ def changes_that_help(
     costs: JobCosts,
     found: Sequence[Evaluated],
     step_s: float,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
     limit_s: float = LIMIT_S,
     most: int = MAX_CHANGES,
 ) -> tuple[list[Change], list[str]]:
@@ -110,7 +110,7 @@ class _ChangeTrial:
     step_s: float
 
     def quickly(
-        self, ideas: Sequence[_Idea], progress: Progress | None, until_s: float
+        self, ideas: Sequence[_Idea], progress: Advance | None, until_s: float
     ) -> tuple[list[tuple[_Idea, Evaluated]], list[str]]:
         """The changes that help by a quick search, each with the best that it found, and those that there was no time
         to try."""

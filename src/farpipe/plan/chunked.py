@@ -14,7 +14,7 @@ from farpipe.errors import FarpipeError, InputError
 from farpipe.plan.candidates import expect_devices
 from farpipe.plan.engine import batch_obstacle, divided
 from farpipe.plan.plan import Plan
-from farpipe.plan.refine import predict
+from farpipe.plan.refinement import predict
 from farpipe.sequences import BatchPlan, StepPlan, options_of, plan_batch, plan_sequences, shares, step_plan
 from farpipe.sequences.batch_plan import plan_whole, why_cut
 from farpipe.sequences.checkpointing import token_limit

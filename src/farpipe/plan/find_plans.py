@@ -1,4 +1,4 @@
-"""The planner: search the best layout of a job, refine it, explain it."""
+"""Plans of a job: search its layouts, refine the best, explain it; `Planner` keeps costs for many requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,17 @@ from farpipe.plan.limits import limit_of, limits_in_words, trust_of
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Plan, Strategy
 from farpipe.plan.quote import quote_of
-from farpipe.plan.refine import best_refined, predict, predicted, rank_robustly
-from farpipe.plan.search import Progress, search_stages_of_zero
+from farpipe.plan.refinement import best_refined, predict, predicted, rank_robustly
+from farpipe.plan.search import Advance, search_stages_of_zero
 from farpipe.plan.strategies import LOCAL_STEPS, strategies_of
 from farpipe.plan.why_not import explain_infeasible, other_sites, runners_up, use_of_sites
 from farpipe.schedule.bounds import lower_bound_s
-from farpipe.search import SEARCHES, FoundOrder
-from farpipe.search import Progress as SearchProgress
+from farpipe.search import SEARCHES, FoundOrder, Progress
 from farpipe.spec import Job
 from farpipe.units import format_percent
 
 
-def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None) -> Plan:
+def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Advance | None = None) -> Plan:
     """The plan with the shortest predicted step, with the runners-up and why each lost.
 
     Estimates guide the search, see `search`. Raises InputError for an unknown schedule, InfeasibleError,
@@ -45,7 +44,7 @@ class FoundPlans:
     notes: Callable[[], tuple[str, ...]] = tuple
     """Makes further sentences for a plan without strategies, for which a person waits no longer than for these."""
 
-    def advised(self, local_steps: int | None, progress: Progress | None = None, limit_s: float = LIMIT_S) -> Plan:
+    def advised(self, local_steps: int | None, progress: Advance | None = None, limit_s: float = LIMIT_S) -> Plan:
         """The first plan with its strategies and the cheapest changes, each within `limit_s`.
 
         `local_steps` is the interval of parameter averaging in the local-SGD strategy (None: LOCAL_STEPS), `progress`
@@ -64,7 +63,7 @@ class FoundPlans:
 
 
 def find_plans(
-    job: Job, profiles: Sequence[Profile] = (), progress: Progress | None = None, num_plans: int = 1
+    job: Job, profiles: Sequence[Profile] = (), progress: Advance | None = None, num_plans: int = 1
 ) -> FoundPlans:
     """The plan of `make_plan`, and after it up to `num_plans` - 1 of the next best layouts, each as good as it gets.
 
@@ -162,9 +161,7 @@ def reorder(plan: Plan, method: str) -> Plan:
     )
 
 
-def refine(
-    plan: Plan, time_limit_s: float, on_progress: Callable[[SearchProgress], None] = lambda progress: None
-) -> Plan:
+def refine(plan: Plan, time_limit_s: float, on_progress: Callable[[Progress], None] = lambda progress: None) -> Plan:
     """The same plan with the best order that a search of `time_limit_s` seconds finds, if that is faster.
 
     The advice says how near it is to the best there can be, and whether the clock cut the search.

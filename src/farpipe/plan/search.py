@@ -22,7 +22,7 @@ from farpipe.plan.orders import AUTO, QUICK, best_order
 from farpipe.plan.partition import missing_bytes
 from farpipe.spec import Job
 
-Progress = Callable[[int, int], None]
+Advance = Callable[[int, int], None]
 """Called with (candidates evaluated, candidates in all); 0 in all: not known beforehand."""
 
 Key = tuple[str, Layout, bool]
@@ -91,7 +91,7 @@ def search(
     job: Job,
     costs: JobCosts,
     budget: Budget = LARGE,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
     also: Iterable[Candidate] = (),
     until_s: float = math.inf,
 ) -> Found:
@@ -119,7 +119,7 @@ def quick_best(job: Job, costs: JobCosts, also: Iterable[Candidate] = ()) -> Eva
 
 
 def search_stages_of_zero(
-    job: Job, profiles: dict[str, Profile], progress: Progress | None = None
+    job: Job, profiles: dict[str, Profile], progress: Advance | None = None
 ) -> tuple[Job, JobCosts, Found]:
     """(decided job, its costs, what a large search found): by the first stage of ZeRO that works if the job names none;
     by the best where activations are offloaded, for one rank has all layers then.
@@ -153,7 +153,7 @@ class Search:
         costs: JobCosts,
         lattice: Lattice,
         budget: Budget = LARGE,
-        progress: Progress | None = None,
+        progress: Advance | None = None,
         until_s: float = math.inf,
     ) -> None:
         self._job, self._costs, self._budget, self._progress, self._until_s = job, costs, budget, progress, until_s
@@ -199,7 +199,7 @@ class Search:
         self._near(sorted((one for of_set in site_sets for one in of_set), key=lambda one: one.step_s))
         self._alone(site_sets)
         if not self.evaluated:
-            self._nearest()
+            self._lacking_least()
         self._neighbours()
         self._finish()
 
@@ -265,7 +265,7 @@ class Search:
                 found = [e.step_s for e in self.evaluated.values() if len(e.candidate.order) == 1]
                 self._try(self.lattice.candidate(estimate), min(found, default=math.inf))
 
-    def _nearest(self) -> None:
+    def _lacking_least(self) -> None:
         """Candidates that lack least memory, where none of the estimates works."""
         lacking = [(missing_bytes(self._costs, c, minimum_in_flight(c)), c) for c in self.lattice.candidates()]
         if not lacking:
@@ -301,7 +301,7 @@ class Search:
             except InfeasibleError as error:
                 self.rejected.append(reject(self.evaluated[key].candidate, self._costs, error))
         self.evaluated = {key: found for key, found in self.evaluated.items() if found.extrapolated_s is None}
-        for key in self._finished(ranked) if self._job.schedule is None and not self._is_small else []:
+        for key in self._named_orders_worth_trying(ranked) if self._job.schedule is None and not self._is_small else []:
             found = self.evaluated.get(key)
             if found is None or 3 * found.problem.num_stages * found.problem.num_microbatches > MAX_FINISHED_ACTIONS:
                 continue
@@ -316,7 +316,7 @@ class Search:
         better = evaluate(self._job, found.candidate, self._costs, found.step_s)
         return better if isinstance(better, Evaluated) else found
 
-    def _finished(self, ranked: Sequence[Key]) -> list[Key]:
+    def _named_orders_worth_trying(self, ranked: Sequence[Key]) -> list[Key]:
         """The MAX_FINISHED best, and the best in a V if it is nearly as fast: ``wave`` is no quick order."""
         in_v = [key for key in ranked[MAX_FINISHED:] if key in self.evaluated and self.evaluated[key].candidate.in_v]
         near_s = self.best_s * (1 + NEARLY_IN_V)

@@ -11,7 +11,7 @@ from farpipe.plan.changes import LIMIT_S
 from farpipe.plan.evaluate import Evaluated, whole
 from farpipe.plan.limits import WORTH_NAMING, limit_of
 from farpipe.plan.plan import Strategy, StrategyKind
-from farpipe.plan.refine import refined
+from farpipe.plan.refinement import refined
 from farpipe.plan.search import best_of_site_sets, quick_search
 from farpipe.plan.separate_sites import OUTER_BYTES, SeparateSites, planned_in_full, separate_sites
 from farpipe.spec import Job
