@@ -21,7 +21,7 @@ from typing import Any, Final
 from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.play import play, quotes_of
 from farpipe.fleet.policies import orders, places, policy_of
-from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy, View
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.quotes import Devices, PlannerQuotes
@@ -125,8 +125,8 @@ def policies() -> dict[str, Policy]:
         "easy": policy_of("easy"),
         "sjf": policy_of("sjf"),
         "srtf": policy_of("srtf"),
-        "farpipe": OwnPolicy(),
-        "farpipe for JCT and electricity": OwnPolicy(electricity_only=True),
+        "farpipe": FarpipePolicy(),
+        "farpipe for JCT and electricity": FarpipePolicy(electricity_only=True),
     }
 
 
@@ -146,12 +146,12 @@ def ablation() -> dict[str, Policy]:
         "bace without priority (arrival)": QueuePolicy("bace", orders.by_arrival, places.bace),
         "bace without paths (one region, the cheapest)": QueuePolicy("bace", orders.bace_priority, CHEAPEST),
         "bace without prices (the fastest path)": QueuePolicy("bace", orders.bace_priority, _fastest_path),
-        "farpipe": OwnPolicy(),
-        "farpipe without its order (arrival)": OwnPolicy(order="arrival"),
-        "farpipe without stops": OwnPolicy(preempts=False),
-        "farpipe without growth": OwnPolicy(grows=False),
-        "farpipe without moves": OwnPolicy(moves=False),
-        "farpipe without prices": OwnPolicy(sees_prices=False),
+        "farpipe": FarpipePolicy(),
+        "farpipe without its order (arrival)": FarpipePolicy(order="arrival"),
+        "farpipe without stops": FarpipePolicy(preempts=False),
+        "farpipe without growth": FarpipePolicy(grows=False),
+        "farpipe without moves": FarpipePolicy(moves=False),
+        "farpipe without prices": FarpipePolicy(sees_prices=False),
     }
 
 

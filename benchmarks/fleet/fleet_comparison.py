@@ -21,7 +21,7 @@ from benchmarks.fleet.fleet_case import StepTimes, jobs_of, philly, resumed, sce
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
 from farpipe.fleet.policies import POLICIES, orders, places, policy_of
-from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.quotes import HopQuotes, PlannerQuotes
@@ -29,7 +29,7 @@ from farpipe.fleet.scenario import Scenario
 
 LOADS = (0.6, 0.9, 1.2)
 LIKE_BACE = "farpipe for JCT and electricity"
-OWN = OwnPolicy()
+OWN = FarpipePolicy()
 DAY_S = 86400.0
 BY_RATE = ("bace", "atlas", "single-region", LIKE_BACE, "farpipe")
 """Those for which rates of links are varied."""

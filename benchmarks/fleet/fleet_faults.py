@@ -34,7 +34,7 @@ from farpipe.fleet.job import FleetJob, JobState
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
 from farpipe.fleet.policies import policy_of
-from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import Scenario
@@ -139,7 +139,7 @@ def changing(case: Scenario, until_s: float, every_s: float = 1800.0) -> tuple[S
 def late_links(starts: int) -> list[dict[str, Any]]:
     """Lines of the table of late rates."""
     steps, quotes, lines = StepTimes(), PlannerQuotes(scenario(0, 2.0).cluster), []
-    for policy in (policy_of("bace"), OwnPolicy()):
+    for policy in (policy_of("bace"), FarpipePolicy()):
         found: dict[float, list[dict[str, float]]] = {}
         for start in range(starts):
             jobs = trace(start, steps)
@@ -209,8 +209,8 @@ def faults(policy: Policy) -> Sequence[tuple[str, Policy, Allocation]]:
     ]
 
 
-OWN = OwnPolicy(electricity_only=True)
-POLICIES = {"bace": policy_of("bace"), "farpipe for JCT and electricity": OWN, "farpipe": OwnPolicy()}
+OWN = FarpipePolicy(electricity_only=True)
+POLICIES = {"bace": policy_of("bace"), "farpipe for JCT and electricity": OWN, "farpipe": FarpipePolicy()}
 
 
 class Bench:

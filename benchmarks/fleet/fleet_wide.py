@@ -20,7 +20,7 @@ from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
 from farpipe.fleet.policies import orders, places, policy_of
-from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.quotes import PlannerQuotes
@@ -34,7 +34,7 @@ def policies() -> dict[str, Policy]:
     """By the names of the table."""
     named: dict[str, Policy] = {name: policy_of(name) for name in ("bace", "srtf", "atlas", "random", "single-region")}
     blind = QueuePolicy("blind paths", orders.bace_priority, places.cost_first)
-    return {"bace": named.pop("bace"), "blind paths": blind, **named, "farpipe": OwnPolicy()}
+    return {"bace": named.pop("bace"), "blind paths": blind, **named, "farpipe": FarpipePolicy()}
 
 
 def trace(start: int, steps: StepTimes) -> list[FleetJob]:

@@ -9,10 +9,10 @@ import pytest
 
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.job import FleetJob, Kind
-from farpipe.fleet.policies import own, places, policy_of
+from farpipe.fleet.policies import farpipe_policy, places, policy_of
 from farpipe.fleet.policies.draft import DecisionDraft
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.orders import bace_priority
-from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.policies.worth import Objective
 from farpipe.fleet.simulator import Failures, Simulator
@@ -119,22 +119,22 @@ PARAMETERS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "value", "case"), PARAMETERS)
 def test_another_parameter_of_the_default_policy_shows_in_its_figures(name, value, case):
-    assert figures(OwnPolicy(**{name: value}), case) != pytest.approx(FROZEN["farpipe", case], rel=1e-6)
+    assert figures(FarpipePolicy(**{name: value}), case) != pytest.approx(FROZEN["farpipe", case], rel=1e-6)
 
 
 @pytest.mark.slow
 def test_moves_at_one_event_show_in_the_figures_of_a_policy_that_saves_money():
-    thrifty = OwnPolicy(hour_value=8.0)
+    thrifty = FarpipePolicy(hour_value=8.0)
     assert figures(replace(thrifty, moves_per_event=1), "calm") != pytest.approx(figures(thrifty, "calm"), rel=1e-6)
 
 
 CONSTANTS = [
-    (own, "DEADLINE_S", 1800.0),
-    (own, "DEADLINE_SHARE", 0.5),
-    (own, "STOP_SHARE", 5.0),
-    (own, "LOOKED_AT", 8),
-    (own, "MIN_RUN_S", 900.0),
-    (own, "WIDTH_POWER", 1.0),
+    (farpipe_policy, "DEADLINE_S", 1800.0),
+    (farpipe_policy, "DEADLINE_SHARE", 0.5),
+    (farpipe_policy, "STOP_SHARE", 5.0),
+    (farpipe_policy, "LOOKED_AT", 8),
+    (farpipe_policy, "MIN_RUN_S", 900.0),
+    (farpipe_policy, "WIDTH_POWER", 1.0),
     (places, "QUANTUM", 4),
 ]
 
@@ -147,7 +147,7 @@ def test_another_constant_of_the_default_policy_shows_in_its_figures(monkeypatch
 
 
 def test_another_horizon_shows_in_the_figures_of_the_default_policy(monkeypatch):
-    monkeypatch.setattr(own, "Objective", partial(Objective, horizon_s=2 * HOUR_S))
+    monkeypatch.setattr(farpipe_policy, "Objective", partial(Objective, horizon_s=2 * HOUR_S))
     assert figures(policy_of("farpipe"), "calm") != pytest.approx(FROZEN["farpipe", "calm"], rel=1e-6)
 
 
@@ -158,9 +158,9 @@ def test_another_ageing_of_bace_shows_in_its_figures():
 
 @pytest.mark.parametrize("case", ["busy", "well linked", "calm"])
 def test_running_jobs_that_are_not_looked_at_in_full_would_not_have_moved(monkeypatch, case):
-    thrifty = OwnPolicy(hour_value=8.0)
+    thrifty = FarpipePolicy(hour_value=8.0)
     expected = figures(thrifty, case)
-    monkeypatch.setattr(own, "_may_repay", lambda *args: True)
+    monkeypatch.setattr(farpipe_policy, "_may_repay", lambda *args: True)
     monkeypatch.setattr(DecisionDraft, "may_cross", lambda *args: True)
     assert figures(thrifty, case) == expected
 
@@ -171,7 +171,7 @@ def random_fleets():
     for seed in range(6):
         draw = random.Random(seed)
         jobs = random_jobs(30, draw)
-        state = first_state(random_cluster(draw), OwnPolicy(hour_value=1.0), SimpleQuotes())
+        state = first_state(random_cluster(draw), FarpipePolicy(hour_value=1.0), SimpleQuotes())
         outcome = Simulator(state, Failures(device_hours=200.0, seed=seed)).run(jobs, random_events(draw))
         found.append([(record.states, record.final) for record in outcome.records])
     return found
@@ -179,6 +179,6 @@ def random_fleets():
 
 def test_running_jobs_that_are_not_looked_at_anew_would_not_have_moved_in_random_fleets(monkeypatch):
     expected = random_fleets()
-    monkeypatch.setattr(own, "_may_repay", lambda *args: True)
+    monkeypatch.setattr(farpipe_policy, "_may_repay", lambda *args: True)
     assert random_fleets() == expected
     assert sum(final.num_moves for fleet in expected for _, final in fleet) > 20

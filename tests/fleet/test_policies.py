@@ -18,8 +18,8 @@ from farpipe.fleet.events import (
 )
 from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.policies import POLICIES, policy_of
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.orders import bace_priority, by_work_left
-from farpipe.fleet.policies.own import OwnPolicy
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.quotes import StopCosts
@@ -213,7 +213,7 @@ def test_a_job_is_stopped_only_if_the_wait_costs_more():
     assert swapped["long"].final.num_preemptions == 1
     assert swapped["short"].jct_s < 1500
     at_end = replace(short, submit_s=run("farpipe", [nearly], cluster(8))["nearly"].finished_s - 300.0)
-    waited = run(OwnPolicy(factor=0.01), [nearly, at_end], cluster(8))
+    waited = run(FarpipePolicy(factor=0.01), [nearly, at_end], cluster(8))
     assert waited["nearly"].final.num_preemptions == 0
 
 
@@ -225,7 +225,7 @@ def test_a_running_job_moves_where_it_is_as_fast_to_make_room_at_one_site():
     assert found["wide"].final.queued_s < 1
     assert [found[name].final.num_moves for name in ("one", "other")] in ([0, 1], [1, 0])
     assert [found[name].final.num_preemptions for name in ("one", "other")] == [0, 0]
-    assert run(OwnPolicy(moves=False, preempts=False), [*here, wide], cluster(12, 12))["wide"].final.queued_s > 3600
+    assert run(FarpipePolicy(moves=False, preempts=False), [*here, wide], cluster(12, 12))["wide"].final.queued_s > 3600
 
 
 def test_where_wide_jobs_are_about_a_job_starts_where_least_is_to_spare_and_else_where_power_is_cheap():
@@ -280,7 +280,7 @@ def test_own_policy_puts_a_short_wide_job_before_a_long_narrow_one():
     """Less time left, more work: with the order of work the narrow one would go first."""
     jobs = [job("first", 0.0, 50, 8, 8), job("narrow", 1.0, 300, 4, 4), job("wide", 2.0, 396, 8, 8)]
     waits = {
-        order: {n: r.final.queued_s for n, r in run(OwnPolicy(order=order), jobs, cluster(8)).items()}
+        order: {n: r.final.queued_s for n, r in run(FarpipePolicy(order=order), jobs, cluster(8)).items()}
         for order in ("rest", "work")
     }
     assert waits["rest"]["wide"] < waits["rest"]["narrow"]
@@ -289,7 +289,7 @@ def test_own_policy_puts_a_short_wide_job_before_a_long_narrow_one():
 
 def test_keys_are_those_of_the_plain_rule():
     """The quick look at who is urgent against the rule for every job."""
-    policy = OwnPolicy(max_queued_s=5000.0)
+    policy = FarpipePolicy(max_queued_s=5000.0)
     jobs = [
         replace(job(f"j{i}", 100.0 * i, 50 + 37 * i % 90), deadline_s=40_000.0 if i % 3 else None) for i in range(40)
     ]
@@ -319,7 +319,7 @@ def crowd(num_jobs=120, every_s=400.0):
 @pytest.mark.parametrize("hours", [3, 8])
 def test_nobody_waits_longer_than_the_bound(hours):
     """Then it goes before all that have not waited so long: the stop of one that has just begun takes half an hour."""
-    bounded = OwnPolicy(max_queued_s=hours * 3600.0)
+    bounded = FarpipePolicy(max_queued_s=hours * 3600.0)
     free = replace(bounded, max_queued_s=float("inf"))
     found, starved = (run(policy, crowd(), cluster(8))["long"].final for policy in (bounded, free))
     assert found.queued_s <= hours * 3600 + 1800 + 600
@@ -339,14 +339,14 @@ def test_tenants_get_nearer_to_equal_shares():
     """One tenant's many short jobs against the longer ones of another."""
     jobs = [replace(job(f"a{index}", 1.0, 300), tenant="many") for index in range(12)]
     jobs += [replace(job(f"b{index}", 2.0, 450), tenant="few") for index in range(2)]
-    fair, plain = (run(OwnPolicy(fairness=f), jobs, cluster(8, 8)) for f in (2.0, 0.0))
+    fair, plain = (run(FarpipePolicy(fairness=f), jobs, cluster(8, 8)) for f in (2.0, 0.0))
     mean = [sum(found[f"b{index}"].finished_s for index in range(2)) for found in (fair, plain)]
     assert mean[0] < mean[1]
 
 
 def test_a_larger_share_of_a_tenant_brings_its_jobs_forward():
     jobs = [replace(job(f"{name}{index}", 1.0, 300), tenant=name) for name in ("a", "b") for index in range(8)]
-    plain = OwnPolicy(fairness=2.0)
+    plain = FarpipePolicy(fairness=2.0)
     ends = []
     for shares in ((("a", 4.0),), (), (("b", 4.0),)):
         found = run(replace(plain, tenant_shares=shares), jobs, cluster(8, 8, 8))

@@ -8,7 +8,7 @@ from farpipe.fleet.events import Event
 from farpipe.fleet.job import FleetJob
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.policies import policy_of
-from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes, Quotes
 from farpipe.fleet.replacing import replace
@@ -51,7 +51,7 @@ def quotes_of(scenario: Scenario) -> PlannerQuotes:
 
 def _configured(policy: Policy, scenario: Scenario) -> Policy:
     """`policy` with the parameters and tenants of `scenario`; listed tenants want fairness unless it is set."""
-    if not isinstance(policy, OwnPolicy):
+    if not isinstance(policy, FarpipePolicy):
         return policy
     shares = tuple(sorted(scenario.tenant_shares.items()))
     return replace(policy, **({"fairness": 1.0} if shares else {}) | scenario.policy_parameters, tenant_shares=shares)

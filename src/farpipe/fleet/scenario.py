@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.errors import InputError
 from farpipe.fleet.events import Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
-from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.quotes import HopQuotes, StopCosts
 from farpipe.fleet.series import Series, read_series
 from farpipe.fleet.simulator import Failures
@@ -153,20 +153,20 @@ Switch = Annotated[Flag, BeforeValidator(_switch)]
 
 
 class PolicyTable(Part):
-    """[policy]: parameters of `OwnPolicy`, which describes them."""
+    """[policy]: parameters of `FarpipePolicy`, which describes them."""
 
-    electricity_only: Switch = OwnPolicy.electricity_only
-    carbon_usd_per_t: NonNegative = OwnPolicy.carbon_usd_per_t
-    hour_value: NonNegative = OwnPolicy.hour_value
-    order: Literal["rest", "work", "arrival"] = OwnPolicy.order
-    sees_prices: Switch = OwnPolicy.sees_prices
-    preempts: Switch = OwnPolicy.preempts
-    factor: Positive = OwnPolicy.factor
-    moves_per_event: Natural = OwnPolicy.moves_per_event
-    grows: Switch = OwnPolicy.grows
-    moves: Switch = OwnPolicy.moves
-    fairness: NonNegative = OwnPolicy.fairness
-    max_queued_s: NonNegative = OwnPolicy.max_queued_s
+    electricity_only: Switch = FarpipePolicy.electricity_only
+    carbon_usd_per_t: NonNegative = FarpipePolicy.carbon_usd_per_t
+    hour_value: NonNegative = FarpipePolicy.hour_value
+    order: Literal["rest", "work", "arrival"] = FarpipePolicy.order
+    sees_prices: Switch = FarpipePolicy.sees_prices
+    preempts: Switch = FarpipePolicy.preempts
+    factor: Positive = FarpipePolicy.factor
+    moves_per_event: Natural = FarpipePolicy.moves_per_event
+    grows: Switch = FarpipePolicy.grows
+    moves: Switch = FarpipePolicy.moves
+    fairness: NonNegative = FarpipePolicy.fairness
+    max_queued_s: NonNegative = FarpipePolicy.max_queued_s
 
 
 class FleetFile(Part):
@@ -204,7 +204,7 @@ class Scenario:
     failures: Failures
     idle_power_w: dict[str, float]
     policy_parameters: dict[str, Any]
-    """Parameters of `OwnPolicy` that are set."""
+    """Parameters of `FarpipePolicy` that are set."""
     hop_quotes: HopQuotes = "planner"
     tenant_shares: Mapping[str, float] = field(default_factory=dict)
     """Weights of the tenants' shares of the devices in use."""

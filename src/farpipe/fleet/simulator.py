@@ -124,12 +124,12 @@ class Simulator:
                 if self.prices[site][-1][0] == event.time_s:
                     self.prices[site].pop()
                 self.prices[site].append((event.time_s, price.usd_per_mwh))
-        self._write_event(event, before)
+        self._record_event(event, before)
         for why in self.state.refusals:
-            self._write_line("reject", "", "queued", None, why)
+            self._log("reject", "", "queued", None, why)
         for command in commands:
-            self._write_command(command)
-        self._write_copying(before)
+            self._record_command(command)
+        self._record_copying(before)
         for name in dict.fromkeys((getattr(event, "name", ""), *(command.name for command in commands))):
             job = self.state.jobs.get(name)
             if job is not None and job is not before.get(name):
@@ -194,18 +194,18 @@ class Simulator:
             more = max(0, free[site]) * watts * tariff.pue * seconds / JOULES_PER_KWH
             self._idle[site] = kwh + more, usd + more / 1e3 * tariff.price.usd_per_mwh
 
-    def _write_event(self, event: Event, before: Mapping[str, JobState]) -> None:
+    def _record_event(self, event: Event, before: Mapping[str, JobState]) -> None:
         """Record what the event itself changes of a job, before the commands that follow."""
         if isinstance(event, JobSubmitted):
             record = self.records.setdefault(event.job.name, JobRecord(event.job))
             record.states.append((event.time_s, "queued"))
-            self._write("submit", event.job.name, "queued", None)
+            self._record_allocation("submit", event.job.name, "queued", None)
         elif isinstance(event, JobStarted):
             now = self.state.jobs.get(event.name)  # the policy may have stopped it in the same moment
             runs = now is not None and now.phase == "running"
-            self._note(event.name, "run", "running", (now if now and runs else before[event.name]).placement)
+            self._record_phase(event.name, "run", "running", (now if now and runs else before[event.name]).placement)
         elif isinstance(event, JobStopped) and event.name in self.state.jobs:
-            self._note(event.name, "stopped", "queued")
+            self._record_phase(event.name, "stopped", "queued")
         for job in self.state.closed:
             record = self.records[job.name]
             record.final = job
@@ -213,15 +213,15 @@ class Simulator:
             record.finished_s = event.time_s if finished else None
             what = "finish" if finished else "fail" if isinstance(event, JobFailed) else "cancel"
             record.states.append((event.time_s, what))
-            self._write(what, job.name, "queued", None)
+            self._record_allocation(what, job.name, "queued", None)
         if isinstance(event, JobFailed) and not event.is_final:
-            self._note(event.name, "fail", "queued")
+            self._record_phase(event.name, "fail", "queued")
 
-    def _write_command(self, command: Command) -> None:
+    def _record_command(self, command: Command) -> None:
         what = NAMES[type(command)]
         job = self.state.jobs.get(command.name)
         if job is not None and job.phase == "stopping" and isinstance(command, Preempt | Cancel):
-            self._note(command.name, what, "stopping", job.placement)
+            self._record_phase(command.name, what, "stopping", job.placement)
             return
         if command.name in self.records and isinstance(command, Cancel):
             if self.state.closed:
@@ -229,13 +229,13 @@ class Simulator:
             else:
                 self.records[command.name].states.append((self.state.now_s, "refused"))
                 self.records[command.name].refused = command.why
-                self._write("refuse", command.name, "queued", None, command.why)
+                self._record_allocation("refuse", command.name, "queued", None, command.why)
             return
         placement: JobPlacement | None = getattr(command, "placement", None)
         phase: Phase = "queued" if placement is None else "running" if isinstance(command, Replan) else "starting"
-        self._note(command.name, what, phase, placement)
+        self._record_phase(command.name, what, phase, placement)
 
-    def _write_copying(self, before: Mapping[str, JobState]) -> None:
+    def _record_copying(self, before: Mapping[str, JobState]) -> None:
         """Record running jobs that send copies elsewhere now, or none any more."""
         if not self.state.world.stops.copy_every_s:
             return
@@ -245,22 +245,24 @@ class Simulator:
                 continue
             goes_on = (was.phase, was.attempt, was.placement.step_s) == (job.phase, job.attempt, job.placement.step_s)
             if goes_on and was.placement.copied_bytes_per_s != job.placement.copied_bytes_per_s:
-                self._write("copy", name, "running", job.placement)
+                self._record_allocation("copy", name, "running", job.placement)
 
-    def _note(self, name: str, what: str, phase: Phase, placement: JobPlacement | None = None) -> None:
-        """Keep a state that begins; another may follow in the same moment."""
+    def _record_phase(self, name: str, what: str, phase: Phase, placement: JobPlacement | None = None) -> None:
+        """Record a phase that begins, and what the job has in it; another may begin in the same moment."""
         self.records[name].states.append((self.state.now_s, phase))
-        self._write(what, name, phase, placement)
+        self._record_allocation(what, name, phase, placement)
 
-    def _write(self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str = "") -> None:
-        """Keep the state that begins for this job and write it to OUT.jsonl."""
+    def _record_allocation(
+        self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str = ""
+    ) -> None:
+        """Keep the devices and links that the job has from now on, and log them."""
         devices, rates = (dict(placement.devices), placement.links(phase)) if placement else ({}, {})
         known = self.state.jobs.get(name) or self.records[name].final
         usd = known.spent.total_usd if known else 0.0
         self.changes.append(Allocation(self.state.now_s, name, devices, phase == "starting", rates, usd, what))
-        self._write_line(what, name, phase, placement, why)
+        self._log(what, name, phase, placement, why)
 
-    def _write_line(self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str) -> None:
+    def _log(self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str) -> None:
         if self.log is None:
             return
         line = {

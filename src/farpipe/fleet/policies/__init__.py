@@ -4,7 +4,7 @@ from typing import Final
 
 from farpipe.errors import UsageError
 from farpipe.fleet.policies import orders, places
-from farpipe.fleet.policies.own import OwnPolicy
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.policies.queueing import PreemptivePolicy, QueuePolicy
 from farpipe.strict import nearest
@@ -23,7 +23,7 @@ POLICIES: Final[dict[str, Policy]] = {
         QueuePolicy("random", orders.by_arrival, places.anywhere),
         QueuePolicy("atlas", orders.by_arrival, places.atlas),
         QueuePolicy("bace", orders.bace_priority, places.bace),
-        OwnPolicy(),
+        FarpipePolicy(),
     )
 }
 """Policies by their names."""

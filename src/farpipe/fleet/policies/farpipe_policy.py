@@ -34,7 +34,7 @@ MIN_RUN_S = 1800.0
 
 
 @dataclass(frozen=True)
-class OwnPolicy:
+class FarpipePolicy:
     """The default policy; every ingredient can be switched off by its parameter."""
 
     name: str = "farpipe"
