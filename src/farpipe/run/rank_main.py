@@ -63,7 +63,7 @@ def main(
             with reporting_errors():
                 run = _load(run_dir / RUN_NAME)
                 config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
-                _run_rank(run, run_dir, config, request.__bool__)
+                _run_rank(run, run_dir, config, lambda: bool(request))
         except FarpipeError as error:
             _print(error)
             sys.exit(error.exit_code)

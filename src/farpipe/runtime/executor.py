@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farpipe.errors import FarpipeError
-from farpipe.runtime.peers import Messenger, TensorMessage
+from farpipe.runtime.peers import MessageRow, Messenger
 from farpipe.runtime.stage import PipelineStage
 from farpipe.runtime.staging import HostStamps, Stamps
 from farpipe.step import Action, Schedule, awaited, handed_to
@@ -24,9 +24,6 @@ from farpipe.transport import Tag
 Direction = Literal["forward", "backward"]
 
 NOBODY: Final = -1
-
-MessageRow = tuple[int, int, int, int, int]
-"""ready, start, end, arrival (ns) and bytes of a received message."""
 
 
 class Instruction(NamedTuple):
@@ -155,7 +152,7 @@ class Executor:
             return self._local.pop((item.direction, item.producer, microbatch))
         tag = Tag(step, item.producer, microbatch)
         message = self.peers.receive(item.source, item.direction, tag, waiting_for=item.waiting_for)
-        messages.append(message_row(message))
+        messages.append(message.row)
         return message.tensor
 
     def _pass_on(self, item: Instruction, step: int, y: Tensor | None) -> None:
@@ -179,12 +176,6 @@ def _call(stage: PipelineStage, action: Action) -> Callable[[Tensor | None], Ten
     return lambda _: stage.weight_grad(microbatch)
 
 
-def message_row(message: TensorMessage) -> MessageRow:
-    """Return the record of a message."""
-    times = message.times
-    return times.ready_ns, times.start_ns, times.end_ns, times.arrival_ns, message.num_bytes
-
-
 def message_table(rows: Sequence[MessageRow]) -> NDArray[np.int64]:
-    """[num_messages, 5]"""
+    """Rows of messages as an array [num_messages, 5]."""
     return np.array(rows, np.int64).reshape(-1, 5)

@@ -36,6 +36,10 @@ MAX_ELEMENTS: Final = 1 << 40
 _HEAD: Final = struct.Struct("<BB")
 
 
+MessageRow = tuple[int, int, int, int, int]
+"""ready, start, end, arrival (ns) and bytes of a received message."""
+
+
 class TensorMessage(NamedTuple):
     """A received tensor (in CPU memory, the receiver's own) and the times of its journey."""
 
@@ -48,6 +52,11 @@ class TensorMessage(NamedTuple):
     def num_bytes(self) -> int:
         """Bytes that went over the link."""
         return self.tensor.nbytes if self.wire_bytes is None else self.wire_bytes
+
+    @property
+    def row(self) -> MessageRow:
+        """Record of the message among those of a step."""
+        return *self.times, self.num_bytes
 
 
 class Messenger(Protocol):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from farpipe.cost.transfer import WIRE_BLOCK, WIRE_HEAD_BYTES, wire_bytes
 from farpipe.errors import RunError
-from farpipe.runtime.peers import Messenger, TensorMessage
+from farpipe.runtime.peers import MAX_DIMENSIONS, Messenger, TensorMessage
 from farpipe.spec import WireType
 from farpipe.transport import ChannelKind, Tag
 from farpipe.transport.clock import Clock
@@ -27,7 +27,6 @@ _WIDE: Final = (torch.float32, torch.bfloat16, torch.float16)
 _NARROW: Final = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _LARGEST: Final = {"fp8": 448.0, "int8": 127.0}
 """The largest number of the narrow type; a block's largest is scaled to it."""
-_MAX_DIMENSIONS: Final = 8
 
 
 def narrow(x: Tensor, wire_type: WireType) -> Tensor:
@@ -59,7 +58,7 @@ def widen(data: Tensor) -> Tensor:
         raise RunError(f"not a narrowed message: {data.dtype}, {tuple(data.shape)}; do all ranks have one wire_type?")
     dtype, kind, num_dimensions, _ = data[:WIRE_HEAD_BYTES].tolist()
     end = WIRE_HEAD_BYTES + 8 * num_dimensions
-    if dtype >= len(_WIDE) or kind >= len(WIRE_TYPES) or num_dimensions > _MAX_DIMENSIONS or len(data) < end:
+    if dtype >= len(_WIDE) or kind >= len(WIRE_TYPES) or num_dimensions > MAX_DIMENSIONS or len(data) < end:
         raise RunError("not a narrowed message: its head makes no sense")
     shape = _from_bytes(data[WIRE_HEAD_BYTES:end], torch.int64).tolist()
     count, wire_type = math.prod(shape), WIRE_TYPES[kind]

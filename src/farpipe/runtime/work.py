@@ -15,7 +15,7 @@ from farpipe.runtime.checkpoint.checkpointer import state_pieces
 from farpipe.runtime.checkpoint.files import Piece
 from farpipe.runtime.data.batches import Batches, Share, load_batches
 from farpipe.runtime.divided_stages import check_twins, divided_stages, mesh_of, part_of_boundary, twins_in
-from farpipe.runtime.executor import message_row, message_table
+from farpipe.runtime.executor import message_table
 from farpipe.runtime.make_stage import check_model, make_stage, numerics_of
 from farpipe.runtime.optimizer import Optimizer, global_norm, learning_rate
 from farpipe.runtime.peers import Messenger, Peers, TensorMessage
@@ -291,7 +291,7 @@ class Trainer:
 
 
 def _rows(messages: list[TensorMessage]) -> NDArray[np.int64]:
-    return message_table([message_row(message) for message in messages])
+    return message_table([message.row for message in messages])
 
 
 def _counts_in_norm(run: RunSpec, process: int) -> bool:

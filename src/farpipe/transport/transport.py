@@ -83,7 +83,7 @@ class Transport:
         on_fault = partial(self._health.fault, what="moving messages")
         self._loops = [Loop(f"farpipe transport {index}", tick_s, on_fault) for index in range(num_threads())]
         for peer in self._control.topology.neighbours:
-            link = self._make_link(peer)
+            link = self._control_link(peer)
             self._control.add(link, self._control_reconnector(link))
         self._listener = Listener(listener, token, credentials, self._serve)
         deadline_s = time.monotonic() + config.connect_timeout_s
@@ -117,7 +117,7 @@ class Transport:
         return Reconnector(endpoint, loop, who, what, self._around, dial=dial, looks=looks, ramp=ramp)
 
     def _serve(self, purpose: Purpose, sock: socket.socket, num_received: int) -> bool:
-        """Take over a connection that another rank has opened, as a Listener's Serve."""
+        """Take over a connection that another rank has opened; the Listener calls it (`Serve`)."""
         peer = purpose.source
         if purpose.target != self.rank or peer == self.rank or peer >= self.world_size or purpose.stream >= MAX_STREAMS:
             raise RefusedError(f"this is rank {self.rank} of {self.world_size}, and the call is for {purpose}")
@@ -142,7 +142,7 @@ class Transport:
                 self._incoming[channel, stream] = reconnector
             return reconnector
 
-    def _make_link(self, peer: int) -> ControlLink:
+    def _control_link(self, peer: int) -> ControlLink:
         name = self._config.emulated_link(self.rank, peer)
         reserve = partial(self._links.reserve_beside, name) if self._links and name else None
         return ControlLink(peer, self._health, self.clock, self._control.on_message, reserve)

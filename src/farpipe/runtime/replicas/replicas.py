@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farpipe.runtime.executor import MessageRow, message_table
-from farpipe.runtime.peers import Peers, TensorMessage
+from farpipe.runtime.executor import message_table
+from farpipe.runtime.peers import MessageRow, Peers, TensorMessage
 from farpipe.runtime.replicas.background import BackgroundThread
 from farpipe.runtime.replicas.collectives import Flat, Line, Rings, Shard
 from farpipe.runtime.replicas.places import Places
