@@ -68,7 +68,7 @@ class BatchPlanOptions:
     as_json: AsJson = False
 
     @property
-    def search(self) -> "BatchOptions":
+    def planner_options(self) -> "BatchOptions":
         """Options of the planner."""
         from farpipe.sequences import BatchOptions
 
@@ -93,7 +93,7 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     job = load_job(options.job)
     batch = _batch(job, options)
     with compilation_announced(), status(f"planning {batch.size} sequences"):
-        found = plan_batch(job, batch, options.search, options.devices_per_stage)
+        found = plan_batch(job, batch, options.planner_options, options.devices_per_stage)
     obstacle = _obstacle(job, found)
     if options.html is not None:
         _write_page(found, options.job.name, options.html, obstacle)
@@ -140,8 +140,6 @@ def _write_page(plan: "BatchPlan", name: str, path: Path, obstacle: str) -> None
 
 
 def _run_name(plan: "BatchPlan", index: int, method: str) -> str:
-    from farpipe.units import format_seconds
-
     if not plan.places:
         return f"replica {index}" if len(plan.replicas) > 1 else method
     place, tensor = plan.places[index], plan.layout.layout.tensor
@@ -222,14 +220,12 @@ def _kind_table(plan: "BatchPlan") -> "TableView":
     return TableView("The best of every kind", columns, rows, frozenset(range(2, 6)), chosen=0, expendable=(5, 2))
 
 
-def _kind(plan: "SequencePlan") -> str:
+def _part_recomputed(plan: "SequencePlan") -> str:
     """Part of the recomputed layers that is computed again, where that is not all."""
     return " (all but attention)" if plan.keeps_attention else ""
 
 
 def _group_table(plan: "BatchPlan") -> "TableView":
-    from farpipe.units import format_seconds
-
     rows, tensor = [], plan.layout.layout.tensor
     for context, count in reversed(plan.contexts.items()):
         pairs = zip(plan.places, plan.replicas, strict=True)
@@ -239,7 +235,7 @@ def _group_table(plan: "BatchPlan") -> "TableView":
         end_s = max(place.begin_s + each.step_s for place, each in mine)
         figures = (context * tensor, count, num_documents, f"{min(lengths):,} to {max(lengths):,}", num_chunks)
         layers = [int(pipeline.recomputed.sum()) for _, each in mine for pipeline in each.pipelines]
-        again = f"{sum(layers) / num_chunks:.2f}{max((_kind(each) for _, each in mine), key=len)}"
+        again = f"{sum(layers) / num_chunks:.2f}{max((_part_recomputed(each) for _, each in mine), key=len)}"
         rows.append((*map(str, figures), again, format_seconds(end_s)))
     columns = ("devices", "groups", "documents", "tokens of a document", "chunks", "layers recomputed", "done after")
     return TableView("Groups of devices, the largest first", columns, tuple(rows), frozenset(range(7)))
@@ -254,7 +250,7 @@ def _pipeline_table(plan: "BatchPlan") -> "TableView":
             f"{sum(replica.chunks[i].num_tokens for i in pipeline.chunks):,}",
             format_seconds(pipeline.makespan_s),
             format_percent(pipeline.timeline.bubble_ratio),
-            f"{pipeline.recomputed.sum() / max(1, pipeline.recomputed.size):.2f}{_kind(replica)}",
+            f"{pipeline.recomputed.sum() / max(1, pipeline.recomputed.size):.2f}{_part_recomputed(replica)}",
             format_bytes(max(pipeline.peak_memory_bytes)),
         )
         for number, replica in enumerate(plan.replicas)

@@ -142,16 +142,19 @@ def plan_sequences(
     options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
-    return _of_better_kind(costs, options, lambda of, left: _searched(of.folded, sizes, left), _MAX_ORDER_S)
+    return _with_better_recomputation(costs, options, lambda of, left: _searched(of.folded, sizes, left), _MAX_ORDER_S)
 
 
-def _of_better_kind(
+def _with_better_recomputation(
     costs: ChunkCosts,
     options: BatchOptions,
     of_ranks: Callable[[ChunkCosts, BatchOptions], SequencePlan],
     most_s: float,
 ) -> SequencePlan:
-    """The faster of two plans: recomputed layers keep nothing, or their attention's output and sums."""
+    """The faster of two plans: recomputed layers keep nothing, or their attention's output and sums.
+
+    `of_ranks` plans as if every rank had one stage, under the limits that it is given.
+    """
 
     def planned(of: ChunkCosts, left: BatchOptions) -> SequencePlan:
         return _over_stages(of, of_ranks(of, left), min(most_s, options.limit_s - gone_s()))
@@ -194,7 +197,7 @@ def plan_with_cut(
     InfeasibleError when the batch does not fit like that.
     """
     options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
-    return _of_better_kind(costs, options, lambda of, left: _with_cut(of.folded, sizes, cut, left), _ORDER_S)
+    return _with_better_recomputation(costs, options, lambda of, left: _with_cut(of.folded, sizes, cut, left), _ORDER_S)
 
 
 def _with_cut(costs: ChunkCosts, sizes: Ints, cut: Cut, options: BatchOptions) -> SequencePlan:
