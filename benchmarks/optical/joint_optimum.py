@@ -26,11 +26,11 @@ from benchmarks.optical.optical_training import pipeline_problem, scenario
 from farpipe.optical import find_modulation, find_network
 from farpipe.optical.confidence import mean_interval
 from farpipe.optical.demands import CANDIDATES, TransferPolicy, find_transfer_policy
-from farpipe.optical.joint import joint_order, nominal_problem
+from farpipe.optical.joint_order import joint_order
 from farpipe.optical.paths import PathTable
 from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
 from farpipe.optical.study import random_nodes
-from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule
+from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule, nominal_problem
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Problem, Rank, Schedule, retimed

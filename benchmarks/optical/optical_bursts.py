@@ -25,7 +25,7 @@ from farpipe.optical.confidence import mean_interval, paired_change
 from farpipe.optical.demands import TRANSFER_POLICIES, Cba, Fixed
 from farpipe.optical.paths import Pair
 from farpipe.optical.policies import POLICIES
-from farpipe.optical.study import OpticalSetting, Run, bound_s, compare, no_network_s, random_nodes
+from farpipe.optical.study import LightScenario, Run, bound_s, compare_policies, no_network_s, random_nodes
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.transfers import LightTraining, TransferRule
 from farpipe.simulate import simulate
@@ -87,10 +87,12 @@ def runs(order: str, shared: bool, draw: int, size: int) -> tuple[float, float, 
     return bound_s(where, one, candidates(shared=shared, k=8)), settled.background.load_erlang, found
 
 
-def _played(where: OpticalSetting, chosen: dict[str, Any], one: LightTraining, draw: int) -> dict[str, Run]:
+def _played(where: LightScenario, chosen: dict[str, Any], one: LightTraining, draw: int) -> dict[str, Run]:
     wide = candidates(shared=where.paths.network.shared, k=8)
     arms = {name: (one, policy, wide if name in ("earliest", "widen") else None) for name, policy in chosen.items()}
-    return {name: found[0] for name, found in compare(where, arms, [draw], num_steps=2, skipped=2).runs.items()}
+    return {
+        name: found[0] for name, found in compare_policies(where, arms, [draw], num_steps=2, skipped=2).runs.items()
+    }
 
 
 def table(order: str, shared: bool, draws: int, size: int) -> Iterator[str]:

@@ -25,11 +25,10 @@ from benchmarks.optical.optical_training import pipeline_problem
 from farpipe.emulate.wan import Wan, links_of_problem
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.demands import find_transfer_policy
-from farpipe.optical.joint import nominal_problem, play_steps
 from farpipe.optical.modulation import Modulation
-from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
-from farpipe.optical.study import OpticalSetting
-from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, Step, light_paths, over_pairs
+from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork, play_steps
+from farpipe.optical.study import LightScenario
+from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, Step, light_paths, nominal_problem, over_pairs
 from farpipe.run.run import run
 from farpipe.runtime.run_spec import LinkChange, RunSpec
 from farpipe.schedule.library import order
@@ -140,9 +139,9 @@ def print_messages(training: LightTraining, num_steps: int, seed: int) -> None:
     print("\nevery step s: " + ", ".join(f"{line['makespan_s']:.3f}" for line in lines))
 
 
-def make_scenario() -> OpticalSetting:
+def make_scenario() -> LightScenario:
     paths = k_shortest(find_network("nsfnet", shared=True), k=8, by="hops")
-    return OpticalSetting(paths, paths, Grid(80), PoissonTraffic(90.0, 0.2, 4, 20), SCALED)
+    return LightScenario(paths, paths, Grid(80), PoissonTraffic(90.0, 0.2, 4, 20), SCALED)
 
 
 def make_training() -> LightTraining:

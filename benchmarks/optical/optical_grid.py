@@ -21,7 +21,15 @@ from farpipe.optical import find_modulation, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval
 from farpipe.optical.demands import CANDIDATES, Fixed, TransferPolicy, find_transfer_policy
 from farpipe.optical.policies import POLICIES
-from farpipe.optical.study import OpticalSetting, PolicyComparison, Run, bound_s, compare, no_network_s, random_nodes
+from farpipe.optical.study import (
+    LightScenario,
+    PolicyComparison,
+    Run,
+    bound_s,
+    compare_policies,
+    no_network_s,
+    random_nodes,
+)
 from farpipe.schedule import peak_memory_bytes
 
 LABELS = ("a", "b", "b", "c", "c", "d", "e", "f")
@@ -70,7 +78,7 @@ class Setting:
                 words.append(word)
         return ", ".join(words) or "the default"
 
-    def scenario(self) -> OpticalSetting:
+    def scenario(self) -> LightScenario:
         return scenario(self.load, self.holding, self.shared, self.network, self.modulation)
 
     def training(self, nodes: tuple[str, ...], order: str | None = None) -> Any:
@@ -164,7 +172,9 @@ def over_draws(
     for draw in range(draws):
         nodes = placement(setting, draw)
         arms = {name: (setting.training(nodes), *arm) for name, arm in arms_of(setting, nodes).items()}
-        for name, found in compare(setting.scenario(), arms, [draw], num_steps=num_steps, skipped=skipped).runs.items():
+        for name, found in compare_policies(
+            setting.scenario(), arms, [draw], num_steps=num_steps, skipped=skipped
+        ).runs.items():
             runs.setdefault(name, []).extend(found)
     return PolicyComparison(runs)
 

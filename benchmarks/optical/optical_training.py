@@ -16,10 +16,9 @@ from functools import cache
 
 from farpipe.optical import Grid, PoissonTraffic, find_modulation, find_network, k_shortest
 from farpipe.optical.demands import TRANSFER_POLICIES, Cba, Fixed
-from farpipe.optical.joint import nominal_problem
 from farpipe.optical.policies import POLICIES
-from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s
-from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, TransferRule
+from farpipe.optical.study import LightScenario, bound_s, compare_policies, no_network_s
+from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, TransferRule, nominal_problem
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
@@ -35,7 +34,7 @@ def candidates(network="nsfnet", shared=True, k=4, by="km", modulation="64qam"):
 
 def scenario(load=60.0, holding=0.2, shared=True, network="nsfnet", modulation="64qam"):
     km4, table = candidates(network, shared), find_modulation(modulation)
-    return OpticalSetting(km4, km4, Grid(80), PoissonTraffic(load, holding, 4, 20) if load else None, table)
+    return LightScenario(km4, km4, Grid(80), PoissonTraffic(load, holding, 4, 20) if load else None, table)
 
 
 def pipeline_problem(forward_s, backward_s, num_microbatches, nodes, num_bytes):
@@ -67,7 +66,7 @@ def training(paths, name, nodes=NODES, microbatches=64, num_bytes=512e6, forward
 
 
 def show(title, where, settings, seeds, baselines=(), num_steps=3):
-    found = compare(where, settings, range(seeds), num_steps=num_steps, skipped=2)
+    found = compare_policies(where, settings, range(seeds), num_steps=num_steps, skipped=2)
     first = next(iter(settings.values()))[0]
     print(
         f"\n### {title}\n\nBound of the order (6 units) {bound_s(where, first):.3f} s, "

@@ -16,10 +16,10 @@ from farpipe.optical.demands import (
     find_transfer_policy,
     first_microbatch,
 )
-from farpipe.optical.joint import joint_order, nominal_problem
+from farpipe.optical.joint_order import joint_order
 from farpipe.optical.shared_network import NetworkPlayer
-from farpipe.optical.study import OpticalSetting, bound_s, compare, no_network_s, run_once
-from farpipe.optical.transfers import LightTraining
+from farpipe.optical.study import LightScenario, bound_s, compare_policies, no_network_s, run_once
+from farpipe.optical.transfers import LightTraining, nominal_problem
 from farpipe.report.light import draw_light, write_light_page
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
@@ -28,7 +28,7 @@ from optical_data import pipeline_problem
 NODES = ("1", "4", "4", "10")
 NSFNET = find_network("nsfnet", shared=True)
 KM4 = k_shortest(NSFNET, k=4)
-SCENARIO = OpticalSetting(KM4, KM4, Grid(80), PoissonTraffic(60.0, 0.2, 4, 20))
+SCENARIO = LightScenario(KM4, KM4, Grid(80), PoissonTraffic(60.0, 0.2, 4, 20))
 
 
 def training_of(name, num_microbatches=8):
@@ -84,7 +84,7 @@ def test_the_joint_order_is_no_slower_than_1f1b():
     schedule = joint_order(SCENARIO.shared(7, 60.0), problem, NODES, policy, begin_s=2.0)
     nominal = nominal_problem(problem, NODES, KM4, 450.0)
     joint, plain = LightTraining(nominal, schedule, NODES), training_of("1f1b")
-    found = compare(
+    found = compare_policies(
         SCENARIO, {"plain": (plain, policy, None), "joint": (joint, policy, None)}, [0, 1], num_steps=2, skipped=0
     )
     assert found.change("joint").mean < 0
@@ -103,7 +103,7 @@ def test_the_joint_order_keeps_to_the_memory_of_the_ranks():
 def test_comparisons_are_paired_and_harm_is_none_without_a_training():
     training = training_of("1f1b")
     settings = {"a": (training, Fixed(3), None), "b": (training, Fixed(3), None), "c": (training, Fixed(1), None)}
-    found = compare(SCENARIO, settings, [0, 1, 2], num_steps=1, skipped=1)
+    found = compare_policies(SCENARIO, settings, [0, 1, 2], num_steps=1, skipped=1)
     same = found.change("b")
     assert (same.mean, same.low, same.high) == (0, 0, 0)
     assert found.change("c").low > 0

@@ -8,8 +8,8 @@ from benchmarks.optical.joint_optimum import RULE, TICK_S, TIMES, Case, Setting,
 from benchmarks.optical.optical_training import pipeline_problem
 from farpipe.optical import Grid, find_modulation, find_network, k_shortest
 from farpipe.optical.demands import find_transfer_policy
-from farpipe.optical.joint import nominal_problem
 from farpipe.optical.shared_network import SharedNetwork
+from farpipe.optical.transfers import nominal_problem
 from farpipe.schedule.library import order
 
 FORWARD_S, BACKWARD_S, SLOT_S = 0.02, 0.03, 0.12

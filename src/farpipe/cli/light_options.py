@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farpipe.optical.modulation import Modulation as ModulationTable
     from farpipe.optical.network import Network as OpticalNetwork
     from farpipe.optical.paths import PathTable
-    from farpipe.optical.study import OpticalSetting
+    from farpipe.optical.study import LightScenario
     from farpipe.optical.traffic import Traffic
     from farpipe.optical.transfers import LightTraining
     from farpipe.plan import Plan
@@ -135,15 +135,15 @@ class LightOptions:
             return traffic, paths
         return PoissonTraffic(self.load, self.settings.mean_holding, *self.settings.low_and_high), paths
 
-    def scenario(self, candidates: "PathTable") -> "OpticalSetting":
+    def scenario(self, candidates: "PathTable") -> "LightScenario":
         """The network, candidate paths and background."""
         from farpipe.optical import Grid, find_modulation
-        from farpipe.optical.study import OpticalSetting
+        from farpipe.optical.study import LightScenario
 
         grid = Grid(self.slots, self.slot_ghz, self.guard)
         of_trace = find_modulation(self.settings.trace_modulation or self.modulation) if self.trace else None
         traffic, paths = self._background
-        return OpticalSetting(candidates, paths, grid, traffic, self.modulations, of_trace, self.settings.begin)
+        return LightScenario(candidates, paths, grid, traffic, self.modulations, of_trace, self.settings.begin)
 
     def policy(self, name: str) -> "TransferPolicy":
         """The policy called `name` with what the options say of units, set-up, release and keeping."""
@@ -161,11 +161,11 @@ class LightOptions:
         )
 
     def training(
-        self, loaded: "Loaded", nodes: tuple[str, ...], scenario: "OpticalSetting", policy: "TransferPolicy"
+        self, loaded: "Loaded", nodes: tuple[str, ...], scenario: "LightScenario", policy: "TransferPolicy"
     ) -> "LightTraining":
         """The step at its nodes, in the order that was asked for, the plan's own, or the joint one."""
-        from farpipe.optical.joint import joint_order, nominal_problem
-        from farpipe.optical.transfers import UNIT_GBIT, LightTraining
+        from farpipe.optical.joint_order import joint_order
+        from farpipe.optical.transfers import UNIT_GBIT, LightTraining, nominal_problem
         from farpipe.schedule.library import order as named
 
         problem, own, _ = loaded

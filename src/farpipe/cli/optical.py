@@ -18,10 +18,10 @@ from farpipe.units import counted, format_change, format_percent
 
 if TYPE_CHECKING:
     from farpipe.optical.demands import TransferPolicy
-    from farpipe.optical.study import OpticalSetting, PolicyComparison, Run
+    from farpipe.optical.study import LightScenario, PolicyComparison, Run
     from farpipe.optical.transfers import LightTraining
 
-    Case = tuple[OpticalSetting, LightTraining]
+    Case = tuple[LightScenario, LightTraining]
     """A network with its background, and a training at its nodes."""
 
 optical = typer.Typer(help="Light paths: blocking of dynamic traffic, trainings over an optical network.")
@@ -33,9 +33,9 @@ def common() -> None:
     """Light paths: blocking of dynamic traffic, trainings over an optical network."""
 
 
-Job = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
+StepFile = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
 
-POLICIES = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
+COMPARED = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
 """Names of transfer policies (`optical.demands`)."""
 _EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
 """Columns that a narrow terminal leaves out, in this order."""
@@ -59,10 +59,10 @@ class LightOutputs:
 @optical.command()
 @with_groups
 def simulate(
-    job: Job,
+    job: StepFile,
     options: LightOptions,
     *,
-    policy: Annotated[str, typer.Option(help=POLICIES.replace(",", ", ") + ".")] = "widen",
+    policy: Annotated[str, typer.Option(help=COMPARED.replace(",", ", ") + ".")] = "widen",
     seeds: Seeds = 1,
     outputs: LightOutputs,
     as_json: AsJson = False,
@@ -88,9 +88,9 @@ def simulate(
 @optical.command()
 @with_groups
 def compare(
-    job: Job,
+    job: StepFile,
     options: LightOptions,
-    policies: Annotated[str, typer.Option(help="Policies to compare, the baseline first.")] = POLICIES,
+    policies: Annotated[str, typer.Option(help="Policies to compare, the baseline first.")] = COMPARED,
     seeds: Seeds = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -112,8 +112,7 @@ def _draws(options: LightOptions, seeds: int) -> str:
 def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":
     """Every placement with the runs of the policies on it: on `seeds` backgrounds, or, of several, on one each."""
     from farpipe.cli.planned import load_step
-    from farpipe.optical.study import PolicyComparison
-    from farpipe.optical.study import compare as compared
+    from farpipe.optical.study import PolicyComparison, compare_policies
 
     policies, loaded = {name: options.policy(name) for name in names}, load_step(job)
     cases: list[Case] = []
@@ -124,7 +123,7 @@ def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tup
         settings = {name: (training, policies[name], options.candidates(name, nodes)) for name in names}
         drawn = range(seeds) if options.placements is None else [draw]
         with progress_bar("simulating", "runs") as progress:
-            found = compared(
+            found = compare_policies(
                 scenario,
                 settings,
                 drawn,
@@ -201,7 +200,7 @@ def _draw(
     if outputs.plot is None and outputs.report is None and outputs.log is None:
         return
     scenario, training = case
-    from farpipe.optical.joint import play_steps
+    from farpipe.optical.shared_network import play_steps
     from farpipe.report.light import draw_light, light_rows, write_light_page
 
     shared = scenario.shared(0, scenario.begin_s + 600)

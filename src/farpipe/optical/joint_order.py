@@ -2,75 +2,22 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError
 from farpipe.optical.demands import TransferPolicy
-from farpipe.optical.paths import PathTable
-from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
-from farpipe.optical.transfers import BYTES_PER_GBIT, UNIT_GBIT, LightTraining, Step, over_pairs
+from farpipe.optical.shared_network import SharedNetwork, play_steps
+from farpipe.optical.transfers import UNIT_GBIT, LightTraining, nominal_problem
 from farpipe.schedule import check
 from farpipe.schedule.library import order
 from farpipe.schedule.library.eager import eager
-from farpipe.step import Link, Problem, Schedule
+from farpipe.step import Problem, Schedule
 
 ZERO_BUBBLE: Final = ("zb-h1", "zb-h2", "zb-1p", "zb-2p")
 MAX_EXTRA: Final = 3
 """Most extra forwards in flight per hop between nodes."""
-
-
-@dataclass(frozen=True)
-class PlayedSteps:
-    """A training's steps on a network, in one order."""
-
-    schedule: Schedule
-    steps: tuple[Step, ...]
-    background_path: NDArray[np.int32]
-    """Outcome of the background: see `NetworkPlayer.background_path`."""
-    log: NDArray[np.float64]
-    """Light paths of the steps: see `NetworkPlayer.log`."""
-
-    @property
-    def mean_s(self) -> float:
-        """Mean time per step."""
-        return float(np.mean([step.makespan_s for step in self.steps]))
-
-
-def play_steps(
-    shared: SharedNetwork,
-    training: LightTraining,
-    policy: TransferPolicy,
-    *,
-    num_steps: int,
-    begin_s: float = 0.0,
-    skipped: int = 0,
-    num_logged: int = 0,
-) -> PlayedSteps:
-    """`num_steps` steps after `skipped` more, in which a policy that learns from steps settles."""
-    player = NetworkPlayer(shared, training, policy.rule, begin_s=begin_s, num_logged=num_logged)
-    last, steps = None, []
-    for _ in range(skipped + num_steps):
-        last = player.step(policy.demands(training, last))
-        steps.append(last)
-    return PlayedSteps(training.schedule, tuple(steps[skipped:]), player.background_path, player.log)
-
-
-def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gbit_s: float) -> Problem:
-    """The Problem with links of `gbit_s` over the shortest candidates, as if spectrum were free.
-
-    Orders are made for it. A hop between ranks at one node costs nothing.
-    """
-
-    def shortest(a: str, b: str) -> Link:
-        pair = paths.pair(a, b, "nodes")
-        latency_s = float(paths.latency_s[paths.first[pair] : paths.first[pair + 1]].min())
-        return Link(latency_s=latency_s, bandwidth_bytes_per_s=gbit_s * BYTES_PER_GBIT)
-
-    return over_pairs(problem, nodes, shortest)
 
 
 def candidate_orders(problem: Problem, nodes: Sequence[str]) -> list[Schedule]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InfeasibleError, InputError
+from farpipe.optical.demands import TransferPolicy
 from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.paths import PathTable
 from farpipe.optical.pipeline_state import LOGGED, NEXT, NUM_COUNTERS, SPARE, Background, Lights, Net, Out, Rule, State
@@ -16,6 +17,7 @@ from farpipe.optical.policies import POLICIES, AssignmentPolicy
 from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.transfers import MAX_BLOCKS, Demands, LightTraining, Step, TransferRule
+from farpipe.step import Schedule
 
 _BACKGROUND = ("background",)
 PENDING = -2
@@ -131,6 +133,42 @@ class NetworkPlayer:
             f"a message from {ends[0] if ends else '?'} to {ends[1] if ends else '?'} never finds {least} units of "
             f"{self.rule.unit_gbit:g} Gbit/s in {self.shared.grid.num_slots} slots: ask for fewer, or give more slots"
         )
+
+
+@dataclass(frozen=True)
+class PlayedSteps:
+    """A training's steps on a network, in one order."""
+
+    schedule: Schedule
+    steps: tuple[Step, ...]
+    background_path: NDArray[np.int32]
+    """Outcome of the background: see `NetworkPlayer.background_path`."""
+    log: NDArray[np.float64]
+    """Light paths of the steps: see `NetworkPlayer.log`."""
+
+    @property
+    def mean_s(self) -> float:
+        """Mean time per step."""
+        return float(np.mean([step.makespan_s for step in self.steps]))
+
+
+def play_steps(
+    shared: SharedNetwork,
+    training: LightTraining,
+    policy: TransferPolicy,
+    *,
+    num_steps: int,
+    begin_s: float = 0.0,
+    skipped: int = 0,
+    num_logged: int = 0,
+) -> PlayedSteps:
+    """Play a training: `num_steps` steps after `skipped` more, in which a policy that learns from steps settles."""
+    player = NetworkPlayer(shared, training, policy.rule, begin_s=begin_s, num_logged=num_logged)
+    last, steps = None, []
+    for _ in range(skipped + num_steps):
+        last = player.step(policy.demands(training, last))
+        steps.append(last)
+    return PlayedSteps(training.schedule, tuple(steps[skipped:]), player.background_path, player.log)
 
 
 def _net(shared: SharedNetwork) -> Net:

@@ -12,14 +12,13 @@ import numpy as np
 from farpipe.errors import InputError
 from farpipe.optical.confidence import Interval, mean_interval, paired_change
 from farpipe.optical.demands import TransferPolicy
-from farpipe.optical.joint import PlayedSteps, nominal_problem, play_steps
 from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.network import Network
 from farpipe.optical.paths import PathTable, k_shortest
-from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
+from farpipe.optical.shared_network import NetworkPlayer, PlayedSteps, SharedNetwork, play_steps
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import MAX_REQUESTS, PoissonTraffic, Traffic, expect_few
-from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule
+from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule, nominal_problem
 from farpipe.simulate import simulate
 from farpipe.step import retimed
 
@@ -28,7 +27,7 @@ SETTLE_S = 10.0
 
 
 @dataclass(frozen=True)
-class OpticalSetting:
+class LightScenario:
     """A network with random background traffic, on which trainings are compared."""
 
     paths: PathTable
@@ -119,7 +118,7 @@ def _refused_share(played: PlayedSteps) -> float:
 
 
 def run_once(
-    scenario: OpticalSetting,
+    scenario: LightScenario,
     training: LightTraining,
     policy: TransferPolicy,
     seed: int,
@@ -171,7 +170,7 @@ def random_nodes(network: Network, labels: Sequence[str], modulation: Modulation
     raise InputError(f"{network.name}: no random placement with neighbours within reach of {modulation.name} was found")
 
 
-def bound_s(scenario: OpticalSetting, training: LightTraining, paths: PathTable | None = None, units: int = 6) -> float:
+def bound_s(scenario: LightScenario, training: LightTraining, paths: PathTable | None = None, units: int = 6) -> float:
     """The step of a training's order if every message got `units` at once: a lower bound for that many units.
 
     It is alone on the shortest candidates of a network without limits, where nothing is ever refused.
@@ -220,8 +219,8 @@ class PolicyComparison:
         return {"policy": name, **means, **bounds}
 
 
-def compare(
-    scenario: OpticalSetting,
+def compare_policies(
+    scenario: LightScenario,
     settings: Mapping[str, tuple[LightTraining, TransferPolicy, PathTable | None]],
     seeds: Sequence[int],
     *,

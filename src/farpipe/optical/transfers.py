@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from farpipe.errors import InputError, UsageError
 from farpipe.optical.network import Network
+from farpipe.optical.paths import PathTable
 from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Orders, Out
 from farpipe.optical.policies import POLICIES, AssignmentPolicy
 from farpipe.schedule import check
@@ -246,6 +247,20 @@ def over_pairs(problem: Problem, nodes: Sequence[str], link_of: Callable[[str, s
     pairs = [(a, b) if a != b else None for a, b in itertools.pairwise(at)]
     links = {f"{a}>{b}": link_of(a, b) for pair in filter(None, pairs) for a, b in (pair, pair[::-1])}
     return problem.over(links, [pair and (">".join(pair), ">".join(pair[::-1])) for pair in pairs])
+
+
+def nominal_problem(problem: Problem, nodes: Sequence[str], paths: PathTable, gbit_s: float) -> Problem:
+    """The Problem with links of `gbit_s` over the shortest candidates, as if spectrum were free.
+
+    Orders are made for it. A hop between ranks at one node costs nothing.
+    """
+
+    def shortest(a: str, b: str) -> Link:
+        pair = paths.pair(a, b, "nodes")
+        latency_s = float(paths.latency_s[paths.first[pair] : paths.first[pair + 1]].min())
+        return Link(latency_s=latency_s, bandwidth_bytes_per_s=gbit_s * BYTES_PER_GBIT)
+
+    return over_pairs(problem, nodes, shortest)
 
 
 def lit_problem(step: Step) -> Problem:
