@@ -20,7 +20,7 @@ from farpipe.control.searcher import LOWEST_PRIORITY
 from farpipe.control.watch import LOG_NAME, STATE_NAME, ReplanWatch, Searcher
 from farpipe.run.run import run
 from farpipe.runtime import train
-from farpipe.runtime.commands import REPLAN, Replanning
+from farpipe.runtime.commands import REPLAN, OrderSwitch
 from farpipe.runtime.run_spec import LinkChange, RunSpec
 from farpipe.runtime.train import train_rank
 from farpipe.schedule import check
@@ -82,7 +82,7 @@ def test_all_ranks_take_an_order_after_the_same_step():
 
     def work(peers):
         watch = Proposer(order("gpipe", problem), after_step=3) if peers.rank == 0 else None
-        replanning, taken = Replanning(peers, watch), []
+        replanning, taken = OrderSwitch(peers, watch), []
         assert replanning.first() is None
         for step in range(8):
             if watch is not None:

@@ -76,7 +76,7 @@ MakeWatch = Callable[[RunSpec, Path, int], Watch]
 """Makes rank 0's watch of a run, from its directory and the first step."""
 
 
-class Replanning:
+class OrderSwitch:
     """Every rank's part in switching to another order while the run goes on."""
 
     def __init__(self, peers: Peers, watch: Watch | None) -> None:

@@ -20,7 +20,7 @@ from farpipe.runtime.checkpoint.checkpointer import Checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpoint.resume import resume
 from farpipe.runtime.chunk_work import ChunkSleeper, ChunkTrainer
-from farpipe.runtime.commands import CHECKPOINT, STOP, Commands, MakeWatch, Replanning, Watch
+from farpipe.runtime.commands import CHECKPOINT, STOP, Commands, MakeWatch, OrderSwitch, Watch
 from farpipe.runtime.evaluation import Evaluation
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import SUMMARY_NAME, Summary
@@ -74,8 +74,8 @@ def train_rank(
         folder = run_dir / CHECKPOINTS_NAME
         checkpointer = Checkpointer(run, work.state, peers, folder, batches_sha256, recorded)
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
-        replanning = None if make_watch is None else Replanning(peers, watch)
-        loop = _Loop(run, work, peers, checkpointer, recorder, stop, replanning, plans)
+        order_switch = None if make_watch is None else OrderSwitch(peers, watch)
+        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans)
         damaged = [] if recorder is None else recorder.problems
         skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
         loop.warn([*skipped, *damaged, *untested(versions_of(run))])
@@ -128,10 +128,10 @@ class _Loop:
         checkpointer: Checkpointer,
         recorder: Recorder | None,
         stop: Callable[[], bool],
-        replanning: Replanning | None,
+        order_switch: OrderSwitch | None,
         plans: StepPlans | None,
     ) -> None:
-        self._replanning, self._plans = replanning, plans
+        self._order_switch, self._plans = order_switch, plans
         self._run, self._work, self._peers = run, work, peers
         self._checkpointer, self._recorder = checkpointer, recorder
         self._pipeline = _pipeline(run, peers)
@@ -148,8 +148,8 @@ class _Loop:
     def run(self, first_step: int) -> None:
         """All steps from `first_step` on, and the last checkpoint."""
         self._num_done, self._record_every = first_step, record_every(self._run)
-        if self._replanning is not None:
-            self._switch_to(first_step, self._replanning.first())
+        if self._order_switch is not None:
+            self._switch_to(first_step, self._order_switch.first())
         if self._plans is not None:
             self._take_plan(first_step, self._plans.first(first_step))
         begin_ns = self._peers.clock.now_ns()
@@ -186,16 +186,16 @@ class _Loop:
     def _before_exchange(self, step: int) -> None:
         """Send all what they have to know when the exchange that ends `step` is over."""
         self._commands.before_exchange(step)
-        if self._replanning is not None:
-            self._replanning.before_exchange(step, self._commands.ask)
+        if self._order_switch is not None:
+            self._order_switch.before_exchange(step, self._commands.ask)
         if self._plans is not None:
             self._plans.before_exchange(step)
 
     def _after_exchange(self, step: int) -> set[bytes]:
         """Commands that came with the exchange that ended `step`; the next step gets its order and its plan."""
         commands = self._commands.after_exchange(step)
-        if self._replanning is not None:
-            self._switch_to(step + 1, self._replanning.after_exchange(step, commands))
+        if self._order_switch is not None:
+            self._switch_to(step + 1, self._order_switch.after_exchange(step, commands))
         if self._plans is not None and step + 1 < self._run.num_steps:
             self._take_plan(step + 1, self._plans.after_exchange(step + 1))
         return commands
