@@ -151,10 +151,7 @@ def _with_better_recomputation(
     of_ranks: Callable[[ChunkCosts, BatchOptions], SequencePlan],
     most_s: float,
 ) -> SequencePlan:
-    """The faster of two plans: recomputed layers keep nothing, or their attention's output and sums.
-
-    `of_ranks` plans as if every rank had one stage, under the limits that it is given.
-    """
+    """The faster of two plans: recomputed layers keep nothing, or their attention's output and sums."""
 
     def planned(of: ChunkCosts, left: BatchOptions) -> SequencePlan:
         return _over_stages(of, of_ranks(of, left), min(most_s, options.limit_s - gone_s()))
