@@ -68,6 +68,8 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a training over an optical network: light paths per message, among background traffic."""
+    from farpipe.optical.transfers import light_paths
+
     check_picture(outputs.plot)
     window_s = _window_s(outputs.window)
     files = (outputs.plot, outputs.report, outputs.light_paths, outputs.log)
@@ -76,7 +78,7 @@ def simulate(
     facts = _facts(cases, policy, runs.runs[policy])
     _draw(outputs, window_s, cases[0], options.policy(policy), policy)
     if outputs.light_paths is not None:
-        _write_light_paths(outputs.light_paths, runs.runs[policy][0])
+        light_paths(runs.runs[policy][0].played.steps).save(outputs.light_paths)
     if as_json:
         print_json(facts)
         return
@@ -150,12 +152,6 @@ def _facts(cases: "list[Case]", policy: str, runs: "Sequence[Run]") -> dict[str,
         **means,
         "steps": [[step.makespan_s for step in run.played.steps] for run in runs],
     }
-
-
-def _write_light_paths(path: Path, run: "Run") -> None:
-    from farpipe.optical.transfers import light_paths
-
-    light_paths(run.played.steps).save(path)
 
 
 def _table(rows: list[dict[str, Any]]) -> "FittedTable":

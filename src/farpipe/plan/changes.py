@@ -246,15 +246,12 @@ def _more_devices(job: Job, best: Evaluated) -> Iterator[_Idea]:
     """Twice the devices at the largest site in use; one more site like the last one, linked as that is."""
     used = [job.cluster.site(name) for name in best.candidate.order]
     largest = max(used, key=lambda site: site.num_devices)
-    more = [_doubled(site) if site.name == largest.name else site for site in job.cluster.sites]
+    twice = largest.model_copy(update={"num_devices": 2 * largest.num_devices})
+    more = [twice if site.name == largest.name else site for site in job.cluster.sites]
     words = f"{2 * largest.num_devices} devices at {largest.name} (twice)"
     yield _Idea(words, _clustered(job, more, job.cluster.links), "devices")
     if len(used) > 1 and job.layout.sites is None:
         yield _one_more(job, used[-1], used[-2])
-
-
-def _doubled(site: Site) -> Site:
-    return site.model_copy(update={"num_devices": 2 * site.num_devices})
 
 
 def _one_more(job: Job, like: Site, neighbour: Site) -> _Idea:

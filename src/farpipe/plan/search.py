@@ -278,14 +278,12 @@ class Search:
         as that is faster; of the next best the other shapes."""
         for _ in range(MAX_CLIMBS):
             before_s = self.best_s
-            for index, found in enumerate(self._ranked()[:MAX_VARIED]):
+            ranked = sorted(self.evaluated.values(), key=lambda found: found.step_s)
+            for index, found in enumerate(ranked[:MAX_VARIED]):
                 if self._work < MAX_WORK:
                     self._vary(found.candidate, everything=not index or self._is_small)
             if self.best_s >= before_s * (1 - ROUNDING):
                 return
-
-    def _ranked(self) -> list[Evaluated]:
-        return sorted(self.evaluated.values(), key=lambda found: found.step_s)
 
     def _vary(self, candidate: Candidate, everything: bool) -> None:
         for other in neighbours(self._job, candidate, everything):

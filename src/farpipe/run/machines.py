@@ -52,12 +52,8 @@ def machines_of(
             found.append(Machine(site, number[site], size, hosts[site][number[site]].address if hosts else address))
             left, free[site] = left - size, free[site] - size
     if hosts is None:  # of a site with one machine the site's name is enough
-        return [_plain(machine) if number[machine.site] == 0 else machine for machine in found]
+        found = [one if number[one.site] else replace(one, address=one.address.removesuffix("_0")) for one in found]
     return found
-
-
-def _plain(machine: Machine) -> Machine:
-    return replace(machine, address=machine.address.removesuffix("_0"))
 
 
 @dataclass(frozen=True)

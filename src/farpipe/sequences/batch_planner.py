@@ -73,7 +73,8 @@ def plan_batch(
         jobs = _jobs_of_groups(job) if devices_per_stage is None and options.packs_to_memory else []
         in_groups = plan_groups(jobs, sizes, options, plans[0].step_s)
         fastest, *others = [in_groups, *plans] if in_groups else plans
-        whole_s = None if fastest.places else _whole_s(fastest, options)
+        asks_whole = not fastest.places and options.num_slices is None
+        whole_s = plan_whole(fastest.layout.costs, fastest.replicas[0], options) if asks_whole else None
         return replace(fastest, others=tuple(others), whole_step_s=whole_s, planning_s=gone_s())
 
 
@@ -275,8 +276,3 @@ def _of_all_replicas(
             return plans
         more = _planned(one, one.parts[1:], sizes, options).replicas
         plans[0] = replace(plans[0], replicas=(*plans[0].replicas, *more))
-
-
-def _whole_s(plan: BatchPlan, options: BatchOptions) -> float | None:
-    """Step of the hardest replica with every sequence whole, where it is cut and the number of slices is free."""
-    return plan_whole(plan.layout.costs, plan.replicas[0], options) if options.num_slices is None else None
