@@ -264,7 +264,7 @@ class Problem(Document, ProblemPart):
         return kept
 
     def kept(self, compute: "Callable[[Problem], T]") -> T:
-        """What `compute` makes of this step: it is kept, and not to be written to."""
+        """Result of `compute` for this step, kept from call to call; nobody may write to it."""
         if compute not in self._kept:
             self._kept[compute] = compute(self)
         kept: T = self._kept[compute]
