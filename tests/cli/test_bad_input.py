@@ -293,6 +293,7 @@ def test_a_disk_that_fills_up_leaves_what_stood_there(farpipe_process, problem_f
     assert (full_disk / "old.json").read_text() == old
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
 def test_a_closed_output_stops_nothing(problem_file, tmp_path, closed):
     command = f'exec "$0" -m farpipe schedule "$1" --method 1f1b -o order.json {closed}'

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 COMPILES = (
     "from numba import njit\nwith compilation_announced():\n    for _ in range(2):\n        njit(lambda x: x)(1)\n"
 )
@@ -19,6 +21,7 @@ def told(code):
     return run.stderr
 
 
+@pytest.mark.slow
 def test_compiling_is_told_once():
     assert told(COMPILES).count("compiling kernels") == 1
 

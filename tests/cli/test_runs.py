@@ -89,6 +89,7 @@ def break_off(run_dir, num_lines):
     (run_dir / "logs" / "rank-0.log").write_text("")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_lines", [0, 1, 5])
 def test_of_a_run_that_broke_off_there_is_a_page_that_says_so(farpipe, run_dir, num_lines):
     break_off(run_dir, num_lines)
@@ -128,6 +129,7 @@ def test_a_page_never_takes_the_place_of_what_the_run_has_written(farpipe, run_d
     assert (run_dir / name).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_share_a_page(farpipe, run_dir, tmp_path):
     (tmp_path / "both").mkdir()
     run = farpipe("report", run_dir, run_dir, "-o", "both/page.html", "--trace", "t.json")

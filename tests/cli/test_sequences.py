@@ -87,6 +87,7 @@ def test_what_is_recomputed_of_a_layer_is_shown(farpipe, job):
     assert json.loads(done.stdout)["keeps_attention"] == [False]
 
 
+@pytest.mark.slow
 def test_groups_of_devices_are_shown_with_the_documents_of_each_size(farpipe, job):
     wide = JOB.replace("hidden = 1024", "hidden = 4096").replace("num_devices = 4", "num_devices = 8")
     job.write_text(wide.replace("pipeline = 4", ""))

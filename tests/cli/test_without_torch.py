@@ -45,6 +45,7 @@ def farpipe(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -67,6 +67,7 @@ def test_a_job_over_sites_that_no_one_path_joins_is_refused():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fcfs", "easy", "single-region"])
 def test_what_a_policy_never_starts_is_named_waits_and_blocks_nobody(policy):
     """On links that stall every pipeline."""

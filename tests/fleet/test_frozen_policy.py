@@ -156,6 +156,7 @@ def test_another_ageing_of_bace_shows_in_its_figures():
     assert figures(policy, "busy") != pytest.approx(FROZEN["bace", "busy"], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["busy", "well linked", "calm"])
 def test_running_jobs_that_are_not_looked_at_in_full_would_not_have_moved(monkeypatch, case):
     thrifty = FarpipePolicy(hour_value=8.0)

@@ -66,6 +66,7 @@ def test_more_memory_never_makes_the_plan_slower_here():
     assert steps == sorted(steps, reverse=True)
 
 
+@pytest.mark.slow
 def test_no_mix_of_ways_with_these_layers_beats_the_plan():
     request = tight_job(num_microbatches=8, schedule="1f1b")
     costs = costs_of(request)

@@ -41,6 +41,7 @@ def damage(run_dir, step, change=lambda text: text.replace("sequence_length", "s
     assert path.read_text() != text
 
 
+@pytest.mark.slow
 def test_every_changed_byte_of_a_manifest_is_found_or_changes_nothing(broken_off, tmp_path):
     """A byte of white space between two values means nothing; no other may be taken as it stands."""
     run_dir, _ = broken_off

@@ -263,6 +263,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_nothing_had_been(after, options, t
     assert (summary.num_steps, summary.num_attempts) == (6, 2)
 
 
+@pytest.mark.slow
 def test_steps_after_the_checkpoint_are_done_and_recorded_once(text_file, tmp_path):
     run = make_run(text_file, num_steps=6, checkpoint_every_steps=2, keep_checkpoints=9)
     train(run, tmp_path / "run")
@@ -587,6 +588,7 @@ def test_the_learning_rate_warms_up_stays_and_falls():
     assert learning_rate(cosine.model_copy(update={"decay_steps": 13}), 50, 103) == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_is_the_one_that_is_recorded_and_used(text_file, tmp_path):
     run = make_run(text_file, num_steps=4, warmup_steps=1, decay="cosine")
     train(run, tmp_path / "run")

@@ -124,6 +124,7 @@ AGAIN = {"nothing": (0, False), "all": (1, False), "all but attention": (1, True
 """Layers that are recomputed, and whether they keep their attention's results."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
@@ -134,6 +135,7 @@ def test_split_hybrid_and_batched_chunks_give_the_gradients_of_whole_sequences(n
     assert {chunk.kind for chunk in chunks} == {"split", "hybrid", "batched"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_any_number_of_slices_and_both_precisions(count, dtype):
@@ -153,6 +155,7 @@ def test_any_batch(lengths, count, layers, split, keeps):
     assert_equal(MODELS["llama"], lengths, min(count, max(lengths)), layers=layers, split=split, keeps=keeps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True], ids=["B", "IW"])
 @pytest.mark.parametrize("layers", [0, 1])
 @pytest.mark.parametrize("name", MODELS)

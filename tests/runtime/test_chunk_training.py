@@ -81,6 +81,7 @@ def test_tied_weights(documents):
     assert_learns_the_same(make_run(documents, model=tied))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_replicas_share_a_batch_by_time(documents, zero):
     run = make_run(documents, replicas=2, training={"zero": zero})
@@ -92,6 +93,7 @@ def test_two_stages_on_each_rank(documents, packing):
     assert_learns_the_same(make_run(documents, packing=packing, virtual=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"ranks": 1}, {"virtual": 2, "training": {"zero": 1}}])
 def test_replicas_across_sites(documents, options):
     run = make_run(documents, **{"ranks": 2, "replicas": 2, "across": True, "latency_s": 1e-3} | options)
@@ -99,6 +101,7 @@ def test_replicas_across_sites(documents, options):
     assert_learns_the_same(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"virtual": 2}, {"ranks": 1, "replicas": 2}])
 def test_evaluation_gives_the_loss_of_whole_held_out_documents(documents, tmp_path, options):
     """After the last step: that of the plain model with the weights of the checkpoint."""

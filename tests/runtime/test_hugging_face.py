@@ -115,6 +115,7 @@ def parse_model(config):
     return Model.model_validate(model_fields(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("max_shard_bytes", [1 << 30, 20_000])
 @pytest.mark.parametrize("name", CONFIGS)

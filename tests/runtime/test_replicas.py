@@ -149,6 +149,7 @@ def test_tied_matrices_of_replicas(placement, model, zero1, text_file):
     assert_equals_whole(run, torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero1", [False, True], ids=["whole", "zero1"])
 @pytest.mark.parametrize("late", [0, 2])
 def test_what_is_late_to_one_replica_is_what_was_summed(late, zero1, text_file):
@@ -187,6 +188,7 @@ def test_gradients_are_those_of_the_whole_batch(dtype, text_file):
         assert relative_error(found[name], parameter.grad) < LIMITS[dtype], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [(("a", "b"),) * 2, (("a", "a"), ("b", "b"))], ids=["inside", "across"])
 def test_a_divided_optimizer_makes_the_same_bits(replicas, text_file):
     """Shares here are whole vectors of the processor; others' last elements may be rounded otherwise."""
@@ -288,6 +290,7 @@ def two_regions(gather_bytes=0):
     return RunSpec(num_steps=4, **body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gather_bytes", [0, 50_000])
 def test_a_rehearsal_has_the_collectives_in_its_timeline(gather_bytes, tmp_path):
     run = two_regions(gather_bytes)

@@ -163,6 +163,7 @@ def test_damage_to_a_valid_schedule_is_noticed(pair, data):
         check(problem, Schedule(schedule.num_microbatches, tuple(map(tuple, rows))))
 
 
+@pytest.mark.slow
 @given(problems_with_schedules(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_compiled_rules_accept_exactly_what_the_worded_ones_do(pair, data):

@@ -2,6 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 JOB = Path(__file__).parents[2] / "recipes" / "two_sites.toml"
 SIGNATURES = """
 from farpipe.schedule.library import list_kernel
@@ -20,6 +22,7 @@ print(*map(len, ahead))
 """
 
 
+@pytest.mark.slow
 def test_a_plan_asks_for_no_kernel_of_orders_that_was_not_compiled_ahead():
     done = subprocess.run([sys.executable, "-c", SIGNATURES.format(job=str(JOB))], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("1 1 1\n", "")

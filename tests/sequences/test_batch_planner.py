@@ -29,6 +29,7 @@ def job(gbit=100.0, devices=4, model=MODEL, memory=1.0, training=None, **pins):
     )
 
 
+@pytest.mark.slow
 def test_the_choice_follows_bandwidth_and_the_sentence_names_the_runner_up():
     thin, wide = (plan_batch(job(gbit, devices=2, model=WIDE), LENGTHS * 2) for gbit in (10.0, 4000.0))
     assert thin.kind.startswith("pipeline over sites")
@@ -59,6 +60,7 @@ def test_no_pinned_layout_is_much_faster(gbit):
     assert tried > 10
 
 
+@pytest.mark.slow
 def test_layouts_whose_slices_do_not_fit_do_not_keep_others_from_being_planned():
     """Two replicas of four stages are estimated fastest, hold no slices of such sequences, and take 530 s."""
     big = Model(num_layers=60, hidden=6656, num_heads=52, ffn_hidden=17920, vocab_size=32000)
@@ -79,12 +81,14 @@ def test_replicas_share_the_sequences_and_pins_hold():
     assert data["step_s"] == max(replica.step_s for replica in plan.replicas)
 
 
+@pytest.mark.slow
 def test_the_same_batch_has_the_same_plan():
     first, second = (plan_batch(job(20.0, devices=2), LENGTHS).to_data() for _ in range(2))
     first["planning_s"] = second["planning_s"] = 0.0
     assert first == second
 
 
+@pytest.mark.slow
 def test_short_memory_is_kept_and_zero_3_is_taken_where_it_lets_the_batch_in():
     plan = plan_batch(job(4000.0, memory=0.14, replicas="across", pipeline=1, tensor=1), LENGTHS * 2)
     assert plan.zero == 3

@@ -82,6 +82,7 @@ def test_moving_documents_comes_near_the_best_of_all_choices_where_no_limit_of_t
     assert np.mean(limited) > 1.06
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_sites", [1, 2])
 def test_a_plan_in_groups_is_sound_and_faster_than_any_of_one_degree(num_sites):
     sizes, free = SKEWED * 3 * num_sites, job(num_sites=num_sites)
@@ -119,6 +120,7 @@ def test_pinned_degrees_have_no_groups(pins):
     assert not plan_batch(job(**pins), SKEWED).places
 
 
+@pytest.mark.slow
 def test_devices_per_stage_and_other_packings_have_no_groups():
     assert not plan_batch(job(), SKEWED, None, 2).places
     for options in (BatchOptions(rule="literal"), BatchOptions(equal="tokens"), BatchOptions(num_slices=4)):
@@ -154,6 +156,7 @@ def test_devices_with_most_heads_set_the_pace_of_attention():
     assert pairs[4] == pytest.approx(pairs[1] * 7 / 26)
 
 
+@pytest.mark.slow
 def test_a_long_document_has_as_many_devices_as_share_its_heads_evenly_and_the_rest_work_beside_it():
     model = MODEL.model_copy(update={"num_heads": 26, "num_kv_heads": 26, "hidden": 26 * 128})
     plan = plan_batch(job(16, model=model), [120_000, *range(1_000, 4_000, 50)])

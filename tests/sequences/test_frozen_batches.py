@@ -105,6 +105,7 @@ def answer(spec, context, batch, options):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_is_planned_as_it_was(name):
     if BATCHES[name][0].layout.virtual:  # orders are searched for a limited time, in which kernels may be compiled

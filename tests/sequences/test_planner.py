@@ -177,6 +177,7 @@ def test_an_empty_batch_and_pinned_slices(roomy):
         plan_sequences(roomy, [1, 3], BatchOptions(num_slices=50))
 
 
+@pytest.mark.slow
 def test_a_recomputed_layer_keeps_its_attention_where_that_is_faster_and_fits():
     """Of a model with long sequences it is; where memory is shorter still, all has to be computed again."""
     long = [60_000] * 3
@@ -276,6 +277,7 @@ def test_zero_that_is_left_open_is_what_the_planner_takes():
     assert free != {rank.static_bytes for rank in costs(context=8, zero=0).base.ranks}
 
 
+@pytest.mark.slow
 def test_plans_do_not_depend_on_the_clock(monkeypatch):
     """A machine on which every look at the clock takes a minute finds the same plan."""
     lengths = mixed(32, 45_000)

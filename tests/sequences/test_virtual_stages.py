@@ -33,6 +33,7 @@ def sound(plan, lengths):
         assert [stage.rank for stage in pipeline.problem.stages] == [0, 1, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [80 * GIB, 26 * GIB, 22 * GIB])
 def test_plans_are_sound_with_and_without_recomputation(memory_bytes):
     lengths = mixed(24, 16384)
@@ -63,6 +64,7 @@ def test_two_stages_on_each_rank_shorten_the_bubble(roomy):
     assert plan_sequences(roomy, lengths).step_s < plan_sequences(costs(pipeline=2), lengths).step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [30 * GIB, 24 * GIB, 22 * GIB])
 def test_where_memory_is_short_more_is_recomputed_rather_than_one_sequence_run_after_the_other(memory_bytes):
     lengths = mixed(24, 16384)

@@ -141,6 +141,7 @@ if len(sys.argv) > 1:
 """
 
 
+@pytest.mark.slow
 def test_a_cached_kernel_is_loaded_without_numbas_tables_of_types(tmp_path):
     program = tmp_path / "draws.py"
     program.write_text(DRAWS)

@@ -55,6 +55,7 @@ def test_replicas_in_turns_take_what_the_old_closed_form_says(problem):
     assert (problem.traffic.num_staggered == 1) == all(link.num_staggered == 1 for link in problem.links.values())
 
 
+@pytest.mark.slow
 @given(problems())
 @settings(max_examples=200, deadline=None)
 def test_a_step_retimed_with_its_own_times_is_the_same_and_nothing_takes_less_than_no_time(problem):

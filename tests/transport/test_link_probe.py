@@ -37,6 +37,7 @@ def said(server, text):
     return False
 
 
+@pytest.mark.slow
 def test_both_directions_are_measured(server):
     found = measure(("127.0.0.1", server.port), PLAIN, seconds=0.3, num_streams=3)
     assert 0 < found.round_trip_s <= found.round_trip_median_s < 0.5
@@ -71,6 +72,7 @@ def test_a_wrong_token_is_turned_away_and_the_next_one_is_measured(server):
     assert measure(address, PLAIN, seconds=0.1, num_streams=2).streams_there > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [0, 3, 57, 10_000])
 def test_strangers_are_turned_away_and_hold_nobody_up(server, monkeypatch, num_bytes):
     monkeypatch.setattr(handshake, "LIMIT_S", 0.5)
@@ -84,6 +86,7 @@ def test_strangers_are_turned_away_and_hold_nobody_up(server, monkeypatch, num_b
             raise StopIteration
 
 
+@pytest.mark.slow
 def test_several_at_once_are_measured_or_told_why_not(server):
     def one():
         try:

@@ -96,6 +96,7 @@ def test_a_slice_has_its_own_parameters_only_by_the_whole_models_names():
     assert "model.layers.2.self_attn.q_proj.weight" in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -170,6 +171,7 @@ def test_encoders_are_refused():
         check_split(AutoConfig.for_model("vit"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "olmo2", "qwen3_moe", "phi3"])
 def test_documents_in_slices_and_packed_have_the_gradients_of_whole_ones(name):
     check_split(AutoConfig.for_model(name), on_chunks=True)

@@ -65,6 +65,7 @@ def losses_of(run_dir):
 TOKENS = torch.tensor([[*b"pack my box"]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "mixtral", "gpt2"])
 def test_a_training_resumed_under_another_cut_and_exported_is_that_of_one_process(name, text_file, tmp_path):
     folder = write_model(tmp_path / "model", name, **({"tie_word_embeddings": True} if name == "qwen3" else {}))
@@ -84,6 +85,7 @@ def test_a_training_resumed_under_another_cut_and_exported_is_that_of_one_proces
         assert relative_error(found, expected) < limit, parameter
 
 
+@pytest.mark.slow
 def test_bf16_keeps_float32_weights_however_many_replicas_share_them(text_file, tmp_path):
     folder = write_model(tmp_path / "model", "qwen3", tie_word_embeddings=True)
     found = {}
@@ -143,6 +145,7 @@ def test_what_can_t_be_trained_is_refused_before_the_first_step(text_file, tmp_p
         train(untied, tmp_path / "untied")
 
 
+@pytest.mark.slow
 def test_times_of_a_models_parts_are_measured_on_its_own_code(text_file, tmp_path):
     folder = write_model(tmp_path / "model", "mixtral")
     run = hf_run(folder, text_file)
