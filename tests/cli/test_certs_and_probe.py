@@ -56,6 +56,7 @@ def test_a_second_authority_in_one_place_is_refused(farpipe, certs):
     assert "has an authority already" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(CLUSTER)

@@ -37,6 +37,7 @@ def test_version(farpipe_process):
     assert farpipe_process("--version").stdout.startswith("farpipe 0.")
 
 
+@pytest.mark.slow
 def test_schedule_shows_order_time_and_gap(farpipe_process, problem_file):
     run = farpipe_process("schedule", problem_file, "--method", "1f1b")
     assert (run.returncode, run.stderr) == (0, "")
@@ -113,6 +114,7 @@ def test_compare_of_a_job_counts_what_is_outside_the_pipeline_as_plan_does(farpi
     assert schedule["makespan_s"] == best["makespan_s"] >= chosen["makespan_s"]
 
 
+@pytest.mark.slow
 def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
     run = farpipe("plan", RECIPES / "two_sites.toml", "--json")
     assert run.returncode == 0, run.stderr

@@ -26,5 +26,6 @@ def test_compiling_is_told_once():
     assert told(COMPILES).count("compiling kernels") == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_told_where_nothing_is_compiled():
     assert "compiling" not in told("with compilation_announced():\n    print(1)\n")

@@ -155,6 +155,7 @@ def test_the_page_and_the_table_have_one_measured_step(imported, farpipe, tmp_pa
     assert "without the first" not in page
 
 
+@pytest.mark.slow
 def test_a_run_that_would_not_fit_is_compared_and_calibrated(imported, farpipe, tmp_path):
     text = (tmp_path / "job.toml").read_text()
     small = text.replace('device = "h100"', 'device = { preset = "h100", memory = "3 GiB" }')

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from job_files import cluster_text
 
 JOB = """
@@ -32,6 +34,7 @@ def spread(data):
     return [data[f"step_{name}_s"] for name in ("mean", "p50", "p90")]
 
 
+@pytest.mark.slow
 def test_a_plan_over_lossy_links_shows_its_steps_as_a_distribution(farpipe, tmp_path):
     job = write_job(tmp_path, "loss = 0.01")
     planned = farpipe("plan", job, "--json", "--no-arms")

@@ -177,6 +177,7 @@ class Lines:
         return self.lines.pop(0)
 
 
+@pytest.mark.slow
 def test_training_in_searched_orders_is_training_on_whole_documents(documents, tmp_path):
     run, place, orders = make_run(documents, ranks=4), tmp_path / "run", OrderSearch()
     orders.wait()

@@ -178,6 +178,7 @@ def random_fleets():
     return found
 
 
+@pytest.mark.slow
 def test_running_jobs_that_are_not_looked_at_anew_would_not_have_moved_in_random_fleets(monkeypatch):
     expected = random_fleets()
     monkeypatch.setattr(farpipe_policy, "_may_repay", lambda *args: True)

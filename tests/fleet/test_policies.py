@@ -69,6 +69,7 @@ def test_the_kit_finds_a_policy_that_asks_for_what_is_not_there():
     assert any("is not free" in why for why in found)
 
 
+@pytest.mark.slow
 def test_the_kit_finds_a_policy_that_raises_and_one_that_starves():
     class Broken:
         name = "broken"

@@ -23,6 +23,7 @@ def plain(site, kind, num_devices):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SMALL, LARGE], ids=lambda kind: kind.model)
 def test_quotes_of_all_sizes_are_those_of_a_planner_for_each(kind):
     """One of them asks about parts of one large site, so that sizes share what the planner knows."""

@@ -114,6 +114,7 @@ def saved(flags, recompute):
     return tables
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from([1, 2, 4]),

@@ -171,6 +171,7 @@ WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b")
 SHAPES = ("llama-3.2-1b", "qwen2.5-7b", "gpt2", *WITH_EXPERTS)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from(SHAPES),

@@ -60,6 +60,7 @@ def test_only_links_between_sites_are_changed():
         assert scaled.links[name].latency_s == link.latency_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pins", [{"pipeline": 4}, {"replicas": "across"}, {"pipeline": 2, "data": 2, "num_microbatches": 8}]
 )

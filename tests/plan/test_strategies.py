@@ -76,6 +76,7 @@ def test_arms_that_train_otherwise_say_so(unlike):
     assert told == {"int8 or fp8 messages", "100 local steps between exchanges"}
 
 
+@pytest.mark.slow
 def test_narrower_messages_that_gain_nothing_are_no_strategy():
     """Searched less than the plan, they came out 0.3 % slower than it."""
     plan = advised_plan(load_job(RECIPES / "two_sites.toml"))

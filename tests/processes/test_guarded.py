@@ -47,6 +47,7 @@ def test_the_first_that_ends_is_told_and_the_others_go_on(parent_pipe):
     assert (short.exit_code, long.exit_code) == (0, -signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [SLEEPER, ("sh", "-c", "trap '' TERM; setsid sleep 300 & sleep 300")])
 def test_stop_leaves_nothing_whatever_the_process_does(command, parent_pipe):
     process = Guarded.start(command, parent_pipe)

@@ -99,6 +99,7 @@ def test_when_all_manifests_are_damaged_nothing_begins_anew_and_nothing_is_chang
     assert content(run_dir) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_manifest_is_told_and_the_checkpoint_before_is_taken(copied, text_file, tmp_path):
     run_dir, spec = copied
     damage(run_dir, 4)

@@ -10,6 +10,7 @@ from farpipe.runtime.figures.metrics import MetricsFile, log_line, read_metrics,
 from trainings import make_run, train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -32,6 +33,7 @@ def test_a_run_that_can_not_go_on_is_left_as_it_is(change, words, tmp_path):
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_steps", "words"), [(3, "its 3 steps are done; ask"), (1, "are done, and 1 were asked for; ask")]
 )
@@ -66,6 +68,7 @@ def test_what_a_killed_run_was_writing_is_removed_and_files_that_are_not_the_run
     assert {name for name in others if (tmp_path / name).read_text() == "mine"} == others
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_metrics_stops_neither_the_launcher_nor_the_run(text_file, tmp_path):
     train(make_run(text_file, num_steps=3), tmp_path)
     path, draw = tmp_path / "metrics.jsonl", random.Random(0)

@@ -326,6 +326,7 @@ def crash(run_dir, num_steps):
         (folder(run_dir, step) / "manifest.json").unlink()
 
 
+@pytest.mark.slow
 def test_a_crash_before_the_first_checkpoint_begins_again(text_file, tmp_path):
     run = make_run(text_file, num_steps=3)
     train(run, tmp_path / "run")
@@ -353,6 +354,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(name, text_file, tmp_p
         assert f"step-4/{name}: damaged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_if_every_checkpoint_is_damaged_nothing_is_begun_anew(text_file, tmp_path):
     run = make_run(text_file, checkpoint_every_steps=2, keep_checkpoints=9)
     train(run, tmp_path / "run")
@@ -475,6 +477,7 @@ def test_on_a_full_disk_the_training_goes_on_to_its_end_and_earlier_checkpoints_
         assert not (run_dir / "summary.json").exists(), "nobody takes it for a whole run"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_can_not_be_written_is_told_and_tried_again(text_file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "farpipe.runtime.checkpoint.checkpointer.write_file", failing_at(folder(tmp_path / "run", 2), rank=1)
@@ -502,6 +505,7 @@ def test_a_warning_that_can_not_be_printed_does_not_end_the_training(text_file, 
     assert checkpoints(tmp_path / "run") == [4]
 
 
+@pytest.mark.slow
 def test_a_run_that_can_write_no_checkpoint_ends_at_the_second(text_file, tmp_path, monkeypatch):
     def full(folder, rank, site, tensors):
         if rank == 1:

@@ -63,6 +63,7 @@ def documents(tmp_path_factory):
     return write_documents(tmp_path_factory.mktemp("text") / "text")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("name", CHUNKINGS)
 def test_every_chunk_holds_what_the_costs_say(documents, name, again):

@@ -94,6 +94,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     assert float(logits.square().mean()) == pytest.approx(EXPECTED[name]["mean_square"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_stages_that_are_loaded_from_several_files_make_the_same_logits(name, tmp_path):
     write_model(tmp_path / "one", CONFIGS[name])

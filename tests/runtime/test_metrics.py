@@ -49,6 +49,7 @@ def test_without_a_known_peak_there_is_no_utilisation(text_file, tmp_path):
     assert summary.model_flops_utilisation is None
 
 
+@pytest.mark.slow
 def test_evaluation_changes_nothing_in_the_training(text_file, tmp_path):
     train(make_run(text_file, num_steps=4), tmp_path / "plain")
     train(make_run(text_file, num_steps=4, evaluate_every_steps=1, evaluation_batches=3), tmp_path / "evaluated")

@@ -59,6 +59,7 @@ def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, mo
     assert ends_s == pytest.approx(np.array(free_s))
 
 
+@pytest.mark.slow
 def test_moving_documents_comes_near_the_best_of_all_choices_where_no_limit_of_time_does():
     degrees, devices, random = [1, 2, 3], np.array([[1], [2], [3]]), np.random.default_rng(1)
     searched, limited = [], []
@@ -148,6 +149,7 @@ def test_nothing_is_recomputed_up_to_the_limit_of_tokens():
         assert bool(plan.pipelines[0].recomputed.any()) == again
 
 
+@pytest.mark.slow
 def test_devices_with_most_heads_set_the_pace_of_attention():
     uneven = MODEL.model_copy(update={"num_heads": 26, "num_kv_heads": 26, "hidden": 26 * 128})
     plan = plan_batch(job(model=uneven), SKEWED)

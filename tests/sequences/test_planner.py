@@ -136,6 +136,7 @@ def test_a_sequence_that_fits_in_no_number_of_slices_is_told_with_numbers():
         plan_sequences(costs(memory_bytes=4 * GIB), [100])
 
 
+@pytest.mark.slow
 def test_the_longest_sequence_that_is_said_to_fit_does_in_slices_but_not_whole(tight):
     with pytest.raises(InfeasibleError) as told:
         plan_sequences(tight, [50_000_000])
@@ -194,6 +195,7 @@ def test_a_recomputed_layer_keeps_its_attention_where_that_is_faster_and_fits():
     assert not full.keeps_attention
 
 
+@pytest.mark.slow
 def test_json_has_the_keys_that_others_read(tight):
     lengths = mixed(40)
     data = json.loads(json.dumps(plan_sequences(tight, lengths).to_data()))

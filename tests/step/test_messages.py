@@ -36,6 +36,7 @@ def old_form(problem):
     return found, max(pause_s.values(), default=0.0)
 
 
+@pytest.mark.slow
 @given(problems(with_times=False))
 @settings(max_examples=300, deadline=None)
 def test_replicas_in_turns_take_what_the_old_closed_form_says(problem):
@@ -107,6 +108,7 @@ def test_wrong_times_are_named(figure):
         Problem.from_data(data)
 
 
+@pytest.mark.slow
 @given(problems_with_schedules())
 @settings(max_examples=150, deadline=None)
 def test_stages_open_and_links_are_free_after_the_gathers_as_the_simulator_has_them(case):

@@ -32,6 +32,7 @@ def test_an_exchange_gives_everybody_everything_by_rank_again_and_again(ranks):
         assert found == [parts] * NUM_RANKS
 
 
+@pytest.mark.slow
 def test_what_is_posted_before_an_exchange_is_there_after_it(ranks):
     def one(transport, turn):
         for peer in range(NUM_RANKS):

@@ -57,6 +57,7 @@ def test_a_message_that_is_asked_for_late_is_handed_over_at_once():
     assert times.arrival_ns < before_ns < time.monotonic_ns() < before_ns + 200 * MS
 
 
+@pytest.mark.slow
 def test_directions_do_not_share_the_rate():
     with connected(links=both_ways(0, 1, SHAPE)) as (first, second):
         send_many(first, 1, 25)
@@ -93,6 +94,7 @@ def test_control_has_the_latency_but_does_not_wait_behind_data():
             assert 20 * MS <= time.monotonic_ns() - start_ns < 1900 * MS
 
 
+@pytest.mark.slow
 def test_a_post_arrives_after_the_latency():
     with connected(links=both_ways(0, 1, LinkShape(0.2, 1e9))) as (first, second):
         start_s = time.monotonic()

@@ -79,6 +79,7 @@ def test_a_message_that_never_comes_ends_the_wait_of_all_ranks():
         assert "from rank 0: rank 0 gave up: 2F7: waited for" in str(errors[1])
 
 
+@pytest.mark.slow
 def test_an_overdue_message_shows_what_came_instead():
     with connected(timeout_s=0.5) as (first, second):
         for i in range(6):
@@ -153,6 +154,7 @@ def test_ranks_may_leave_at_different_times_without_a_loss():
         ranks[0].close()
 
 
+@pytest.mark.slow
 def test_the_silent_process_is_blamed_and_not_one_that_left_because_of_it():
     """Rank 0, through which the word of rank 3 would come, is stopped; rank 3 has given it up a moment earlier."""
     health = Health(lambda reason: None)

@@ -64,6 +64,7 @@ def test_within_tls_both_certificates_are_checked(tmp_path):
     assert any("turned away 127.0.0.1" in event for event in events)
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_turned_away_and_the_next_one_is_measured(server):
     address = ("127.0.0.1", server.port)
     with pytest.raises(RunError, match="it has another token"):
@@ -131,6 +132,7 @@ def test_an_answer_that_makes_no_sense_is_an_error(server, monkeypatch, text):
         measure(("127.0.0.1", server.port), PLAIN, seconds=0.05, num_streams=2)
 
 
+@pytest.mark.slow
 def test_nobody_there_names_the_remedy():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]

@@ -54,6 +54,7 @@ def test_nobody_at_the_meeting_point_is_an_error_in_time():
         rendezvous_from_env(timeout_s=1, env=env)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_come_are_named():
     store = dist.HashStore()
     with pytest.raises(RunError, match=r"rank 0 waited 0\.2 s for the others; missing: rank 1, rank 2"):

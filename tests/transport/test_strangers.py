@@ -48,6 +48,7 @@ def assert_still_works(pair):
     assert pair[1].receive(0, "sync", Tag(0, 0, 0), waiting_for="proof").data == b"01234"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [1, 40, 10_000])
 def test_random_bytes_are_turned_away(pair, num_bytes):
     with knock(pair[1]) as stranger:

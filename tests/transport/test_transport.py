@@ -182,6 +182,7 @@ def test_a_full_send_buffer_blocks_and_then_says_so():
         assert time.monotonic() - start >= 1.0
 
 
+@pytest.mark.slow
 def test_a_full_send_buffer_goes_on_when_the_receiver_takes():
     with connected(buffer_bytes=MIB) as (first, second):
         messages = [os.urandom(800_000) for _ in range(40)]
@@ -283,6 +284,7 @@ def connect_and_close():
     transports[0].close()
 
 
+@pytest.mark.slow
 def test_closing_sends_what_is_queued_first():
     first, second = connect_all(buffer_bytes=64 * MIB)
     messages = [os.urandom(4 * MIB) for _ in range(8)]

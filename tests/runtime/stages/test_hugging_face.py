@@ -72,6 +72,7 @@ def test_stages_have_the_gradients_of_the_whole_in_every_order(name, method, rec
     assert_equals_whole(name, order(method, placed_problem(ORDERS[method], NUM_MICROBATCHES)), recompute)
 
 
+@pytest.mark.slow
 @settings(max_examples=len(NAMES), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_valid_order_gives_the_gradients_of_the_whole(data):
@@ -123,6 +124,7 @@ def test_a_model_of_few_layers_is_checked_with_as_many_as_others():
     check_split(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -177,6 +179,7 @@ def test_documents_in_slices_and_packed_have_the_gradients_of_whole_ones(name):
     check_split(AutoConfig.for_model(name), on_chunks=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -108,6 +108,7 @@ def test_bf16_keeps_float32_weights_however_many_replicas_share_them(text_file, 
         assert not torch.equal(weight, weight.bfloat16().float()), "more digits than bf16 has"
 
 
+@pytest.mark.slow
 def test_checkpoints_from_before_transformers_computed_are_read(text_file, tmp_path):
     """Their names were those of farpipe's own decoder."""
     from farpipe.runtime.checkpoint import files
