@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.shared.jobs import link_table, site_table
 from farpipe.plan import make_plan
 from farpipe.spec import Job, parse_job
 
@@ -39,10 +40,9 @@ def job(sites: Sites, latency: str = "10 ms", bandwidth: str = "200 Gbit/s", lay
     training = RECIPE.read_text(encoding="utf-8").partition("[[cluster.sites]]")[0]
     text = f"{training}[layout]\n{layout}\n"
     for index, (device, count) in enumerate(sites):
-        text += f'[[cluster.sites]]\nname = "s{index}"\ndevice = "{device}"\nnum_devices = {count}\n'
-    for two in combinations(range(len(sites)), 2):
-        ends = ", ".join(f'"s{index}"' for index in two)
-        text += f'[[cluster.links]]\nbetween = [{ends}]\nlatency = "{latency}"\nbandwidth = "{bandwidth}"\n'
+        text += site_table(f"s{index}", device, count)
+    for one, other in combinations(range(len(sites)), 2):
+        text += link_table(f"s{one}", f"s{other}", latency, bandwidth)
     return parse_job(text)
 
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.jobs import job_head
+from benchmarks.shared.jobs import job_head, link_table
 
 A100, H100 = "a100-80gb", "h100"
 SETTINGS = "zero1 = true\nsequence_parallel = true"
@@ -53,8 +53,8 @@ def job_text(name: str) -> str:
     text = [job_head(model, length, batch, sites, device, training)]
     for one in range(len(sites)):
         for other in range(one):
-            ends, delay = f'between = ["s{other}", "s{one}"]', latency_ms * (1 + 0.1 * (one + other))
-            text.append(f'[[cluster.links]]\n{ends}\nlatency = "{delay} ms"\nbandwidth = "{gbit} Gbit/s"\n')
+            delay = latency_ms * (1 + 0.1 * (one + other))
+            text.append(link_table(f"s{other}", f"s{one}", f"{delay} ms", f"{gbit} Gbit/s"))
     return "".join(text)
 
 

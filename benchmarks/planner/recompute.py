@@ -7,7 +7,7 @@ import json
 import time
 from unittest import mock
 
-from benchmarks.shared.jobs import job_head
+from benchmarks.shared.jobs import job_head, link_table
 from farpipe.plan import make_plan
 from farpipe.spec import parse_job
 
@@ -29,7 +29,7 @@ def job_text(name: str) -> str:
     model, length, batch, sites, device, training = JOBS[name]
     text = job_head(model, length, batch, sites, device, training)
     if len(sites) > 1:
-        text += '[[cluster.links]]\nbetween = ["s0", "s1"]\nlatency = "20 ms"\nbandwidth = "100 Gbit/s"\n'
+        text += link_table("s0", "s1", "20 ms", "100 Gbit/s")
     return text
 
 

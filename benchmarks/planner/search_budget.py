@@ -16,6 +16,7 @@ import time
 from typing import Any
 from unittest import mock
 
+from benchmarks.shared.jobs import job_head, link_table, site_table
 from farpipe.plan import make_plan
 from farpipe.spec import Job, parse_job
 
@@ -26,17 +27,14 @@ SAME = 1e-6
 def drawn(rng: random.Random) -> Job:
     """A job over a random cluster."""
     model, batch = rng.choice(["llama-3-70b", "llama-3-405b", "llama-3-405b"]), rng.choice([512, 1152, 2304])
-    parts = [f'[model]\npreset = "{model}"\n[training]\nsequence_length = 8192\nglobal_batch = {batch}\n']
-    count = rng.choice([2, 3, 4, 5, 6, 8])
+    parts, count = [job_head(model, 8192, batch, (), "", "")], rng.choice([2, 3, 4, 5, 6, 8])
     for site in range(count):
         device = rng.choice(["h100", "h100", "h200", "a100-80gb"]) if rng.random() < 0.4 else "h100"
-        size = rng.choice([128, 256, 512, 1024])
-        parts.append(f'[[cluster.sites]]\nname = "s{site}"\ndevice = "{device}"\nnum_devices = {size}\n')
+        parts.append(site_table(f"s{site}", device, rng.choice([128, 256, 512, 1024])))
     for one, other in itertools.combinations(range(count), 2):
         if other == one + 1 or rng.random() < 0.5:
-            link = f'latency = "{rng.choice([2, 5, 10, 20, 40, 80])} ms"\n'
-            link += f'bandwidth = "{rng.choice([25, 50, 100, 200, 400])} Gbit/s"\n'
-            parts.append(f'[[cluster.links]]\nbetween = ["s{one}", "s{other}"]\n{link}')
+            latency, rate = rng.choice([2, 5, 10, 20, 40, 80]), rng.choice([25, 50, 100, 200, 400])
+            parts.append(link_table(f"s{one}", f"s{other}", f"{latency} ms", f"{rate} Gbit/s"))
     return parse_job("".join(parts))
 
 

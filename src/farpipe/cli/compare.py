@@ -132,9 +132,8 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
 def _with_own(problem: "Problem", own: "Schedule", outcomes: "list[Outcome]") -> "list[Outcome]":
     """The plan's own schedule, which a search has found, among the others."""
     from farpipe.plan.orders import Outcome
-    from farpipe.step.player import makespan_s
 
-    return sorted([*outcomes, Outcome(own.method, own, makespan_s(problem, own))], key=_makespan_s)
+    return sorted([*outcomes, Outcome.played(own.method, problem, own)], key=_makespan_s)
 
 
 def _makespan_s(outcome: "Outcome") -> float:

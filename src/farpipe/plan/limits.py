@@ -16,7 +16,6 @@ from farpipe.schedule.library import ORDERS
 from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Cluster, Job, Site
 from farpipe.step import Hop, Problem, Schedule, Sync, Transfer
-from farpipe.step.player import makespan_s
 from farpipe.units import format_change, format_rate, format_seconds
 
 BANDWIDTH_FACTORS: Final = {0.5: "half", 2.0: "double", math.inf: "unlimited"}
@@ -138,7 +137,7 @@ def _bandwidth_sensitivity(job: Job, best: Evaluated, costs: JobCosts) -> list[s
         if method in ORDERS:
             played = try_quickly(method, step.problem)
         else:
-            played = Outcome(method, best.schedule, makespan_s(step.problem, best.schedule))
+            played = Outcome.played(method, step.problem, best.schedule)
         if played.schedule is None:  # it does not fit memory there
             continue
         step_s = played.makespan_s + step.overhead_s

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.schedule import check, peak_memory_bytes
@@ -38,6 +38,11 @@ class Outcome:
     makespan_s: float = math.inf
     obstacle: InputError | InfeasibleError | None = None
 
+    @classmethod
+    def played(cls, method: str, problem: Problem, schedule: Schedule) -> Self:
+        """The outcome of a schedule that keeps the rules of `check`."""
+        return cls(method, schedule, makespan_s(problem, schedule))
+
     def timeline(self, problem: Problem) -> Timeline | None:
         """The simulated step; None where there is no schedule."""
         return None if self.schedule is None else simulate(problem, self.schedule, checked=True)
@@ -58,7 +63,7 @@ def try_order(method: str | Order, problem: Problem) -> Outcome:
         check(problem, schedule)
     except (InputError, InfeasibleError) as error:
         return Outcome(name, obstacle=error)
-    return Outcome(name, schedule, makespan_s(problem, schedule))
+    return Outcome.played(name, problem, schedule)
 
 
 def try_quickly(method: str | Order, problem: Problem, limit_s: float = math.inf) -> Outcome:
@@ -74,7 +79,7 @@ def try_quickly(method: str | Order, problem: Problem, limit_s: float = math.inf
         return Outcome(method, obstacle=error)
     if not _fits(problem, schedule):
         return Outcome(method, obstacle=InfeasibleError(f"schedule {method!r} does not fit memory"))
-    return Outcome(method, schedule, makespan_s(problem, schedule))
+    return Outcome.played(method, problem, schedule)
 
 
 def _fits(problem: Problem, schedule: Schedule) -> bool:
