@@ -122,9 +122,14 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="Print and plot the rows that are there.")
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
+    lines = arguments.rows.read_text(encoding="utf-8").splitlines() if arguments.rows.exists() else []
+    keys = ("model", "cut", "gbit", "draw")
+    done = [[one[key] for key in keys] for one in map(json.loads, lines)]
     if not arguments.table:
         for draw, cut, gbit, name in product(arguments.draws, arguments.cuts, arguments.gbits, arguments.models):
             facts = {"model": name, "cut": cut, "gbit": gbit, "draw": draw}
+            if [facts[key] for key in keys] in done:
+                continue
             with arguments.rows.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(facts | row(known[name], cut, gbit, draw)) + "\n")
     rows = sorted(

@@ -5,13 +5,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.sequences import BatchOptions, chunk_costs, plan_batch, plan_sequences
 from farpipe.sequences.batch_plan import exchange_s
 from farpipe.sequences.checkpointing import unrecomputed_tokens
-from farpipe.sequences.device_groups import assignments, document_seconds, fewest, grouped
+from farpipe.sequences.device_groups import Devices, DocumentTimes, assignments, document_times, fewest
 from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
 from sound_chunks import check_chunks
 
@@ -33,16 +33,22 @@ def job(devices=8, num_sites=1, model=MODEL, **pins):
     )
 
 
+@settings(deadline=None)  # the first one loads a kernel
 @given(
     st.lists(st.floats(0.1, 100.0), min_size=1, max_size=40),
     st.floats(0.1, 50.0),
     st.sampled_from([([1, 2, 4, 8], 8, 1), ([1, 2, 3, 4, 5, 8], 8, 1), ([1, 3, 6], 12, 2), ([1, 2, 5, 6], 12, 2)]),
+    st.sampled_from([0.0, 3.0]),
 )
-def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, most_s, devices):
+def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, most_s, devices, fixed_s):
     degrees, num_devices, num_sites = devices
     seconds = np.array([[each * (1 / degree + 0.05 * (degree > 1)) for each in work_s] for degree in degrees])
     least = fewest(seconds, np.array(degrees)[:, None], most_s)
-    ends_s, groups = grouped(seconds, degrees, num_devices, least, num_sites)
+    shares = np.array([[min(1.0, each / (40.0 * degree)) for each in work_s] for degree in degrees])
+    times = DocumentTimes(seconds + fixed_s * shares, shares, np.full(len(degrees), fixed_s))
+    on = Devices(times, degrees, num_devices, num_sites)
+    ends_s, (makespan_s, groups) = on.placed(least)[0], on.grouped(least)
+    assert makespan_s == ends_s.max()
     assert sorted(index for group in groups for index in group.documents) == list(range(len(work_s)))
     assert [group.degree for group in groups] == sorted((group.degree for group in groups), reverse=True)
     free_s = [0.0] * num_devices
@@ -54,9 +60,21 @@ def test_groups_hold_every_document_once_and_end_when_they_are_played(work_s, mo
             mine = seconds[:, index]
             expected = next((d for d, each in zip(degrees, mine, strict=True) if each <= most_s), None)
             assert degree == (expected or degrees[int(mine.argmin())])
-            end_s = max(free_s[first : first + degree]) + mine[degrees.index(degree)]
-            free_s[first : first + degree] = [end_s] * degree
+        number = degrees.index(degree)
+        num_chunks = np.ceil(shares[number, documents].sum() - 1e-9)
+        end_s = max(free_s[first : first + degree]) + seconds[number, documents].sum() + fixed_s * num_chunks
+        free_s[first : first + degree] = [end_s] * degree
     assert ends_s == pytest.approx(np.array(free_s))
+
+
+def test_a_document_goes_where_its_chunk_is_not_full_yet():
+    shares, seconds = np.array([[0.6, 0.8, 0.3]]), np.array([[7.0, 6.5, 3.0]])
+    times = DocumentTimes(seconds + 2 * shares, shares, np.array([2.0]))
+    free_s, first = Devices(times, [1], 2).placed(np.zeros(3, np.int64))
+    assert first[2] == first[0]  # 7 + 3 in one chunk, where 6.5 + 3 with a second chunk would end later
+    assert sorted(free_s) == pytest.approx([8.5, 12.0])
+    by_token = Devices(DocumentTimes.by_token(times.seconds), [1], 2).placed(np.zeros(3, np.int64))[1]
+    assert by_token[2] == by_token[1]
 
 
 @pytest.mark.slow
@@ -67,15 +85,18 @@ def test_moving_documents_comes_near_the_best_of_all_choices_where_no_limit_of_t
         alone_s, of_degrees = random.uniform(1, 20, 7), random.uniform(0.5, 1.3, (2, 7))
         seconds = alone_s / devices * np.vstack([np.full(7, 1.2), of_degrees])
 
-        def makespan_s(chosen, seconds=seconds):
-            return max(grouped(seconds, degrees, 5, np.array(chosen))[0])
+        times = DocumentTimes.by_token(seconds)
+        on = Devices(times, degrees, 5)
+
+        def makespan_s(chosen, on=on):
+            return on.grouped(np.array(chosen))[0]
 
         least_s = min(map(makespan_s, product(range(3), repeat=7)))
         limits = [fewest(seconds, costs, most_s) for costs in (devices, devices * seconds) for most_s in seconds.flat]
         limited.append(min(map(makespan_s, limits)) / least_s)
-        unmoved_s, _ = assignments(seconds, degrees, 5, passes=0)[0]
+        unmoved_s, _ = assignments(times, degrees, 5, passes=0)[0]
         assert unmoved_s in map(makespan_s, limits[: seconds.size])  # those of the fewest devices
-        step_s, groups = min(assignments(seconds, degrees, 5), key=lambda one: one[0])
+        step_s, groups = min(assignments(times, degrees, 5), key=lambda one: one[0])
         chosen = {index: degrees.index(group.degree) for group in groups for index in group.documents}
         assert step_s == makespan_s([chosen[index] for index in range(7)])
         searched.append(step_s / least_s)
@@ -133,12 +154,14 @@ def test_documents_of_one_chunk_take_what_the_estimate_says():
     for length in (500, 8_000, 60_000):
         alone = plan_sequences(costs, [length], BatchOptions(num_slices=1))
         fixed_s = costs.stages[0].laws.total.fixed_s * (1 - min(1, length / unrecomputed_tokens(costs)))
-        assert document_seconds(costs, np.array([length]))[0] == pytest.approx(work_s(alone) - fixed_s, rel=0.01)
+        assert document_times([costs], np.array([length])).seconds[0, 0] == pytest.approx(
+            work_s(alone) - fixed_s, rel=0.01
+        )
 
 
 def test_what_does_not_fit_takes_for_ever():
     costs = chunk_costs(job(pipeline=1, data=8), 65536)
-    assert math.isinf(document_seconds(costs, np.array([10_000_000]))[0])
+    assert math.isinf(document_times([costs], np.array([10_000_000])).seconds[0, 0])
 
 
 def test_nothing_is_recomputed_up_to_the_limit_of_tokens():
@@ -147,6 +170,15 @@ def test_nothing_is_recomputed_up_to_the_limit_of_tokens():
     for length, again in ((limit, False), (limit + 10, True)):
         plan = plan_sequences(costs, [length], BatchOptions(num_slices=1))
         assert bool(plan.pipelines[0].recomputed.any()) == again
+
+
+def test_chunks_of_short_documents_are_as_few_as_fit_and_of_about_equal_tokens():
+    costs = chunk_costs(job(pipeline=1, data=8), 65536)
+    limit = unrecomputed_tokens(costs)
+    plan = plan_sequences(costs, [limit // 20] * 24, BatchOptions(num_slices=1))
+    assert plan.batch.load.tokens.tolist() == [limit // 20 * 12] * 2
+    plan = plan_sequences(costs, [limit // 20 + 1] * 39, BatchOptions(num_slices=1))  # 19 and 19 would leave one alone
+    assert plan.batch.load.tokens.tolist() == [(limit // 20 + 1) * 13] * 3
 
 
 @pytest.mark.slow

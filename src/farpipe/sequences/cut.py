@@ -20,6 +20,8 @@ from farpipe.sequences.chunk import Floats, Ints, SliceTable
 
 PackRule = Literal["best-fit", "literal", "alone"]
 _ROUNDING: Final = 1e-9
+_GAPS: Final = 1.02
+"""Tokens of an evened chunk over those of the mean one, so that what is left fits whole sequences."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,13 @@ class Cut:
     rule: PackRule = "best-fit"
     fill_limit: int | None = None
     """Tokens up to which short sequences are packed, where that is less than what a sequence alone may have."""
+
+
+def fill_limits(lengths: Ints, most: int) -> list[int]:
+    """Limits of a chunk's tokens to try: evened out over one chunk more than have to be, over as many, and `most`."""
+    total, most = float(lengths.sum()), max(1, most)
+    fewest = math.ceil(total / most)
+    return [*(min(most, math.ceil(_GAPS * total / count)) for count in (fewest + 1, fewest)), most]
 
 
 def slice_offsets(length: int, num_slices: int, law: Law, target_s: float = 0.0) -> Ints:

@@ -2,14 +2,16 @@
 
 As Megatron's dynamic context parallelism and FlexSP (arXiv 2412.01523): every document has the fewest devices that keep
 it below a time, which is searched, or those that spend least on it. From both a local search moves the long documents
-to other degrees. Larger groups come first, and smaller ones begin on devices that are done with them.
+to other degrees, counting the fixed times of whole chunks. Larger groups come first, and smaller ones begin on devices
+that are done with them.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -19,21 +21,21 @@ from farpipe.sequences.batch_options import BatchOptions
 from farpipe.sequences.batch_plan import BatchPlan, GroupPlace, exchange_s
 from farpipe.sequences.checkpointing import unrecomputed_tokens
 from farpipe.sequences.chunk import Floats, Ints, as_load
-from farpipe.sequences.layout import ChunkLayout, chunk_layout, longest_first, sequence_seconds
+from farpipe.sequences.layout import ChunkLayout, chunk_layout, sequence_seconds
 from farpipe.sequences.planner import SequencePlan, plan_sequences
 from farpipe.spec import Job
 
 _TRIED_SHARES: Final = np.geomspace(1, 64, 25)
 """Tried limits of a document's time: the batch's time, if all devices were always busy, over these."""
-_NUM_MOVED: Final = 48
+_NUM_MOVED: Final = 128
 """Number of documents, the longest, that the local search moves to other degrees."""
-_MAX_PASSES: Final = 3
-"""Number of times that it goes over them at most: a fourth found nothing in six batches."""
+_MAX_PASSES: Final = 8
+"""Number of times that it goes over them at most."""
 _MAX_PLANNED: Final = 4
 """Number of assignments of documents to groups, the best by the estimate, that are planned to the end: of degrees that
 leave no device over, and of all."""
-_NOT_WORTH: Final = 1.02
-"""Ratio of an assignment's estimate to the step to beat above which it is dropped: estimates are about so exact."""
+_FILLED: Final = 0.97
+"""Share of a chunk's tokens that documents fill: they don't fit into each other without gaps."""
 
 
 class DeviceGroup(NamedTuple):
@@ -44,14 +46,33 @@ class DeviceGroup(NamedTuple):
     documents: Ints
 
 
+class DocumentTimes(NamedTuple):
+    """Seconds of every document in every context degree, ascending, and what whole chunks take beside them."""
+
+    seconds: Floats
+    """With the fixed time of a chunk by the share of it that the document fills: [num_degrees, num_documents]."""
+    shares: Floats
+    """[num_degrees, num_documents]"""
+    fixed_s: Floats
+    """Fixed seconds of a chunk: [num_degrees]."""
+
+    @classmethod
+    def by_token(cls, seconds: Floats) -> Self:
+        """Documents that fill no chunks, whose seconds are all that counts."""
+        return cls(seconds, np.zeros_like(seconds), np.zeros(len(seconds)))
+
+    def of(self, degrees: Sequence[bool]) -> Self:
+        """Those of some degrees."""
+        return type(self)(*(part[list(degrees)] for part in self))
+
+
 @dataclass(frozen=True)
-class _Family:
-    """Layouts that differ in their context degree alone, ascending, and what each document takes in each."""
+class Family:
+    """Layouts of one stage of ZeRO that differ in their context degree alone, ascending, and what documents take."""
 
     zero: int
     layouts: list[ChunkLayout]
-    seconds: Floats
-    """[num_degrees, num_documents]"""
+    times: DocumentTimes
 
     @property
     def degrees(self) -> list[int]:
@@ -70,31 +91,39 @@ class _Family:
     @property
     def ideal_s(self) -> float:
         """Seconds of the documents, each on the devices that make it cheapest, if all devices are always busy."""
-        return float((self.seconds * np.array(self.degrees)[:, None]).min(axis=0).sum()) / self.num_devices
+        return float((self.times.seconds * np.array(self.degrees)[:, None]).min(axis=0).sum()) / self.num_devices
 
     @cached_property
-    def dividing(self) -> "_Family":
+    def dividing(self) -> "Family":
         """The degrees that leave no device over; itself where all do."""
         is_one = [layout.num_devices == self.layouts[0].num_devices for layout in self.layouts]
         layouts = [layout for layout, divides in zip(self.layouts, is_one, strict=True) if divides]
-        return self if all(is_one) else _Family(self.zero, layouts, self.seconds[is_one])
+        return self if all(is_one) else Family(self.zero, layouts, self.times.of(is_one))
 
     def assigned(self) -> list[tuple[float, list[DeviceGroup]]]:
         """`assignments` on the family's devices."""
         num_sites = max(1, len(self.layouts[0].layout.replica_sites))
-        return assignments(self.seconds, self.degrees, self.num_devices, num_sites)
+        return assignments(self.times, self.degrees, self.num_devices, num_sites)
 
 
-def document_seconds(costs: ChunkCosts, sizes: Ints, *, keeps_attention: bool = True) -> Floats:
-    """Forward and backward of every document in one stage, infinite where it does not fit: [num].
+def document_times(each: Sequence[ChunkCosts], sizes: Ints, *, keeps_attention: bool = True) -> DocumentTimes:
+    """Forward and backward of every document in one stage of these degrees, infinite where it does not fit.
 
     Packed with others up to the tokens that recompute nothing; longer ones are alone and recompute as many layers as
     they have to, keeping attention's results where that is faster.
     """
+    limits = [max(1, unrecomputed_tokens(costs)) for costs in each]
+    fixed_s = np.array([costs.stages[0].laws.total.fixed_s for costs in each])
+    shares = np.minimum(1.0, sizes / (_FILLED * np.array(limits))[:, None])
+    again_s = [_again_s(costs, sizes, limit, keeps_attention) for costs, limit in zip(each, limits, strict=True)]
+    alone_s = [sequence_seconds(costs, sizes) for costs in each]
+    return DocumentTimes(np.array(alone_s) + fixed_s[:, None] * shares + np.array(again_s), shares, fixed_s)
+
+
+def _again_s(costs: ChunkCosts, sizes: Ints, limit: int, keeps_attention: bool) -> Floats:
+    """Seconds that documents of more than `limit` tokens recompute: [num_documents]."""
     stage, rank, load = costs.stages[0], costs.base.ranks[0], as_load(sizes)
     room = math.inf if rank.memory_bytes is None else rank.memory_bytes - rank.static_bytes
-    limit = max(1, unrecomputed_tokens(costs))
-    fixed_s = stage.laws.total.fixed_s * np.minimum(1.0, sizes / limit)
     beside = max(stage.working_bytes, stage.logit_bytes) * load.tokens
     missing = np.maximum(0.0, stage.held_bytes(load, 0) + beside - room)
     again_s = np.full(sizes.size, np.inf)
@@ -102,7 +131,7 @@ def document_seconds(costs: ChunkCosts, sizes: Ints, *, keeps_attention: bool = 
         layers = np.where(sizes > limit, np.ceil(missing / kind.saved_of(load)), 0.0)
         mine = np.where(layers > stage.num_layers, np.inf, layers * kind.layer_forward.of_load(load))
         again_s = np.minimum(again_s, mine)
-    return np.asarray(sequence_seconds(costs, sizes) + fixed_s + again_s)
+    return again_s
 
 
 def fewest(seconds: Floats, costs: Floats, most_s: float) -> Ints:
@@ -115,70 +144,81 @@ def fewest(seconds: Floats, costs: Floats, most_s: float) -> Ints:
     return np.asarray(np.where(is_open, open_costs.argmin(axis=0), seconds.argmin(axis=0)))
 
 
-def grouped(
-    seconds: Floats, degrees: Sequence[int], num_devices: int, chosen: Ints, num_sites: int = 1
-) -> tuple[Floats, list[DeviceGroup]]:
-    """(seconds until each device is free, groups, the largest first) where document i has degree number `chosen[i]`.
+class Devices:
+    """Devices of equal sites that documents are placed on, in groups of any of these degrees, ascending."""
 
-    Those of one degree the longest first, each to the group that is free first. `seconds`: [num_degrees,
-    num_documents], `degrees` ascending. Where one does not divide the devices of a site, the last of them are left to
-    smaller groups.
-    """
-    free_s, each_site, groups = np.zeros(num_devices), num_devices // num_sites, []
-    for number in reversed(range(len(degrees))):
-        mine, degree = np.flatnonzero(chosen == number), degrees[number]
-        if not mine.size:
-            continue
-        firsts = [s * each_site + first for s in range(num_sites) for first in range(0, each_site - degree + 1, degree)]
-        free_of_groups = np.array([free_s[first : first + degree].max() for first in firsts])
-        for index, part in enumerate(longest_first(seconds[number, mine], free_of_groups)):
-            if part.size:
-                groups.append(DeviceGroup(firsts[index], degree, mine[part]))
-                end_s = free_of_groups[index] + seconds[number, mine[part]].sum()
-                free_s[firsts[index] : firsts[index] + degree] = end_s
-    return free_s, groups
+    def __init__(self, times: DocumentTimes, degrees: Sequence[int], num_devices: int, num_sites: int = 1) -> None:
+        self.times, self.degrees, self._num = times, degrees, (num_devices, num_sites)
+        longest = np.argsort(-times.seconds, axis=1, kind="stable")
+        self._columns = (*times, longest, np.array(degrees, np.int64))
+
+    def placed(self, chosen: Ints) -> tuple[Floats, Ints]:
+        """(seconds until each device is free, first device of every document) for documents of degrees `chosen`.
+
+        `chosen`: numbers of degrees. The largest groups come first; documents of one degree, the longest first, each
+        go to the group whose chunks, filled up, would end first. Where a degree does not divide the devices of a site,
+        the last of them are left to smaller groups.
+        """
+        from farpipe.sequences import pack_kernel  # here, for numba takes a third of a second to import
+
+        kernel: Any = pack_kernel.place
+        found: tuple[Floats, Ints] = kernel(*self._columns, np.asarray(chosen, np.int64), *self._num)
+        return found
+
+    def grouped(self, chosen: Ints) -> tuple[float, list[DeviceGroup]]:
+        """(makespan, groups, the largest first) of the same."""
+        free_s, first = self.placed(chosen)
+        keys = sorted(set(zip((-chosen).tolist(), first.tolist(), strict=True)))
+        return float(free_s.max()), [
+            DeviceGroup(device, self.degrees[-number], np.flatnonzero((chosen == -number) & (first == device)))
+            for number, device in keys
+        ]
+
+    def score(self, chosen: Ints) -> float:
+        """Makespan and mean of the devices' seconds: what a move spares lets the next ones shorten the makespan."""
+        free_s = self.placed(chosen)[0]
+        return float(free_s.max() + free_s.mean())
+
+    def shortest(self, starts: Sequence[Ints]) -> Ints:
+        """The one with the least makespan."""
+        return min(starts, key=lambda one: float(self.placed(one)[0].max()))
+
+    def moved(self, chosen: Ints, passes: int) -> Ints:
+        """The same after each of the longest documents, in turn, has gone to the degree with the least score."""
+        seconds, least = self.times.seconds, self.score(chosen)
+        longest = np.argsort(-seconds.min(axis=0), kind="stable")[:_NUM_MOVED].tolist()
+        for _ in range(passes):
+            before = least
+            for document in longest:
+                for number in np.flatnonzero(np.isfinite(seconds[:, document])).tolist():
+                    other = chosen.copy()
+                    other[document] = number
+                    if number != chosen[document] and (its := self.score(other)) < least:
+                        chosen, least = other, its
+            if least == before:
+                break
+        return chosen
 
 
 def assignments(
-    seconds: Floats, degrees: Sequence[int], num_devices: int, num_sites: int = 1, passes: int = _MAX_PASSES
+    times: DocumentTimes, degrees: Sequence[int], num_devices: int, num_sites: int = 1, passes: int = _MAX_PASSES
 ) -> list[tuple[float, list[DeviceGroup]]]:
-    """(makespan, groups) for the fewest devices and for the least seconds of all, improved by moving documents.
+    """(makespan, groups), each once, for the fewest devices and for the least seconds of all, improved by moves.
 
-    A move, in so many `passes` over the longest documents, is kept where makespan and mean of the devices' seconds are
-    less in sum: what is no longer spent lets the next moves shorten the makespan.
+    Moves, in so many `passes`, where chunks' fixed times are paid by the token, which has fewer local optima; then
+    where they are paid whole; and the latter alone.
     """
-
-    def placed(chosen: Ints) -> tuple[Floats, list[DeviceGroup]]:
-        return grouped(seconds, degrees, num_devices, chosen, num_sites)
-
-    def score(chosen: Ints) -> float:
-        free_s = placed(chosen)[0]
-        return float(free_s.max() + free_s.mean())
-
-    devices, found = np.array(degrees, np.float64)[:, None], []
-    ideal_s = float((seconds * devices).min(axis=0).sum()) / num_devices
-    for costs in (devices, seconds * devices):
-        starts = [fewest(seconds, costs, ideal_s / share) for share in _TRIED_SHARES]
-        start = min(starts, key=lambda one: float(placed(one)[0].max()))
-        free_s, groups = placed(_moved(start, seconds, score, passes))
-        found.append((float(free_s.max()), groups))
-    return found
-
-
-def _moved(chosen: Ints, seconds: Floats, score: Callable[[Ints], float], passes: int) -> Ints:
-    """The same after each of the longest documents, in turn, has gone to the degree with the least score."""
-    longest, least = np.argsort(-seconds.min(axis=0), kind="stable")[:_NUM_MOVED].tolist(), score(chosen)
-    for _ in range(passes):
-        before = least
-        for document in longest:
-            for number in np.flatnonzero(np.isfinite(seconds[:, document])).tolist():
-                other = chosen.copy()
-                other[document] = number
-                if number != chosen[document] and (its := score(other)) < least:
-                    chosen, least = other, its
-        if least == before:
-            break
-    return chosen
+    devices = np.array(degrees, np.float64)[:, None]
+    whole, smooth = (
+        Devices(each, degrees, num_devices, num_sites) for each in (times, DocumentTimes.by_token(times.seconds))
+    )
+    ideal_s = float((times.seconds * devices).min(axis=0).sum()) / num_devices
+    found: list[Ints] = []
+    for costs in (devices, times.seconds * devices):
+        starts = [fewest(times.seconds, costs, ideal_s / share) for share in _TRIED_SHARES]
+        first = smooth.moved(smooth.shortest(starts), passes)
+        found += [first, whole.moved(first, passes), whole.moved(whole.shortest(starts), passes)]
+    return [whole.grouped(one) for one in {one.tobytes(): one for one in found}.values()]
 
 
 def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan | None:
@@ -187,14 +227,14 @@ def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s
     `jobs`: with one stage on every device, for each stage of ZeRO and each use of the sites that is to be tried.
     Degrees that leave devices over compete with the best plan without them, for estimates put them first too often.
     """
-    families, best = [one for job in jobs if (one := _family(job, sizes, options))], None
+    families, best = [one for job in jobs if (one := family_of(job, sizes, options))], None
     for each in ([one.dividing for one in families], [one for one in families if one.dividing is not one]):
         if found := _best_of(each, sizes, options, below_s):
             best, below_s = found, found.step_s
     return best
 
 
-def _best_of(families: Sequence[_Family], sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan | None:
+def _best_of(families: Sequence[Family], sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan | None:
     tried = [
         (least_s + one.outside_s, number, groups)
         for number, one in enumerate(families)
@@ -203,25 +243,24 @@ def _best_of(families: Sequence[_Family], sizes: Ints, options: BatchOptions, be
     ]
     best = None
     for estimate_s, number, groups in sorted(tried, key=lambda each: each[:2])[:_MAX_PLANNED]:
-        if estimate_s > _NOT_WORTH * below_s:
+        if estimate_s >= below_s:  # plans take as long or up to 1 % longer
             break
-        try:
-            found = _planned(families[number], groups, sizes, options)
-        except InfeasibleError:
-            continue
-        if found.step_s < below_s:
-            best, below_s = found, found.step_s
+        with suppress(InfeasibleError):
+            if found := plan_assigned(families[number], groups, sizes, options, below_s):
+                best, below_s = found, found.step_s
     return best
 
 
-def _family(job: Job, sizes: Ints, options: BatchOptions) -> _Family | None:
+def family_of(job: Job, sizes: Ints, options: BatchOptions) -> Family | None:
     """All degrees of a job; None for less than two, and where a document fits in none."""
     layouts = list(_layouts(job, int(sizes.max())))
     keeps = options.tries_keeping_attention
-    seconds = np.array([document_seconds(layout.costs, sizes, keeps_attention=keeps) for layout in layouts])
+    if len(layouts) < 2:
+        return None
+    times = document_times([layout.costs for layout in layouts], sizes, keeps_attention=keeps)
     assert job.training.zero != "auto"
-    is_one = len(layouts) > 1 and bool(np.isfinite(seconds).any(axis=0).all())
-    return _Family(job.training.zero, layouts, seconds) if is_one else None
+    is_one = bool(np.isfinite(times.seconds).any(axis=0).all())
+    return Family(job.training.zero, layouts, times) if is_one else None
 
 
 def _layouts(job: Job, longest: int) -> Iterator[ChunkLayout]:
@@ -238,8 +277,13 @@ def _layouts(job: Job, longest: int) -> Iterator[ChunkLayout]:
             continue
 
 
-def _planned(family: _Family, groups: Sequence[DeviceGroup], sizes: Ints, options: BatchOptions) -> BatchPlan:
-    """Chunks of whole documents in every group; it begins when all of its devices are done with the larger ones."""
+def plan_assigned(
+    family: Family, groups: Sequence[DeviceGroup], sizes: Ints, options: BatchOptions, below_s: float = math.inf
+) -> BatchPlan | None:
+    """Chunks of whole documents in every group; it begins when all of its devices are done with the larger ones.
+
+    None where the step is not below `below_s`.
+    """
     free_s, found = np.zeros(family.num_devices), []
     whole = replace(options, num_slices=1, several_pipelines=False)
     for group in groups:
@@ -247,6 +291,8 @@ def _planned(family: _Family, groups: Sequence[DeviceGroup], sizes: Ints, option
         plan = plan_sequences(layout.costs, sizes[group.documents], whole).numbered(group.documents)
         devices = slice(group.first_device, group.first_device + group.degree)
         place = GroupPlace(group.first_device, float(free_s[devices].max()), layout)
+        if place.begin_s + plan.step_s >= below_s:
+            return None
         free_s[devices] = place.begin_s + _work_s(plan)
         found.append((place, plan))
     found.sort(key=lambda one: (-int(one[1].batch.sequence_length.max()), -one[1].step_s))

@@ -1,4 +1,5 @@
-"""Compiled loop of the packing: best fit decreasing over the bins that are open, in the order of what they hold."""
+"""Compiled loops: packing, best fit decreasing over the bins that are open, in the order of what they hold; and
+documents on groups of devices, the longest first."""
 
 import numpy as np
 
@@ -75,3 +76,34 @@ def _loosest(used_s, used, num_bins, tokens, token_limit):  # type: ignore[no-un
         if used[b] + tokens <= token_limit and (best < 0 or used_s[b] < used_s[best]):
             best = b
     return best
+
+
+@jit
+def place(seconds, shares, fixed_s, longest, degrees, chosen, num_devices, num_sites):  # type: ignore[no-untyped-def]
+    """(seconds until each device is free, first device of each document's group); see `device_groups.grouped`.
+
+    `longest` [num_degrees, num_documents]: the documents by falling `seconds` of each degree.
+    """
+    num_documents, each_site = chosen.size, num_devices // num_sites
+    free_s, first_of = np.zeros(num_devices), np.zeros(num_documents, np.int64)
+    work_s, held, first = np.empty(num_devices), np.empty(num_devices), np.empty(num_devices, np.int64)
+    for number in range(degrees.size - 1, -1, -1):
+        degree, count = degrees[number], 0
+        for site in range(num_sites):
+            for begin in range(site * each_site, (site + 1) * each_site - degree + 1, degree):
+                first[count], held[count], work_s[count] = begin, 0.0, free_s[begin : begin + degree].max()
+                count += 1
+        for index in longest[number]:
+            if chosen[index] != number:
+                continue
+            best, best_s, share = 0, np.inf, shares[number, index]
+            for group in range(count):
+                end_s = work_s[group] + fixed_s[number] * np.ceil(held[group] + share - 1e-9)
+                if end_s < best_s:
+                    best, best_s = group, end_s
+            held[best] += share
+            work_s[best] += seconds[number, index] - fixed_s[number] * share
+            first_of[index] = first[best]
+            end_s = work_s[best] + fixed_s[number] * np.ceil(held[best] - 1e-9)
+            free_s[first[best] : first[best] + degree] = end_s
+    return free_s, first_of

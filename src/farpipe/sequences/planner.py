@@ -16,7 +16,7 @@ from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.batch_options import BatchOptions
 from farpipe.sequences.checkpointing import token_limit, unrecomputed_tokens
 from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable, as_load
-from farpipe.sequences.cut import Cut, cut_batch, num_slices_within, slice_offsets
+from farpipe.sequences.cut import Cut, cut_batch, fill_limits, num_slices_within, slice_offsets
 from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
 from farpipe.sequences.pipelines import (
     CandidateBudget,
@@ -369,7 +369,7 @@ def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOption
             f"take at most {longest}"
         )
     if costs.num_stages == 1 and options.packs_to_memory and longest <= limit:
-        yield Cut(total_s, limit, fill_limit=max(1, unrecomputed_tokens(costs)))
+        yield from (Cut(total_s, limit, fill_limit=most) for most in fill_limits(sizes, unrecomputed_tokens(costs)))
     for wanted_s in (longest_s, *targets):
         slices = options.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
         cut = Cut(max(wanted_s, longest_s) if slices == 1 else cut_s / slices, limit, options.rule)
