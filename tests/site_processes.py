@@ -38,6 +38,7 @@ from farpipe.schedule.library import order
 from farpipe.step import Schedule, awaited
 from farpipe.transport.clock import Clock
 from site_checkpoints import checkpoints
+from site_groups import in_groups, stuck
 from site_loads import loads, refusals
 from small_models import placed_problem, relative_error
 
@@ -216,6 +217,8 @@ CASES = {
     "checkpoints": checkpoints,
     "loads": loads,
     "refusals": refusals,
+    "in_groups": in_groups,
+    "stuck": stuck,
 }
 
 

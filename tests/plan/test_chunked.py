@@ -15,7 +15,7 @@ from job_files import added
 
 def test_a_context_degree_is_planned_and_train_refuses_it_for_the_own_decoder():
     job = parse_job('[data]\npacking = "elastic"\n' + added("layout", "context = 2"))
-    plan, costs = plan_on_chunks(job, np.array([100, 200]), 200)
+    plan, (costs,) = plan_on_chunks(job, np.array([100, 200]), 200)
     assert (plan.layout.context, plan.layout.context_exchange, costs.context) == (2, "ulysses", 2)
     assert plan_obstacle(plan) == ("context = 2", "layout.context = 1")
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -6,8 +7,9 @@ from rich.console import Console
 from farpipe.cli.shown import show_plan
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
-from farpipe.plan.engine import TRAINABLE, plan_obstacle, within_engine
-from farpipe.spec import Lora
+from farpipe.plan.engine import TRAINABLE, batch_obstacle, groups_documents, plan_obstacle, within_engine
+from farpipe.sequences import plan_batch
+from farpipe.spec import Cluster, Data, Lora, Training, preset_site
 from farpipe.spec.model import Experts
 from plan.jobs import TRAINING, job, site
 
@@ -154,6 +156,29 @@ def test_key_heads_that_the_degree_does_not_divide_are_refused_with_both_numbers
     assert within_engine(few)[0].layout == few.layout
     obstacle = "context = 2, which does not divide model.num_kv_heads = 1"
     assert plan_obstacle(make_plan(few)) == (obstacle, "layout.context = 1")
+
+
+def test_groups_of_several_degrees_run_at_one_site_for_models_whose_chunks_processes_share(of_transformers):
+    sizes, pins = [60_000, 24_000, 9_000, 8_000, *[4_000] * 4, *range(500, 2_500, 50)] * 3, {"pipeline": 1}
+    request = of_transformers("qwen3", **pins)
+    wide = {"hidden": 4096, "num_heads": 32, "num_kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008}
+    changed = {"data": Data(packing="elastic"), "model": request.model.model_copy(update=wide)}
+    changed["training"] = Training(sequence_length=65536, global_batch=64, zero=1)
+    request = request.model_copy(update=changed | {"cluster": Cluster(sites=(preset_site("a", "a100-80gb", 8),))})
+    assert groups_documents(request)
+    others = {"context": 1}, {"data": 2}, {"pipeline": 2}, {"tensor": 2}
+    assert not any(groups_documents(with_pins(request, **pins | each)) for each in others)
+    found = plan_batch(request, sizes)
+    assert len(found.contexts) > 1
+    assert batch_obstacle(request, found) == ("", "")
+    assert batch_obstacle(request, replace(found, zero=3)) == ("training.zero = 3", "training.zero = 1")
+    own = request.model_copy(update={"model": request.model.model_copy(update={"hugging_face": None})})
+    assert not groups_documents(own)
+    assert batch_obstacle(own, found)[0] == "groups of devices of several context degrees"
+
+
+def with_pins(request, **pins):
+    return request.model_copy(update={"layout": request.layout.model_copy(update=pins)})
 
 
 def test_shared_sequences_are_pinned_away_only_where_the_planner_could_choose_them():

@@ -32,7 +32,7 @@ def load_profiles(job: Job, paths: Sequence[Path]) -> Measured:
 
 def plan_of_chunks(
     job: Job, path: Path, profiles: Measured = ()
-) -> tuple[Plan, ChunkCosts, Callable[[], tuple[str, ...]]]:
+) -> tuple[Plan, tuple[ChunkCosts, ...], Callable[[], tuple[str, ...]]]:
     """The plan of a job with `data.packing` for the first batch of its text, what chunks cost, and `better_layout` of
     that batch, not called yet: it takes a search."""
     from farpipe.plan.chunked import better_layout, plan_on_chunks

@@ -54,13 +54,13 @@ class RunOptions:
         int, typer.Option(min=0, help="Times that a run that breaks starts again from the newest checkpoint.")
     ] = 0
 
-    def load_plan(self) -> "tuple[Plan, ChunkCosts | None]":
+    def load_plan(self) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
         """Load or make the plan, once its text was read; with what chunks cost for a job with `data.packing`."""
         from farpipe.plan.orders import expect_known
 
         if self.method is not None:
             expect_known(self.method)
-        return self._plan_of_job() if self.job.suffix == ".toml" else (self._plan_of_file(), None)
+        return self._plan_of_job() if self.job.suffix == ".toml" else (self._plan_of_file(), ())
 
     def place(self) -> "RunPlace":
         """Choose the run directory; errors as in `choose_run_dir`."""
@@ -70,8 +70,9 @@ class RunOptions:
             raise UsageError("--resume has nothing to go on from: a rehearsal trains nothing")
         return choose_run_dir(self.run_dir, self.resume)
 
-    def spec(self, plan: "Plan", costs: "ChunkCosts | None", **settings: Any) -> "RunSpec":
+    def spec(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]", **settings: Any) -> "RunSpec":
         """The RunSpec of `plan`; `settings` are further fields of it."""
+        from farpipe.plan.engine import groups_documents
         from farpipe.run.spec_of_plan import run_spec_of
         from farpipe.spec.training import ReplanSettings
 
@@ -81,7 +82,8 @@ class RunOptions:
             num_steps=self.steps or plan.job.training.num_steps,
             device=self.device,
             replan=ReplanSettings() if self.replan else None,
-            chunk_costs=costs,
+            chunk_costs=costs[-1] if costs else None,
+            group_costs=costs if groups_documents(plan.job) else (),
             transport={"timeout_s": timeout_s, "outage_s": self.outage_s},
             metrics=plan.job.metrics,
             **settings,
@@ -99,7 +101,7 @@ class RunOptions:
         check_text(plan.job, self.device)
         return plan if self.method is None else reorder(plan, self.method)
 
-    def _plan_of_job(self) -> "tuple[Plan, ChunkCosts | None]":
+    def _plan_of_job(self) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
         from farpipe.cli.planned import load_profiles, plan_of
         from farpipe.plan.engine import within_engine
         from farpipe.spec import load_job
@@ -113,9 +115,9 @@ class RunOptions:
             return self._plan_chunks(job)
         pinned = {"layout": runnable.layout, "schedule": self.method or job.schedule}
         with status("planning"):
-            return plan_of(job.model_copy(update=pinned), self.job, load_profiles(job, self.profile or ())), None
+            return plan_of(job.model_copy(update=pinned), self.job, load_profiles(job, self.profile or ())), ()
 
-    def _plan_chunks(self, job: "Job") -> "tuple[Plan, ChunkCosts]":
+    def _plan_chunks(self, job: "Job") -> "tuple[Plan, tuple[ChunkCosts, ...]]":
         """The plan of a job with `data.packing`; UsageError for options that mean nothing there."""
         from farpipe.cli.planned import load_profiles, plan_of_chunks
 

@@ -99,7 +99,7 @@ def _on_chunks(view: RunView, run_dir: Path, spec: RunSpec | None, summary: Summ
     step = StepPlan.load(run_dir / STEP_PLAN_NAME)
     if spec is None or spec.chunk_costs is None:
         raise InputError(f"{run_dir / RUN_NAME}: does not say what chunks cost, but {STEP_PLAN_NAME} is there")
-    problem, shown = step.problem(spec.chunk_costs), None if summary is None else summary.timeline_step
+    problem, shown = spec.problem_of(step), None if summary is None else summary.timeline_step
     facts: dict[str, Any] = next(
         (line["chunks"] for line in view.metrics if line["step"] == shown and "chunks" in line), {}
     )

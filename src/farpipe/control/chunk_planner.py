@@ -1,7 +1,8 @@
 """A process beside a training on chunks that plans its steps: ``python -m farpipe.control.chunk_planner``.
 
 Its first line says what chunks cost and how to plan: ``{"costs": ..., "packing": ..., "num_replicas": ...,
-"seeks_orders": ...}``. Then it reads a question a line, ``{"step": ..., "lengths": [...], "budget_s": ..., "search_s":
+"seeks_orders": ..., "group_costs": [...], "num_processes": ...}``, the last two for chunks that processes share in
+groups. Then it reads a question a line, ``{"step": ..., "lengths": [...], "budget_s": ..., "search_s":
 ...}``, and writes an answer a line: ``{"step": ..., "plans": [...], "cuts": [...], "facts": {...}}``, a plan for every
 replica, or ``{"step": ..., "error": ...}``. Where a faster order is found within `search_s` of the question, one more
 line has it: ``{"step": ..., "schedules": [...], "facts": {...}}``.
@@ -22,7 +23,16 @@ from farpipe.errors import FarpipeError, InfeasibleError
 from farpipe.schedule import peak_memory_bytes
 from farpipe.search import search
 from farpipe.search.compile_ahead import small_problem
-from farpipe.sequences import Packing, SequencePlan, StepPlan, options_of, plan_sequences, shares, step_plan
+from farpipe.sequences import (
+    Packing,
+    SequencePlan,
+    StepPlan,
+    options_of,
+    plan_group_step,
+    plan_sequences,
+    shares,
+    step_plan,
+)
 from farpipe.sequences.chunk import Ints
 from farpipe.simulate import simulate
 from farpipe.step import Problem
@@ -76,9 +86,24 @@ def _better(plan: StepPlan, problem: Problem, limit_s: float) -> StepPlan:
     return replace(plan, schedule=found.schedule) if is_worth else plan
 
 
-def setting(costs: ChunkCosts, packing: Packing, num_replicas: int, *, seeks_orders: bool = False) -> str:
-    """The first line."""
-    head = {"costs": costs.to_data(), "packing": packing, "num_replicas": num_replicas, "seeks_orders": seeks_orders}
+def setting(
+    costs: ChunkCosts,
+    packing: Packing,
+    num_replicas: int,
+    *,
+    seeks_orders: bool = False,
+    group_costs: Sequence[ChunkCosts] = (),
+    num_processes: int = 1,
+) -> str:
+    """The first line; with `group_costs` each step is planned on groups of `num_processes`."""
+    head = {
+        "costs": costs.to_data(),
+        "packing": packing,
+        "num_replicas": num_replicas,
+        "seeks_orders": seeks_orders,
+        "group_costs": [one.to_data() for one in group_costs],
+        "num_processes": num_processes,
+    }
     return json.dumps(head) + "\n"
 
 
@@ -93,14 +118,19 @@ def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     questions = iter(lines)
     head = parse_json(next(questions), "setting")
     costs, num_replicas = ChunkCosts.from_data(head["costs"], "setting"), int(head["num_replicas"])
-    orders = OrderSearch() if head["seeks_orders"] else None
+    degrees = enumerate(head["group_costs"])
+    group_costs = [ChunkCosts.from_data(one, f"setting: group_costs[{index}]") for index, one in degrees]
+    orders = OrderSearch() if head["seeks_orders"] and not group_costs else None  # one stage has one order
     preload(costs, head["packing"])
     for line in questions:
         began_s, body = time.perf_counter(), parse_json(line, "question")
         lengths = np.array(body["lengths"], np.int64)
         answer: dict[str, Any] = {"step": body["step"]}
         try:
-            answer |= plan_step(costs, head["packing"], lengths, num_replicas, finite(body["budget_s"]))
+            if group_costs:
+                answer |= plan_in_groups(group_costs, lengths, head["num_processes"])
+            else:
+                answer |= plan_step(costs, head["packing"], lengths, num_replicas, finite(body["budget_s"]))
         except InfeasibleError as error:
             answer["error"] = str(error)
         yield answer
@@ -133,8 +163,31 @@ def plan_step(costs: ChunkCosts, packing: Packing, lengths: Ints, num_replicas: 
     return {"plans": [plan.to_data() for plan in plans], "cuts": cuts, "facts": facts}
 
 
+def plan_in_groups(costs: Sequence[ChunkCosts], lengths: Ints, num_processes: int) -> dict[str, Any]:
+    """The same for one stage whose processes share chunks in groups; `costs`: of every degree, ascending."""
+    began_s = time.perf_counter()
+    found = plan_group_step(costs, lengths, num_processes, options_of("elastic"))
+    pipelines = [pipeline for _, _, plan in found.placed for pipeline in plan.pipelines]
+    peaks = [(each.peak_memory_bytes[0], each.problem.ranks[0].static_bytes) for each in pipelines]
+    facts = facts_of_plans([plan for _, _, plan in found.placed], [found.plan]) | {
+        "groups": {str(degree): count for degree, count in found.degrees.items()},
+        "order": found.plan.schedule.method,
+        "predicted_makespan_s": found.makespan_s,
+        "predicted_peak_bytes": [max(peak for peak, _ in peaks)],
+        "predicted_held_bytes": [max(peak - static for peak, static in peaks)],
+        "planning_s": time.perf_counter() - began_s,
+        "origin": "searched",
+    }
+    return {"plans": [found.plan.to_data()], "cuts": [], "facts": facts}
+
+
 def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[StepPlan]) -> dict[str, Any]:
     """Facts and predictions of a step's plans, for the metrics."""
+    return facts_of_plans(found, plans) | predicted(costs, plans)
+
+
+def facts_of_plans(found: Sequence[SequencePlan], plans: Sequence[StepPlan]) -> dict[str, Any]:
+    """The facts alone."""
     return {
         "num_chunks": sum(len(plan.chunks) for plan in plans),
         "num_slices": max(plan.num_slices for plan in found),
@@ -142,7 +195,6 @@ def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[S
         "num_tokens": sum(plan.num_tokens for plan in plans),
         "recomputed_layers": int(sum(plan.recomputed.sum() for plan in plans)),
         "keeps_attention": any(plan.keeps_attention for plan in plans),
-        **predicted(costs, plans),
     }
 
 

@@ -46,6 +46,7 @@ class ChunkPlanning:
         assert run.chunk_costs is not None
         assert run.data.packing is not None
         self._costs, self._packing, self._num_replicas = run.chunk_costs, run.data.packing, run.num_replicas
+        self._groups: dict[str, Any] = {"group_costs": run.group_costs, "num_processes": run.context}
         self._lengths: dict[int, Ints] = {}
         self._cuts: list[Cut] = []
         """Cut of every replica, from the last plan that was searched."""
@@ -54,7 +55,7 @@ class ChunkPlanning:
 
     def _start(self) -> None:
         self.beside = Beside(_MODULE)
-        head = setting(self._costs, self._packing, self._num_replicas, seeks_orders=self._seeks_orders)
+        head = setting(self._costs, self._packing, self._num_replicas, seeks_orders=self._seeks_orders, **self._groups)
         self.beside.send(head)
 
     def ask(self, step: int, lengths: Ints) -> None:

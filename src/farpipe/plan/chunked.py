@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,17 +10,30 @@ from numpy.typing import NDArray
 from farpipe.cost import busy_notes
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
-from farpipe.errors import FarpipeError, InputError
+from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.plan.candidates import expect_devices
-from farpipe.plan.engine import batch_obstacle, divided
+from farpipe.plan.engine import batch_obstacle, divided, groups_documents
 from farpipe.plan.plan import Plan
 from farpipe.plan.refinement import predict
-from farpipe.sequences import BatchPlan, StepPlan, options_of, plan_batch, plan_sequences, shares, step_plan
+from farpipe.sequences import (
+    BatchPlan,
+    StepPlan,
+    group_problem,
+    options_of,
+    plan_batch,
+    plan_group_step,
+    plan_sequences,
+    shares,
+    step_plan,
+)
 from farpipe.sequences.batch_plan import plan_whole, why_cut
 from farpipe.sequences.checkpointing import token_limit
+from farpipe.sequences.device_groups import group_layouts
 from farpipe.sequences.layout import ChunkLayout, chunk_layout
 from farpipe.simulate import simulate
 from farpipe.spec import Job
+from farpipe.step import Problem
+from farpipe.units import counted
 
 METHOD: Final = "chunk-1f1b"
 SEARCHED: Final = "chunk-search"
@@ -31,8 +44,9 @@ _WORTH_PINNING: Final = 0.98
 
 def plan_on_chunks(
     job: Job, lengths: NDArray[np.int64], longest: int, profiles: Sequence[ChunkProfile] = ()
-) -> tuple[Plan, ChunkCosts]:
-    """(plan, what chunks cost) of a job with `data.packing`, for a first batch of these `lengths`.
+) -> tuple[Plan, tuple[ChunkCosts, ...]]:
+    """(plan, what chunks cost; in groups of devices, for each size) of a job with `data.packing` and a first batch of
+    these `lengths`.
 
     Problem and schedule are those of the replica with most to do. InfeasibleError when a sequence of `longest` tokens,
     the longest of the text, fits in no number of slices, or there are too few devices.
@@ -45,15 +59,18 @@ def plan_on_chunks(
         )
     expect_devices(job, profiles)
     known = {profile.device: profile for profile in profiles}
+    if groups_documents(job):
+        return _plan_in_groups(job, lengths, longest, profiles)
     found = chunk_layout(job, max(longest, 2), job.layout.context or 1, known)
     token_limit(found.costs, longest)
     options = options_of(job.data.packing)
     parts = [lengths[mine] for mine in shares(found.costs, lengths, found.layout.data)]
     plans = [plan_sequences(found.costs, part, options) for part in parts]
     slowest = max(plans, key=lambda plan: plan.step_s)
-    plan = _plan(job, found, step_plan(slowest), int(lengths.sum()))
+    step = step_plan(slowest)
+    plan = _plan(job, found, step, step.problem(found.costs), int(lengths.sum()))
     reason = (why_cut(slowest, plan_whole(found.costs, slowest, options)) + ".",) if options.num_slices is None else ()
-    return plan.model_copy(update={"advice": (*busy_notes(profiles), *plan.advice, *reason)}), found.costs
+    return plan.model_copy(update={"advice": (*busy_notes(profiles), *plan.advice, *reason)}), (found.costs,)
 
 
 def better_layout(
@@ -82,11 +99,12 @@ def better_layout(
     if ratio > _WORTH_PINNING:
         return ()
     across = ', replicas = "across"' if at.replica_sites else ""
-    across += f", context = {best.layout.costs.context}" if best.layout.costs.context > 1 else ""
+    context = best.layout.costs.context
+    degrees = f", data = {at.data}{across}" + (f", context = {context}" if context > 1 else "")
     sites = ", ".join(f'"{site}"' for site in best.layout.devices)
     return (
         f"Another layout takes {ratio:.2f} times as long on this batch: {best.kind}; pin [layout] pipeline = "
-        f"{at.pipeline}, data = {at.data}{across}, sites = [{sites}].",
+        f"{at.pipeline}{'' if best.places else degrees}, sites = [{sites}].",
     )
 
 
@@ -94,15 +112,45 @@ def _pinned(job: Job, best: BatchPlan) -> Job:
     """The job with the layout of `best`; InputError where its replicas can't share the documents."""
     at = best.layout.layout
     replicas = "across" if at.replica_sites else None
-    pins = {"pipeline": at.pipeline, "data": at.data, "replicas": replicas, "sites": tuple(best.layout.devices)}
+    pins: dict[str, Any] = {
+        "pipeline": at.pipeline,
+        "data": at.data,
+        "replicas": replicas,
+        "sites": tuple(best.layout.devices),
+    }
     pins |= {"context": best.layout.costs.context}
+    if best.places:
+        pins |= {"data": None, "context": None}
+        return job.model_copy(update={"layout": job.layout.model_copy(update=pins)})
     if job.training.global_batch % at.data:
         raise InputError(f"layout.data: {at.data} does not divide {job.training.global_batch} documents")
     return job.model_copy(update={"layout": job.layout.model_copy(update=pins)})
 
 
-def _plan(job: Job, found: ChunkLayout, step: StepPlan, num_tokens: int) -> Plan:
-    problem = step.problem(found.costs)
+def _plan_in_groups(
+    job: Job, lengths: NDArray[np.int64], longest: int, profiles: Sequence[ChunkProfile]
+) -> tuple[Plan, tuple[ChunkCosts, ...]]:
+    """The same where the devices of the one stage share each document in groups; the Problem is that of the device that
+    is done last."""
+    (site,) = (site for _, site in job.used_sites())
+    pins = {"data": site.num_devices, "tensor": 1, "sites": (site.name,), "replicas": "inside"}
+    settled = {"layout": job.layout.model_copy(update=pins), "training": job.training.decided()}
+    known = {profile.device: profile for profile in profiles}
+    layouts = list(group_layouts(job.model_copy(update=settled), max(longest, 2), known))
+    if not layouts:
+        raise InfeasibleError("no number of devices can share documents in one stage; pin layout.context and data")
+    costs, options = tuple(one.costs for one in layouts), options_of("elastic")
+    plan_group_step(costs, np.array([longest]), site.num_devices, options)
+    step = plan_group_step(costs, lengths, site.num_devices, options)
+    all_in_one = replace(layouts[-1].layout, data=1)
+    found = ChunkLayout(all_in_one, layouts[-1].placements, replace(costs[-1], context=site.num_devices))
+    plan = _plan(job, found, step.plan, group_problem(step.plan, costs), int(lengths.sum()))
+    groups = ", ".join(f"{counted(count, 'group')} of {degree}" for degree, count in step.degrees.items())
+    told = f"Each document has a group of devices of its own: in the first batch {groups}."
+    return plan.model_copy(update={"advice": (*busy_notes(profiles), *plan.advice, told)}), costs
+
+
+def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_tokens: int) -> Plan:
     timeline = simulate(problem, step.schedule)
     prediction = predict(job, problem, step.schedule, timeline, found.costs.overhead_s)
     each = f"{job.training.global_batch} documents of up to {job.training.sequence_length} tokens"

@@ -67,14 +67,14 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     is_ours = plan.job.model.hugging_face is None and plan.job.model.module is None
     special = [f"model.{key}" for key in PLANNED_ONLY if is_ours and getattr(plan.job.model, key)]
     model = dict.fromkeys(special, "model.hugging_face, the folder of such a model")
-    free = divided(plan.job)
+    free, groups = divided(plan.job), groups_documents(plan.job)
     degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key] and key not in free]
     shares_weights, training = not is_ours and plan.job.data.packing is None, settle(plan.job.training, plan.layout)
     of_training = training_obstacles(training, shares_weights=shares_weights)
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
     at = plan.layout
     tensor, context = (1 if key in degrees else getattr(at, key) for key in ("tensor", "context"))
-    layout |= _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
+    layout |= {} if groups else _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
     kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
     uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
     changes = model | uncut | layout | of_training
@@ -84,15 +84,24 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
 def batch_obstacle(job: Job, plan: "BatchPlan") -> tuple[str, str]:
     """The part of a plan of one batch that the engine can't run, and what to pin instead; both empty where it can."""
     tensor, context, found = plan.layout.layout.tensor, plan.layout.costs.context, {}
-    if plan.places:
+    if plan.places and (plan.use != "one site" or "context" not in divided(job)):
         found["groups of devices of several context degrees"] = "layout.context = 1"
-    elif context > 1 and ("context" not in divided(job) or job.model.num_kv_heads % context):
+    elif not plan.places and context > 1 and ("context" not in divided(job) or job.model.num_kv_heads % context):
         found[f"context = {context}"] = "layout.context = 1"
     if tensor > 1:
         found[f"tensor = {tensor}"] = "layout.tensor = 1"
     if plan.zero > 1:
         found[f"training.zero = {plan.zero}"] = "training.zero = 1"
     return ", ".join(found), ", ".join(found.values())
+
+
+def groups_documents(job: Job) -> bool:
+    """True if each document of a training on chunks gets a number of devices of its own: in one stage at one site whose
+    replicas and context are left open."""
+    at, sites = job.layout, [site for _, site in job.used_sites()]
+    is_open = {at.data, at.context} == {None} and at.pipeline == 1 and {at.tensor, at.virtual} <= {None, 1}
+    has_choice = is_open and job.data.packing == "elastic" and "context" in divided(job)
+    return has_choice and len(sites) == 1 and sites[0].num_devices > 1
 
 
 def divided(job: Job) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     obstacle, change = plan_obstacle(plan)
     if obstacle:
         raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}")
+    if settings.get("device") == "sleep" and settings.get("group_costs"):
+        raise InputError("--device sleep: a rehearsal has one process for all of a stage; pin layout.context and data")
     training = settle(plan.job.training, layout)
     return RunSpec(
         problem=plan.problem,

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -26,6 +26,8 @@ class ChunkBatch:
     targets: tuple[Tensor, ...]
     num_counted: int | None = None
     """Targets that count in the whole step, at least 1; None: all of these chunks."""
+    groups: tuple[tuple[int, int], ...] = ()
+    """Processes that share each chunk, as `StepPlan.groups`."""
 
     @cached_property
     def num_target_tokens(self) -> int:
@@ -39,7 +41,7 @@ class ChunkBatch:
         if device.type == "cpu":
             return self
         tokens, targets = (tuple(row.to(device) for row in rows) for rows in (self.tokens, self.targets))
-        return ChunkBatch(self.chunks, tokens, targets, self.num_counted)
+        return replace(self, tokens=tokens, targets=targets)
 
 
 def chunk_batch(

@@ -1,6 +1,7 @@
 """A rank's work around its actions when every step is planned on chunks of sequences: training, or a rehearsal."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -60,10 +61,12 @@ class ChunkTrainer(Trainer):
 
     def _begin(self, plan: StepPlan, documents: Documents | None) -> int:
         """Give the stages the chunks of a batch; its tokens that count, 0 on a rank without text."""
-        batch = ChunkBatch(plan.chunks, (), ())
+        batch = ChunkBatch(plan.chunks, (), (), groups=plan.groups)
         if documents is not None:
             marks = None if documents.counted is None else [torch.from_numpy(one) for one in documents.counted]
-            batch = chunk_batch(plan.chunks, [torch.from_numpy(one) for one in documents.tokens], marks)
+            tokens = [torch.from_numpy(one) for one in documents.tokens]
+            tokens += [tokens[0][:1]] if plan.groups else []  # that of processes without documents
+            batch = replace(chunk_batch(plan.chunks, tokens, marks), groups=plan.groups)
         for number, stage in self.torch_stages.items():
             assert isinstance(stage, ChunkStage)
             stage.begin_chunks(batch, plan.recomputed[number].tolist(), keeps_attention=plan.keeps_attention)

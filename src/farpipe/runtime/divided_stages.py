@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    from farpipe.runtime.site.context_chunks import Groups
     from farpipe.runtime.site.shared_weights import SharedWeights
 
 
@@ -32,6 +33,16 @@ def twins_in(mesh: "DeviceMesh | None") -> "DeviceMesh | None":
     from farpipe.runtime.site.mesh import CONTEXT, TENSOR
 
     return mesh[CONTEXT, TENSOR] if mesh[CONTEXT, TENSOR].size() > 1 else None
+
+
+def groups_of(run: RunSpec, mesh: "DeviceMesh | None") -> "Groups | None":
+    """The groups in which processes of a stage may share chunks; None where all share all."""
+    if mesh is None or not run.group_costs:
+        return None
+    from farpipe.runtime.site.mesh import CONTEXT, process_groups
+
+    degrees = [costs.context for costs in run.group_costs]
+    return process_groups(mesh[CONTEXT], degrees, timeout_s=run.transport.timeout_s)
 
 
 def part_of_boundary(mesh: "DeviceMesh | None") -> str:

@@ -22,6 +22,7 @@ from farpipe.spec.recompute import Recompute
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from farpipe.runtime.site.context_chunks import Groups
     from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
 
 
@@ -68,11 +69,12 @@ def make_stage(
     on_chunks: bool = False,
     only_times: bool = False,
     mesh: "DeviceMesh | None" = None,
+    groups: "Groups | None" = None,
 ) -> TorchStage:
     """A stage with its initial weights: those of a model of Hugging Face, or random ones.
 
     `on_chunks`: its microbatches are chunks, a ChunkStage. `only_times`: weights may have any values. `mesh`: the
-    processes that have the stage in parts; not for farpipe's own decoder.
+    processes that have the stage in parts; not for farpipe's own decoder. `groups`: of them, those that share chunks.
     """
     assert training.microbatch_size is not None
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
@@ -80,7 +82,7 @@ def make_stage(
         theirs = _of_transformers(model, part, numerics)
         _divide(theirs, mesh, numerics, training)
         _fill(theirs, model.hugging_face, only_times=only_times)
-        return _stage_of_transformers(theirs, boundary, device, mesh, on_chunks=on_chunks)
+        return _stage_of_transformers(theirs, boundary, device, mesh, groups, on_chunks=on_chunks)
     if model.module is not None:
         if on_chunks:
             raise InputError("data.packing: a module of your own (model.module) can't be trained on chunks")
@@ -102,13 +104,21 @@ def _divide(module: ModuleSlice, mesh: "DeviceMesh | None", numerics: Numerics, 
 
 
 def _stage_of_transformers(
-    module: "HuggingFaceSlice", boundary: Boundary, device: str, mesh: "DeviceMesh | None", *, on_chunks: bool
+    module: "HuggingFaceSlice",
+    boundary: Boundary,
+    device: str,
+    mesh: "DeviceMesh | None",
+    groups: "Groups | None",
+    *,
+    on_chunks: bool,
 ) -> TorchStage:
     """The stage for the processes of `mesh` that share sequences and layers, or chunks, or for one process."""
     if (twins := twins_in(mesh)) is not None:
         from farpipe.runtime.site.twin_stage import twin_chunk_stage, twin_stage
 
-        return (twin_chunk_stage if on_chunks else twin_stage)(module, boundary, twins, device)
+        if on_chunks:
+            return twin_chunk_stage(module, boundary, twins, device, groups)
+        return twin_stage(module, boundary, twins, device)
     if on_chunks:
         from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
 

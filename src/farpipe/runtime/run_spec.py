@@ -12,6 +12,7 @@ from farpipe.emulate import LinkShape, OwnPath
 from farpipe.runtime.hops_and_layers import check_partition, hop_links
 from farpipe.runtime.replicas.places import Places
 from farpipe.schedule import check
+from farpipe.sequences import StepPlan, group_problem
 from farpipe.spec import Data, MetricsSettings, Model, Training
 from farpipe.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
 from farpipe.spec.recompute import Recompute
@@ -92,6 +93,9 @@ class RunSpec(Document, Part):
     chunk_costs: InstanceOf[ChunkCosts] | None = None
     """Costs of chunks on the stages; with them (`data.packing`) every step has a plan of its own, `problem` and
     `schedule` being those of the first batch."""
+    group_costs: tuple[InstanceOf[ChunkCosts], ...] = ()
+    """The same for every number of processes that may share a chunk, ascending, where each has a group of its own out
+    of all `context` processes of the one stage; `chunk_costs` is the last. Empty: all share all."""
     seeks_orders: bool = False
     """True if faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
     replicas: tuple[tuple[SiteName, ...], ...] = ()
@@ -196,6 +200,13 @@ class RunSpec(Document, Part):
         ranks = [[stage.rank for stage in problem.stages] for problem in (costs.base, self.problem)]
         if ranks[0] != ranks[1]:
             raise fault(f"its stages are on ranks {ranks[0]}, those of the problem on {ranks[1]}", "chunk_costs")
+        if self.group_costs and (self.num_replicas, self.tensor, costs.num_stages) != (1, 1, 1):
+            raise fault("groups of processes share the chunks of one stage at one site, without tensor", "group_costs")
+
+    def problem_of(self, plan: StepPlan) -> Problem:
+        """A step on chunks as a Problem; in groups, that of the process that is done last."""
+        assert self.chunk_costs is not None
+        return group_problem(plan, self.group_costs) if plan.groups else plan.problem(self.chunk_costs)
 
     @property
     def num_processes(self) -> int:
@@ -337,9 +348,10 @@ class RunSpec(Document, Part):
         return LinkShape(link.latency_s, self.rate_of(link.bandwidth_bytes_per_s))
 
     def to_body(self) -> dict[str, Any]:
-        apart = {"problem", "schedule", "chunk_costs", "light_paths"}
+        apart = {"problem", "schedule", "chunk_costs", "group_costs", "light_paths"}
         body: dict[str, Any] = self.model_dump(mode="json", exclude=apart, exclude_none=True)
-        costs = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
+        costs: dict[str, Any] = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
+        costs |= {"group_costs": [one.to_data() for one in self.group_costs]} if self.group_costs else {}
         lit = {} if self.light_paths is None else {"light_paths": self.light_paths.to_data()}
         return {**body, **costs, **lit, "problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
 
@@ -352,6 +364,8 @@ class RunSpec(Document, Part):
             body["schedule"] = Schedule.from_data(body["schedule"], f"{source}: schedule")
         if body.get("chunk_costs") is not None:
             body["chunk_costs"] = ChunkCosts.from_data(body["chunk_costs"], f"{source}: chunk_costs")
+        degrees = enumerate(body.get("group_costs", ()))
+        body["group_costs"] = [ChunkCosts.from_data(one, f"{source}: group_costs[{i}]") for i, one in degrees]
         if body.get("light_paths") is not None:
             body["light_paths"] = LightPaths.from_data(body["light_paths"], f"{source}: light_paths")
         return validate(cls, body, source)

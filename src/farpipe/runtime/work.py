@@ -14,7 +14,7 @@ from torch import nn
 from farpipe.runtime.checkpoint.checkpointer import state_pieces
 from farpipe.runtime.checkpoint.files import Piece
 from farpipe.runtime.data.batches import Batches, Share, load_batches
-from farpipe.runtime.divided_stages import check_twins, divided_stages, mesh_of, part_of_boundary, twins_in
+from farpipe.runtime.divided_stages import check_twins, divided_stages, groups_of, mesh_of, part_of_boundary, twins_in
 from farpipe.runtime.executor import message_table
 from farpipe.runtime.make_stage import check_model, make_stage, numerics_of
 from farpipe.runtime.optimizer import Optimizer, global_norm, learning_rate
@@ -38,6 +38,7 @@ from farpipe.spec import Training
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from farpipe.runtime.site.context_chunks import Groups
     from farpipe.runtime.site.shared_weights import SharedWeights
 
 
@@ -164,6 +165,7 @@ class Trainer:
         check_twins(run, twins_in(mesh), on_chunks=self.on_chunks)
         self._part = part_of_boundary(mesh)
         make = partial(_make_stage, run, parameters=parameters, on_chunks=self.on_chunks, mesh=mesh)
+        make = partial(make, groups=groups_of(run, mesh))
         self.torch_stages = {stage: make(stage, parts[stage]) for stage in run.problem.stages_of_rank[pipeline.rank]}
         self.stages: Mapping[int, PipelineStage] = self.torch_stages
         if any(parts[s].has_embedding or parts[s].has_head for s in self.torch_stages):
@@ -368,12 +370,15 @@ def _make_stage(
     parameters: torch.dtype,
     on_chunks: bool,
     mesh: "DeviceMesh | None",
+    groups: "Groups | None",
 ) -> TorchStage:
     assert run.model is not None
     assert run.training is not None
     recompute = run.recompute[number] if run.recompute else "none"
     numerics = numerics_of(run.training, parameters, recompute)
-    return make_stage(run.model, run.training, part, numerics, run.device, on_chunks=on_chunks, mesh=mesh)
+    return make_stage(
+        run.model, run.training, part, numerics, run.device, on_chunks=on_chunks, mesh=mesh, groups=groups
+    )
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:

@@ -4,6 +4,7 @@ from farpipe.sequences.batch_options import BatchOptions
 from farpipe.sequences.batch_plan import BatchPlan
 from farpipe.sequences.batch_planner import plan_batch
 from farpipe.sequences.chunk import Chunk, Slice, followed
+from farpipe.sequences.group_steps import group_problem, plan_group_step
 from farpipe.sequences.layout import chunk_costs, shares
 from farpipe.sequences.length_summary import gain_of_chunks, summarize
 from farpipe.sequences.lengths import has_texts, read_lengths, sample_lengths
@@ -21,9 +22,11 @@ __all__ = [
     "chunk_costs",
     "followed",
     "gain_of_chunks",
+    "group_problem",
     "has_texts",
     "options_of",
     "plan_batch",
+    "plan_group_step",
     "plan_sequences",
     "plan_with_cut",
     "read_lengths",

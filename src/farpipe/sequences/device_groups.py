@@ -7,7 +7,7 @@ that are done with them.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from farpipe.sequences.batch_options import BatchOptions
 from farpipe.sequences.batch_plan import BatchPlan, GroupPlace, exchange_s
 from farpipe.sequences.checkpointing import unrecomputed_tokens
 from farpipe.sequences.chunk import Floats, Ints, as_load
-from farpipe.sequences.layout import ChunkLayout, chunk_layout, sequence_seconds
+from farpipe.sequences.layout import ChunkLayout, Profiles, chunk_layout, sequence_seconds
 from farpipe.sequences.planner import SequencePlan, plan_sequences
 from farpipe.spec import Job
 
@@ -46,11 +46,19 @@ class DeviceGroup(NamedTuple):
     documents: Ints
 
 
+class PlacedPlan(NamedTuple):
+    """Plan of a group's documents, which it begins with `begin_s` seconds after the step."""
+
+    group: DeviceGroup
+    begin_s: float
+    plan: SequencePlan
+
+
 class DocumentTimes(NamedTuple):
     """Seconds of every document in every context degree, ascending, and what whole chunks take beside them."""
 
     seconds: Floats
-    """With the fixed time of a chunk by the share of it that the document fills: [num_degrees, num_documents]."""
+    """Seconds, a chunk's fixed ones by the share of it that the document fills: [num_degrees, num_documents]."""
     shares: Floats
     """[num_degrees, num_documents]"""
     fixed_s: Floats
@@ -62,7 +70,7 @@ class DocumentTimes(NamedTuple):
         return cls(seconds, np.zeros_like(seconds), np.zeros(len(seconds)))
 
     def of(self, degrees: Sequence[bool]) -> Self:
-        """Those of some degrees."""
+        """Times of some degrees."""
         return type(self)(*(part[list(degrees)] for part in self))
 
 
@@ -253,7 +261,7 @@ def _best_of(families: Sequence[Family], sizes: Ints, options: BatchOptions, bel
 
 def family_of(job: Job, sizes: Ints, options: BatchOptions) -> Family | None:
     """All degrees of a job; None for less than two, and where a document fits in none."""
-    layouts = list(_layouts(job, int(sizes.max())))
+    layouts = list(group_layouts(job, int(sizes.max())))
     keeps = options.tries_keeping_attention
     if len(layouts) < 2:
         return None
@@ -263,8 +271,11 @@ def family_of(job: Job, sizes: Ints, options: BatchOptions) -> Family | None:
     return Family(job.training.zero, layouts, times) if is_one else None
 
 
-def _layouts(job: Job, longest: int) -> Iterator[ChunkLayout]:
-    """Layouts of each degree that divides a site's devices, or the heads: those leave some to smaller groups."""
+def group_layouts(job: Job, longest: int, profiles: Profiles | None = None) -> Iterator[ChunkLayout]:
+    """Layouts of each degree that divides a site's devices, or the heads: those leave some to smaller groups.
+
+    `job`: with one stage, and a replica on every device.
+    """
     num_sites = len(job.layout.sites or ()) if job.layout.replicas == "across" else 1
     each_site, heads = (job.layout.data or 1) // num_sites, job.model.num_heads // (job.layout.tensor or 1)
     for degree in range(1, each_site + 1):
@@ -272,7 +283,7 @@ def _layouts(job: Job, longest: int) -> Iterator[ChunkLayout]:
             continue
         pins = job.layout.model_copy(update={"data": each_site // degree * num_sites})
         try:
-            yield chunk_layout(job.model_copy(update={"layout": pins}), longest, degree, uneven=True)
+            yield chunk_layout(job.model_copy(update={"layout": pins}), longest, degree, profiles, uneven=True)
         except FarpipeError:
             continue
 
@@ -280,26 +291,43 @@ def _layouts(job: Job, longest: int) -> Iterator[ChunkLayout]:
 def plan_assigned(
     family: Family, groups: Sequence[DeviceGroup], sizes: Ints, options: BatchOptions, below_s: float = math.inf
 ) -> BatchPlan | None:
-    """Chunks of whole documents in every group; it begins when all of its devices are done with the larger ones.
-
-    None where the step is not below `below_s`.
-    """
-    free_s, found = np.zeros(family.num_devices), []
-    whole = replace(options, num_slices=1, several_pipelines=False)
-    for group in groups:
-        layout = family.layouts[family.degrees.index(group.degree)]
-        plan = plan_sequences(layout.costs, sizes[group.documents], whole).numbered(group.documents)
-        devices = slice(group.first_device, group.first_device + group.degree)
-        place = GroupPlace(group.first_device, float(free_s[devices].max()), layout)
-        if place.begin_s + plan.step_s >= below_s:
-            return None
-        free_s[devices] = place.begin_s + _work_s(plan)
-        found.append((place, plan))
+    """`placed_plans` of a family; None where the step is not below `below_s`."""
+    by_degree = dict(zip(family.degrees, family.layouts, strict=True))
+    costs = {degree: layout.costs for degree, layout in by_degree.items()}
+    placed = placed_plans(costs, groups, family.num_devices, sizes, options, below_s)
+    if not placed:
+        return None
+    found = [(GroupPlace(one.group.first_device, one.begin_s, by_degree[one.group.degree]), one.plan) for one in placed]
     found.sort(key=lambda one: (-int(one[1].batch.sequence_length.max()), -one[1].step_s))
     places, plans = zip(*found, strict=True)
     widest = family.dividing.layouts[-1]
     kind = "replicas across sites" if widest.layout.replica_sites else "one site"
     return BatchPlan(f"{kind}, groups of devices", family.zero, widest, plans, places=places)
+
+
+def placed_plans(
+    costs: Mapping[int, ChunkCosts],
+    groups: Sequence[DeviceGroup],
+    num_devices: int,
+    sizes: Ints,
+    options: BatchOptions,
+    below_s: float = math.inf,
+) -> list[PlacedPlan]:
+    """Chunks of whole documents in every group; it begins when all of its devices are done with the larger ones.
+
+    `costs` by degree. Empty where the step is not below `below_s`; InfeasibleError where documents do not fit.
+    """
+    free_s, found = np.zeros(num_devices), list[PlacedPlan]()
+    whole = replace(options, num_slices=1, several_pipelines=False)
+    for group in groups:
+        plan = plan_sequences(costs[group.degree], sizes[group.documents], whole).numbered(group.documents)
+        devices = slice(group.first_device, group.first_device + group.degree)
+        begin_s = float(free_s[devices].max())
+        if begin_s + plan.step_s >= below_s:
+            return []
+        free_s[devices] = begin_s + _work_s(plan)
+        found.append(PlacedPlan(group, begin_s, plan))
+    return found
 
 
 def _work_s(plan: SequencePlan) -> float:

@@ -54,6 +54,8 @@ class StepPlan(Document):
     schedule: Schedule
     keeps_attention: bool = False
     """True if layers that are computed again keep their attention's output and sums."""
+    groups: tuple[tuple[int, int], ...] = ()
+    """(first process, number of processes) of the neighbours that share each chunk of one stage; (): all share all."""
 
     @property
     def num_tokens(self) -> int:
@@ -71,6 +73,7 @@ class StepPlan(Document):
             "recomputed": self.recomputed.tolist(),
             "keeps_attention": self.keeps_attention,
             "schedule": self.schedule.to_data(),
+            **({"groups": [list(group) for group in self.groups]} if self.groups else {}),
         }
 
     @classmethod
@@ -84,14 +87,17 @@ class StepPlan(Document):
             schedule = Schedule.from_data(body["schedule"], f"{source}: schedule")
             recomputed = np.array(body["recomputed"], np.int64)
             keeps_attention = body.get("keeps_attention", False)
+            groups = tuple((int(first), int(degree)) for first, degree in body.get("groups", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{source}: not the plan of a step: {error}") from None
         if recomputed.ndim != 2 or recomputed.shape[1] != len(chunks) or schedule.num_microbatches != len(chunks):
             raise InputError(f"{source}: {len(chunks)} chunks, but recomputed is {list(recomputed.shape)}")
         if not isinstance(keeps_attention, bool):
             raise InputError(f"{source}: keeps_attention is {keeps_attention!r}, not true or false")
+        if groups and (len(groups) != len(chunks) or any(first < 0 or degree < 1 for first, degree in groups)):
+            raise InputError(f"{source}: {len(chunks)} chunks, but groups are {[*map(list, groups)]}")
         followed(chunks)
-        return cls(chunks, recomputed, schedule, keeps_attention)
+        return cls(chunks, recomputed, schedule, keeps_attention, groups)
 
 
 def step_plan(plan: SequencePlan, sequences: Sequence[int] | Ints | None = None) -> StepPlan:

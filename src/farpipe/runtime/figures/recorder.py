@@ -192,10 +192,9 @@ def _lit_makespans_s(run: RunSpec) -> list[float]:
 
 
 def _era_of(run: RunSpec, step: int, planned: PlannedStep) -> _Era:
-    assert run.chunk_costs is not None
     found = []
     for replica, plan in enumerate(planned.plans):
-        changed = {"problem": plan.problem(run.chunk_costs), "schedule": plan.schedule}
+        changed = {"problem": run.problem_of(plan), "schedule": plan.schedule}
         only = None if len(planned.plans) == 1 else replica
         found.append(Assembler(run.model_copy(update=changed), only))
     return _Era(step, tuple(found), planned)
@@ -297,7 +296,7 @@ class _Writer:
         timeline = self._timeline(step, era.assemblers[late], reports)
         tokens = num_tokens(plans) if plans else self._run.tokens_per_step
         figures = step_metrics(timeline, reports, tokens, self._run.tensor)
-        if self._run.num_twins > 1 and timeline is not None:
+        if self._run.num_twins > 1 and not self._run.group_costs and timeline is not None:
             figures["twin_skew_s"] = era.assemblers[late].twin_skew_s(reports, self._offsets())
         self._put(figures | self._further(reports, era.planned, late))
         self.num_steps = step + 1

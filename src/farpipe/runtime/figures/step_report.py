@@ -108,12 +108,13 @@ class Assembler:
     Replicas of the pipeline do the same at about the same time, and a Timeline has one of them: every action and
     message is that of the replica that was done with it last, from its start to its end, so actions of a rank may
     overlap a little. What they send over a link that they share counts together, as in the Problem. So it is with the
-    twins of a replica, which send their parts of a message side by side.
+    twins of a replica, which send their parts of a message side by side; of twins that share chunks in groups, the
+    Timeline is that of the one that was done last, where others' chunks take no time.
     """
 
     def __init__(self, run: RunSpec, replica: int | None = None) -> None:
         """`replica`: the only one that did this; None: all did the same."""
-        self.problem, self.places = run.problem, run.places
+        self.problem, self.places, self._in_groups = run.problem, run.places, bool(run.group_costs)
         self._replicas = range(run.places.num_replicas) if replica is None else (replica,)
         orders = run.schedule.ranks
         actions = [(rank, a.stage, KINDS.index(a.kind), a.microbatch, 0, 0) for rank, o in enumerate(orders) for a in o]
@@ -170,6 +171,8 @@ class Assembler:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(actions [num, 2], messages [num, 5]) of one replica on the common clock, of the slowest twin each."""
         found = [self._twin(replica, twin, reports, offsets) for twin in range(self.places.num_twins)]
+        if self._in_groups:
+            return max(found, key=lambda twin: int(twin[0].max()))
         stamps, tables = (np.array(part) for part in zip(*found, strict=True))
         table = _latest(tables, end=3)
         table[:, 4] = tables[:, :, 4].sum(axis=0)

@@ -110,27 +110,38 @@ def _window(query: Tensor, length: int | None) -> Tensor | None:
     return ((before >= 0) & (before < length))[None, None]
 
 
-def tokens_for_heads(x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int]) -> Tensor:
+def tokens_for_heads(
+    x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int], num_heads: Sequence[int] | None = None
+) -> Tensor:
     """[batch, heads, own tokens, width] -> [batch, own heads, all tokens, width], by an all-to-all.
 
-    Process p of `group` has ``lengths[p]`` tokens, and afterwards the p-th of equal parts of the heads.
+    Process p of `group` has ``lengths[p]`` tokens, and afterwards the next ``num_heads[p]`` heads; None: equal parts.
     """
-    return _Exchange.apply(x, group, _Split(_HEADS, _equal(x.shape[_HEADS], group)), _Split(_TOKENS, lengths))  # type: ignore
+    heads = num_heads or parts(x.shape[_HEADS], group.size())
+    return _Exchange.apply(x, group, _Split(_HEADS, heads), _Split(_TOKENS, lengths))  # type: ignore
 
 
 def heads_for_tokens(
-    x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int], *, heads: int = _HEADS, tokens: int = _TOKENS
+    x: Tensor,
+    group: dist.ProcessGroup,
+    lengths: Sequence[int],
+    num_heads: Sequence[int] | None = None,
+    *,
+    heads: int = _HEADS,
+    tokens: int = _TOKENS,
 ) -> Tensor:
     """The way back: [batch, own heads, all tokens, width] -> [batch, heads, own tokens, width].
 
     `heads`, `tokens`: the dimensions that they are.
     """
-    sizes = [x.shape[heads]] * group.size()
+    sizes = num_heads or [x.shape[heads]] * group.size()
     return _Exchange.apply(x, group, _Split(tokens, lengths), _Split(heads, sizes))  # type: ignore
 
 
-def _equal(num: int, group: dist.ProcessGroup) -> list[int]:
-    return [num // group.size()] * group.size()
+def parts(number: int, count: int) -> list[int]:
+    """`number` in so many parts that differ by one at most, the larger first."""
+    each, rest = divmod(number, count)
+    return [each + (place < rest) for place in range(count)]
 
 
 class _Split(NamedTuple):

@@ -1,9 +1,12 @@
 """Chunks of sequences that processes of a site share by Ulysses: each has some of a chunk's tokens, or of its heads.
 
-Keys and values of split sequences stay where the heads are, so that the attention of a chunk does not know of it.
+Keys and values of split sequences stay where the heads are, so that the attention of a chunk does not know of it. All
+processes share all chunks, or each chunk has a group of its own: then all have the same chunks in the same order, and
+each leaves out those that others share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -12,15 +15,18 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from farpipe.runtime.chunk_stage import ChunkBatch
 from farpipe.runtime.model.chunk_attention import ChunkAttention
-from farpipe.runtime.site.context import heads_for_tokens, tokens_for_heads
+from farpipe.runtime.site.context import heads_for_tokens, parts, tokens_for_heads
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
 from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage
 from farpipe.sequences import Chunk
 
+Groups = Mapping[tuple[int, int], dist.ProcessGroup | None]
+"""(first process, number of processes) -> the group of these neighbours; None for one process alone."""
+
 
 class ContextChunkStage(HuggingFaceChunkStage):
-    """A HuggingFaceChunkStage with a part of every chunk's tokens; the other processes of `group` have the rest."""
+    """A HuggingFaceChunkStage with a part of every chunk's tokens; the other processes of its group have the rest."""
 
     def __init__(
         self,
@@ -28,9 +34,13 @@ class ContextChunkStage(HuggingFaceChunkStage):
         boundary: Boundary,
         group: dist.ProcessGroup,
         device: torch.device | str = "cpu",
+        groups: Groups | None = None,
     ) -> None:
+        """`group`: all processes of the stage. `groups`: those that may share chunks where not all do."""
         super().__init__(module, boundary, device)
-        self._group = group
+        self._process, self._all = group.rank(), (0, group.size())
+        self._groups = groups or {self._all: group}
+        self._sharing: dict[Chunk, tuple[int, int]] = {}
         register_fsdp_forward_method(module, "hidden")
 
     def begin_chunks(
@@ -40,19 +50,65 @@ class ContextChunkStage(HuggingFaceChunkStage):
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
                 part.unshard()
+        self._sharing = dict(zip(batch.chunks, batch.groups or [self._all] * len(batch.chunks), strict=True))
         super().begin_chunks(batch, recomputed, keeps_attention=keeps_attention)
 
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """The same; nothing is done for a chunk that others share."""
+        if not self._has(microbatch):
+            return None
+        with self._naming(microbatch):
+            return super().forward(microbatch, x)
+
+    def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """The same; nothing is done for a chunk that others share."""
+        if not self._has(microbatch):
+            return None
+        with self._naming(microbatch):
+            return super().evaluate(microbatch, x)
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """The same; nothing is done for a chunk that others share."""
+        if not self._has(microbatch):
+            return None
+        with self._naming(microbatch):
+            return super().backward(microbatch, gy)
+
     def tokens_here(self, microbatch: int) -> slice:
-        lengths, place = self._lengths(self.chunk(microbatch)), self._group.rank()
+        chunk = self.chunk(microbatch)
+        lengths, place = self._lengths(chunk), self._process - self._sharing[chunk][0]
         begin = sum(lengths[:place])
         return slice(begin, begin + lengths[place])
 
     def attend(self, at: ChunkAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        lengths = self._lengths(at.chunk)
-        rows = (tokens_for_heads(x, self._group, lengths) for x in (query, key, value))
-        return heads_for_tokens(at(*rows), self._group, lengths)
+        group = self._groups[self._sharing[at.chunk]]
+        if group is None:
+            return at(query, key, value)
+        lengths, key_heads = self._lengths(at.chunk), parts(key.shape[1], group.size())
+        heads = [number * (query.shape[1] // key.shape[1]) for number in key_heads]
+        pairs = (query, heads), (key, key_heads), (value, key_heads)
+        rows = (tokens_for_heads(x, group, lengths, numbers) for x, numbers in pairs)
+        return heads_for_tokens(at(*rows), group, lengths, heads)
+
+    def _has(self, microbatch: int) -> bool:
+        first, degree = self._sharing[self.chunk(microbatch)]
+        return first <= self._process < first + degree
 
     def _lengths(self, chunk: Chunk) -> list[int]:
-        """Tokens of every process, the larger parts first."""
-        each, rest = divmod(chunk.num_tokens, self._group.size())
-        return [each + (place < rest) for place in range(self._group.size())]
+        """Tokens of every process of the chunk's group."""
+        return parts(chunk.num_tokens, self._sharing[chunk][1])
+
+    @contextmanager
+    def _naming(self, microbatch: int) -> Iterator[None]:
+        """Context whose collectives name the chunk and those that share it when they break."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "gloo" not in str(error) and "NCCL" not in str(error):
+                raise
+            chunk = self.chunk(microbatch)
+            first, degree = self._sharing[chunk]
+            whom = f"processes {first} to {first + degree - 1} of the stage share chunk {microbatch}"
+            documents = ", ".join(str(part.sequence) for part in chunk.slices)
+            told = f"{str(error).splitlines()[0]}: {whom} (documents {documents} of the step)"
+            raise RuntimeError(told) from error

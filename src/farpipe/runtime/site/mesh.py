@@ -1,6 +1,6 @@
 """The processes of one stage as a mesh of torch, and the torch world of a site that the mesh lies in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
@@ -59,6 +59,22 @@ def stage_mesh(device: str, *, data: int, context: int = 1, tensor: int = 1) -> 
     names = ("stage", DATA, CONTEXT, TENSOR)
     every = init_device_mesh(device, (world // size, data, context, tensor), mesh_dim_names=names)
     return every[DATA, CONTEXT, TENSOR]
+
+
+def process_groups(
+    processes: DeviceMesh, degrees: Iterable[int], *, timeout_s: float
+) -> dict[tuple[int, int], dist.ProcessGroup | None]:
+    """(first process, degree) -> group of so many neighbours in a mesh of one dimension; None for one process alone.
+
+    All processes of the world make them at once; a process uses those that it is in. A collective that waits longer
+    than `timeout_s` breaks.
+    """
+    world = dist.get_process_group_ranks(processes.get_group())
+    places = [(first, d) for d in degrees for first in range(0, len(world) - d + 1, d)]
+    limit = timedelta(seconds=timeout_s)
+    return {
+        (first, d): None if d == 1 else dist.new_group(world[first : first + d], timeout=limit) for first, d in places
+    }
 
 
 def shares_in(mesh: DeviceMesh) -> DeviceMesh:

@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from farpipe.errors import InputError
 from farpipe.runtime.site.context import ContextStage
-from farpipe.runtime.site.context_chunks import ContextChunkStage
+from farpipe.runtime.site.context_chunks import ContextChunkStage, Groups
 from farpipe.runtime.site.mesh import CONTEXT, TENSOR
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
@@ -30,9 +30,16 @@ def twin_stage(
 
 
 def twin_chunk_stage(
-    module: HuggingFaceSlice, boundary: Boundary, twins: DeviceMesh, device: torch.device | str = "cpu"
+    module: HuggingFaceSlice,
+    boundary: Boundary,
+    twins: DeviceMesh,
+    device: torch.device | str = "cpu",
+    groups: Groups | None = None,
 ) -> ContextChunkStage:
-    """The same for a stage whose microbatches are chunks; InputError where layers are divided as well."""
+    """The same for a stage whose microbatches are chunks; InputError where layers are divided as well.
+
+    `groups`: those in which processes may share chunks, where not all share all.
+    """
     if twins[TENSOR].size() > 1:
         raise InputError("data.packing: layers can't be divided, only chunks; say layout.tensor = 1")
-    return ContextChunkStage(module, boundary, twins[CONTEXT].get_group(), device)
+    return ContextChunkStage(module, boundary, twins[CONTEXT].get_group(), device, groups)
