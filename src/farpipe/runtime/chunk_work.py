@@ -65,7 +65,8 @@ class ChunkTrainer(Trainer):
         if documents is not None:
             marks = None if documents.counted is None else [torch.from_numpy(one) for one in documents.counted]
             tokens = [torch.from_numpy(one) for one in documents.tokens]
-            tokens += [tokens[0][:1]] if plan.groups else []  # that of processes without documents
+            extra = {part.sequence for chunk in plan.chunks for part in chunk.slices} - {*range(len(tokens))}
+            tokens += [tokens[0][:1]] * len(extra)  # those of processes without documents
             batch = replace(chunk_batch(plan.chunks, tokens, marks), groups=plan.groups)
         for number, stage in self.torch_stages.items():
             assert isinstance(stage, ChunkStage)

@@ -89,17 +89,17 @@ def _assigned(times: DocumentTimes, degrees: list[int], num_processes: int) -> l
 def _joined(placed: Sequence[PlacedPlan], num_processes: int, num_documents: int) -> StepPlan:
     """The plans of all groups one after the other. Where some recompute attention, all that recompute do: it fits.
 
-    A process without documents has a chunk of one token that does not count, of a document behind the last: FSDP2 sums
-    gradients of processes that all have some.
+    Each process without documents has a chunk of one token that does not count, of a document of its own behind the
+    last: FSDP2 sums gradients of processes that all have some.
     """
     parts, groups = [step_plan(plan) for _, _, plan in placed], list[tuple[int, int]]()
     for (group, _, _), part in zip(placed, parts, strict=True):
         groups += [(group.first_device, group.degree)] * len(part.chunks)
     busy = {process for first, degree in groups for process in range(first, first + degree)}
-    idle, nothing = sorted({*range(num_processes)} - busy), Chunk((Slice(num_documents, 0, 1, 1),))
-    none = StepPlan((nothing,), np.zeros((1, 1), np.int64), _ONE_CHUNK)
+    idle = sorted({*range(num_processes)} - busy)
     keeps = [part.keeps_attention for part in parts if part.recomputed.any()]
-    parts += [none] * len(idle)
+    nothing = [Chunk((Slice(num_documents + number, 0, 1, 1),)) for number in range(len(idle))]
+    parts += [StepPlan((chunk,), np.zeros((1, 1), np.int64), _ONE_CHUNK) for chunk in nothing]
     return StepPlan(
         tuple(chunk for part in parts for chunk in part.chunks),
         np.concatenate([part.recomputed for part in parts], axis=1),

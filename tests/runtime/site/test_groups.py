@@ -53,7 +53,7 @@ packing = "elastic"
 held_out = 0.2
 [training]
 sequence_length = 1024
-global_batch = 6
+global_batch = {batch}
 num_steps = {steps}
 precision = "fp32"
 learning_rate = 1e-2
@@ -82,12 +82,12 @@ def favouring_both(alone, two, four):
 
 @pytest.fixture
 def spec_of(model, tmp_path):
-    """`spec_of(name, num_steps, pins)`: the RunSpec of the job with these pins."""
+    """`spec_of(num_steps, pins)`: the RunSpec of the job with these pins."""
     text = write_documents(tmp_path / "text", LENGTHS)
 
-    def make(num_steps, pins="", **settings):
+    def make(num_steps, pins="", batch=6, **settings):
         path = tmp_path / "job.toml"
-        path.write_text(JOB.format(model=model.hugging_face, text=text, steps=num_steps, pins=pins))
+        path.write_text(JOB.format(model=model.hugging_face, text=text, steps=num_steps, pins=pins, batch=batch))
         plan, costs, _ = plan_of_chunks(load_job(path), path)
         assert not plan_obstacle(plan)[0]
         group_costs = () if pins else favouring_both(*costs)
@@ -117,6 +117,15 @@ def test_groups_train_as_one_process_does_also_after_a_kill_and_leave_it_their_c
     assert len({json.dumps(one) for one in degrees}) > 1, "steps have other groups"
     expected = figures(metrics(tmp_path / "alone"))
     assert figures(in_groups + rest) == [pytest.approx(row, rel=1e-5) for row in expected]
+
+
+def test_more_than_one_process_may_have_no_documents(spec_of, tmp_path):
+    alone, groups = (spec_of(3, pins, batch=2) for pins in ("context = 1", ""))
+    for name, spec in (("alone", alone), ("groups", groups)):
+        run(spec, tmp_path / name)
+    lines = metrics(tmp_path / "groups")
+    assert {"1": 2} in [line["chunks"]["groups"] for line in lines], "two of four processes have a document"
+    assert figures(lines) == [pytest.approx(row, rel=1e-5) for row in figures(metrics(tmp_path / "alone"))]
 
 
 def test_a_rehearsal_has_no_groups(spec_of):
