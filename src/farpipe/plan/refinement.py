@@ -5,6 +5,7 @@ chosen by the mean step over samples. Orders for late messages are made with all
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -40,6 +41,8 @@ WORTH: Final = 0.001
 """Relative gain for which another candidate is taken in place of the one whose estimate was best."""
 MAX_REFINED_ACTIONS: Final = 20_000
 """Largest number of actions in a step whose recomputation and first and last stages are refined."""
+MAX_IDLE: Final = 8
+"""Number of stages of a site in a row that gain nothing by more recomputation after which its others are not tried."""
 MAX_ACTIONS: Final = 40_000
 """Largest number of actions in a step that is searched; one greedy order of more takes too long without --search-s."""
 GREEDY_ACTIONS: Final = 200_000
@@ -93,13 +96,18 @@ def refine_recomputation(job: Job, best: Evaluated, costs: JobCosts) -> Evaluate
 
     One stage at a time recomputes in another mode, as long as that helps: less, where memory has room for it, or more,
     so that more microbatches can be under way. What a lower bound rules out is not simulated; steps of more than
-    MAX_REFINED_ACTIONS are left as they are.
+    MAX_REFINED_ACTIONS are left as they are. After MAX_IDLE stages of a site that gain nothing by more, its others do
+    not try that.
     """
     if _is_long(best):
         return best
+    idle = Counter[str]()
     for index in range(len(best.placements)):
         best = _with_less(best, index, job, costs)
-        best = _with_more(best, index, job, costs)
+        site = best.placements[index].site
+        if idle[site] < MAX_IDLE:
+            before, best = best, _with_more(best, index, job, costs)
+            idle[site] = 0 if best is not before else idle[site] + 1
     return best
 
 

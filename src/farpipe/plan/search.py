@@ -36,6 +36,9 @@ MAX_EVALUATED: Final = 20
 MAX_WORK: Final = 3e6
 """Largest number of actions in all steps that are evaluated; each step is simulated in about a dozen orders. Eight
 million make 2 of 24 plans over random sites faster, by 0.01 %; with one million 5 are slower, by up to 5 %."""
+NEARLY_BEST: Final = 0.01
+"""Relative distance to the best step up to which a long one is simulated whole at once: extrapolated it errs by up to
+8 %, so that the search would climb towards a step that is not there, and reject others for it."""
 MAX_SMALL_DEVICES: Final = 12
 """Largest number of devices for which every named order is simulated and more neighbours are evaluated."""
 MAX_VARIED: Final = 5
@@ -294,16 +297,22 @@ class Search:
         ranked = sorted(self.evaluated, key=lambda key: self.evaluated[key].step_s)
         of_kinds = {self.evaluated[key].candidate.kind: key for key in reversed(ranked)}.values()
         for key in dict.fromkeys([*ranked[:MAX_FINISHED], *of_kinds]):
-            try:
-                self.evaluated[key] = whole(self.evaluated[key])
-            except InfeasibleError as error:
-                self.rejected.append(reject(self.evaluated[key].candidate, self._costs, error))
+            if (found := self._whole(self.evaluated[key])) is not None:
+                self.evaluated[key] = found
         self.evaluated = {key: found for key, found in self.evaluated.items() if found.extrapolated_s is None}
         for key in self._named_orders_worth_trying(ranked) if self._job.schedule is None and not self._is_small else []:
-            found = self.evaluated.get(key)
-            if found is None or 3 * found.problem.num_stages * found.problem.num_microbatches > MAX_FINISHED_ACTIONS:
+            one = self.evaluated.get(key)
+            if one is None or 3 * one.problem.num_stages * one.problem.num_microbatches > MAX_FINISHED_ACTIONS:
                 continue
-            self.evaluated[key] = min(found, self._at_its_best(found), key=lambda one: one.step_s)
+            self.evaluated[key] = min(one, self._at_its_best(one), key=lambda either: either.step_s)
+
+    def _whole(self, found: Evaluated) -> Evaluated | None:
+        """`found` with its whole step; None, and rejected, where no order fits that."""
+        try:
+            return whole(found)
+        except InfeasibleError as error:
+            self.rejected.append(reject(found.candidate, self._costs, error))
+            return None
 
     def _at_its_best(self, found: Evaluated) -> Evaluated:
         """The same under every named order; where memory binds, with every mode of recomputing too."""
@@ -335,6 +344,8 @@ class Search:
         if isinstance(found, Rejected):
             self.rejected.append(found)
             return None
+        if self._budget.climbs and found is not None and found.step_s < self.best_s * (1 + NEARLY_BEST):
+            found = self._whole(found)
         if found is None:
             return None
         self.evaluated[key] = found

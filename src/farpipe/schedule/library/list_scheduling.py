@@ -28,7 +28,7 @@ Played = tuple[tuple[float, float], NDArray[np.int64]]
 
 MAX_ACTIONS_TO_PLAY: Final = 1_500_000
 """All rules are tried unless that takes more: about a second."""
-FIRST_RULES, FAR_ABOVE = 4, 1.1
+FIRST_RULES, FAR_ABOVE = 4, 1.05
 """Number of rules after which an order counts as too slow, and by what factor; rules seldom differ by more."""
 
 
