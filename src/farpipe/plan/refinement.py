@@ -29,7 +29,7 @@ from farpipe.simulate import Timeline, simulate
 from farpipe.spec import Job, Recompute
 from farpipe.step import Problem, Schedule, exceeds, retimed
 
-MAX_RIVALS: Final = 1
+MAX_RIVALS: Final = 3
 """Largest number of candidates besides the first whose order is improved too."""
 NEARLY: Final = 0.03
 """Relative distance to the best up to which a candidate is a rival."""
