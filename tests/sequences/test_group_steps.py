@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from farpipe.errors import InfeasibleError, InputError
-from farpipe.sequences import BatchOptions, StepPlan, group_problem, plan_group_step
+from farpipe.sequences import BatchOptions, StepPlan, device_groups, group_problem, plan_group_step
 from farpipe.sequences.device_groups import DeviceGroup, group_layouts, placed_plans
 from farpipe.simulate import simulate
 from farpipe.spec import Cluster, Job, Model, Pins, Training, preset_site
@@ -45,6 +45,30 @@ def test_a_step_is_never_slower_than_all_documents_at_one_degree(costs):
         found = plan_group_step(costs[:4], sizes, 4, options)
         whole = placed_plans(of_degree, [DeviceGroup(0, 4, np.arange(sizes.size))], 4, sizes, options)[0].plan
         assert max(one.begin_s + one.plan.step_s for one in found.placed) <= whole.step_s
+
+
+def test_a_step_that_is_too_long_is_known_before_other_devices_are_planned(costs, monkeypatch):
+    of_degree, planned = {one.context: one for one in costs}, []
+    plan_alone = device_groups.plan_sequences
+
+    def noted(of, sizes, options):
+        planned.append((of.context, sizes.tolist()))
+        return plan_alone(of, sizes, options)
+
+    monkeypatch.setattr(device_groups, "plan_sequences", noted)
+    sizes = np.array([8_000, 4_000, 4_100, *range(1_000, 1_004)])
+    places = [(0, 4), (0, 2), (2, 2), (0, 1), (1, 1), (2, 1), (3, 1)]
+    groups = [DeviceGroup(*place, np.array([index])) for index, place in enumerate(places)]
+    found = placed_plans(of_degree, groups, 4, sizes, BatchOptions())
+    assert [one.group for one in found] == groups, "the largest first"
+    begins_s = [one.begin_s for one in found]
+    assert begins_s[1:3] == [begins_s[1]] * 2
+    assert begins_s[3:] == [*[begins_s[3]] * 2, *[begins_s[5]] * 2]
+    assert begins_s[5] > begins_s[3] > begins_s[1] > begins_s[0] == 0
+    planned.clear()
+    below_s = found[3].begin_s + found[3].plan.step_s
+    assert placed_plans(of_degree, groups, 4, sizes, BatchOptions(), below_s) == []
+    assert planned == [(4, [8_000]), (2, [4_000]), (1, [1_000])]
 
 
 def test_a_process_without_documents_has_a_token_that_does_not_count(costs):

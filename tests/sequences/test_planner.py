@@ -50,6 +50,13 @@ def tight():
     return costs(memory_bytes=30 * GIB)
 
 
+def test_no_batch_is_cut_twice_alike(roomy, monkeypatch):
+    cuts, cut_batch = [], planner.cut_batch
+    monkeypatch.setattr(planner, "cut_batch", lambda sizes, cut, law: cuts.append(cut) or cut_batch(sizes, cut, law))
+    plan_sequences(roomy, [8192, *mixed(20, 4096)], BatchOptions(num_slices=1))
+    assert len(cuts) == len(set(cuts)) > 1
+
+
 @pytest.mark.parametrize("num_slices", [None, 1, 3])
 def test_chunks_that_take_only_a_fixed_time_are_planned(roomy, num_slices):
     fixed = Laws(*(Law(fixed_s=1e-3) for _ in range(3)))

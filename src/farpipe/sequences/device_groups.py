@@ -317,17 +317,38 @@ def placed_plans(
 
     `costs` by degree. Empty where the step is not below `below_s`; InfeasibleError where documents do not fit.
     """
-    free_s, found = np.zeros(num_devices), list[PlacedPlan]()
+    free_s, found = np.zeros(num_devices), dict[int, PlacedPlan]()
     whole = replace(options, num_slices=1, several_pipelines=False)
-    for group in groups:
+    for index in _by_device(groups):
+        group = groups[index]
         plan = plan_sequences(costs[group.degree], sizes[group.documents], whole).numbered(group.documents)
         devices = slice(group.first_device, group.first_device + group.degree)
         begin_s = float(free_s[devices].max())
         if begin_s + plan.step_s >= below_s:
             return []
         free_s[devices] = begin_s + _work_s(plan)
-        found.append(PlacedPlan(group, begin_s, plan))
-    return found
+        found[index] = PlacedPlan(group, begin_s, plan)
+    return [found[index] for index in range(len(groups))]
+
+
+def _by_device(groups: Sequence[DeviceGroup]) -> list[int]:
+    """Numbers of groups, given the largest first: device by device, so that a step too long is soon known.
+
+    A group comes behind the larger ones that share devices with it.
+    """
+    order: dict[int, None] = {}
+
+    def add(last: int) -> None:
+        begin, end = groups[last].first_device, groups[last].first_device + groups[last].degree
+        for index, one in enumerate(groups[:last]):
+            if index not in order and one.first_device < end and begin < one.first_device + one.degree:
+                add(index)
+        order[last] = None
+
+    for last in sorted(range(len(groups)), key=lambda index: groups[index].degree):
+        if last not in order:
+            add(last)
+    return list(order)
 
 
 def _work_s(plan: SequencePlan) -> float:

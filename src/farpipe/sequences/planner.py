@@ -330,7 +330,7 @@ def estimated_cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOpt
     """Every cut that is different from those before it, with an estimate."""
     law = _cut_law(total_law(costs, as_load(sizes)), sizes, options)
     seen: set[tuple[int, int]] = set()
-    for cut in _candidates(costs, sizes, limit, options, law):
+    for cut in dict.fromkeys(_candidates(costs, sizes, limit, options, law)):  # targets below one slice are the same
         batch = cut_batch(sizes, cut, law)
         key = (batch.num_chunks, num_slices_within(int(sizes.max()), cut, law))
         if key in seen:
