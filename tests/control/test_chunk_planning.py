@@ -94,6 +94,28 @@ def test_a_planner_that_dies_is_replaced(planning):
     assert planning.answer(2, patient=True).facts["origin"] == "searched"
 
 
+@pytest.mark.slow
+def test_a_planner_that_dies_is_asked_anew_where_no_cut_can_stand_in(planning, monkeypatch):
+    monkeypatch.setattr(planning, "_read", without_cuts(planning._read))
+    planning.ask(0, LENGTHS)
+    planning.answer(0, patient=True)
+    planning.ask(1, LENGTHS)
+    planning.beside.kill()
+    assert planning.beside.process.wait(10)
+    planned = planning.answer(1, patient=False)
+    assert planned.facts["origin"] == "searched"
+    assert not planned.warning
+
+
+def without_cuts(read):
+    """The same of answers that have no cuts, as those of groups."""
+
+    def passed_on(line):
+        return read(json.dumps(json.loads(line) | {"cuts": []}))
+
+    return passed_on
+
+
 def test_without_any_plan_the_run_ends_with_the_reason(planning, monkeypatch):
     monkeypatch.setattr(chunk_planning, "LATE_S", 0.0)
     monkeypatch.setattr(chunk_planning, "PATIENCE_S", 0.0)

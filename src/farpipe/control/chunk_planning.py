@@ -68,19 +68,29 @@ class ChunkPlanning:
 
     def answer(self, step: int, *, patient: bool) -> PlannedStep:
         lengths = self._lengths.pop(step)
-        found = self._searched(step, PATIENCE_S if not patient else LATE_S if self._cuts else LOADING_S)
+        wait_s = PATIENCE_S if not patient else LATE_S if self._cuts else LOADING_S
+        found = self._searched(step, wait_s)
         if found is not None:
             return found
-        why = "its planner has ended" if self.beside.has_ended else f"it took more than {PATIENCE_S:g} s too long"
+        why = "its planner has ended" if self.beside.has_ended else f"it took more than {wait_s:g} s too long"
         if self._cuts:
             try:
                 return self._as_before(step, lengths, why)
             except InfeasibleError as error:
                 why = f"{why}, and the last good cut does not fit: {error}"
-        found = None if patient else self._searched(step, LATE_S)
+        found = None if patient else self._waited_for(step, lengths)
         if found is None:
-            raise RunError(f"step {step} could not be planned: {why}")
+            change = "; pin layout.context and data, which is planned faster" if self._groups["group_costs"] else ""
+            why += "" if patient else f", and {LATE_S:g} s more did not help"
+            raise RunError(f"step {step} could not be planned: {why}{change}")
         return found
+
+    def _waited_for(self, step: int, lengths: Ints) -> PlannedStep | None:
+        """A late answer that no earlier cut can replace, of a new process where the last one has ended."""
+        if self.beside.has_ended:
+            self.ask(step, lengths)
+            del self._lengths[step]
+        return self._searched(step, LATE_S)
 
     def _searched(self, step: int, wait_s: float) -> PlannedStep | None:
         """The answer of the process, if it comes in time; what it says of earlier steps is learnt from."""
