@@ -23,6 +23,8 @@ FROZEN = HERE / "frozen_plans.json"
 RECIPES = HERE.parents[1] / "recipes"
 TOLERANCE = 0.005
 """Relative difference of a step; a search may find a better order, and with less of the CPU a worse one."""
+BETTER = 0.001
+"""Relative gain of a step from which a plan may have another layout than it had."""
 
 DEGREES = ("pipeline", "data", "tensor", "context", "expert", "virtual", "microbatch_size")
 
@@ -127,7 +129,7 @@ def test_a_plan_is_as_good_as_it_was(name, tmp_path):
     assert now.get("error") == frozen.get("error")
     if "error" not in frozen:
         assert now["step_s"] <= frozen["step_s"] * (1 + TOLERANCE)
-        if now["step_s"] > frozen["step_s"] * (1 - TOLERANCE):
+        if now["step_s"] > frozen["step_s"] * (1 - BETTER):
             assert [now[key] for key in ("where", "layout")] == [frozen[key] for key in ("where", "layout")]
 
 
