@@ -1,12 +1,14 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from farpipe.cli.shown import show_plan
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
+from farpipe.plan.chunked import plan_on_chunks
 from farpipe.plan.engine import TRAINABLE, batch_obstacle, groups_documents, plan_obstacle, within_engine
 from farpipe.sequences import plan_batch
 from farpipe.spec import Cluster, Data, Lora, Training, preset_site
@@ -172,6 +174,9 @@ def test_groups_of_several_degrees_run_at_one_site_for_models_whose_chunks_proce
     assert len(found.contexts) > 1
     assert batch_obstacle(request, found) == ("", "")
     assert batch_obstacle(request, replace(found, zero=3)) == ("training.zero = 3", "training.zero = 1")
+    plan, _ = plan_on_chunks(request, np.array(sizes), max(sizes))
+    assert "each document over a group of the 8 devices (ulysses)" in plan.degrees
+    assert plan.degrees in repr(plan)
     own = request.model_copy(update={"model": request.model.model_copy(update={"hugging_face": None})})
     assert not groups_documents(own)
     assert batch_obstacle(own, found)[0] == "groups of devices of several context degrees"

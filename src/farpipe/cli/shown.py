@@ -170,16 +170,8 @@ def _headline(plan: Plan) -> str:
     return (
         f"{plan.job.model.name}{_sites(plan)}: step {format_about(expected.step_s, is_rough=plan.is_rough)}, "
         f"{format_count(expected.tokens_per_s)} tokens/s, bubble {format_percent(expected.bubble_ratio)}\n"
-        f"{_degrees(plan)}, schedule {plan.schedule.method}"
+        f"{plan.degrees}, schedule {plan.schedule.method}"
     )
-
-
-def _degrees(plan: Plan) -> str:
-    """Degrees and microbatches in words; with `data.packing` a replica computes chunks of any length."""
-    degrees = plan.candidate.degrees
-    if plan.job.data.packing is None:
-        return degrees
-    return f"{degrees.rpartition(', ')[0]}, {counted(plan.layout.num_microbatches, 'chunk')}"
 
 
 def _sites(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from farpipe.spec import Job, Recompute
 from farpipe.spec.job import IDENTICAL_REPLICAS
 from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, validate
-from farpipe.units import format_bytes, format_percent, format_seconds
+from farpipe.units import counted, format_bytes, format_percent, format_seconds
 
 CostClass = Literal["a setting", "other numbers", "another batch", "bandwidth", "devices"]
 """Classes of cost of a change, the cheapest first."""
@@ -177,6 +177,17 @@ class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True,
         return Candidate(self.layout, sites, self.layout.virtual == 2 and ranks == v_shape(self.layout.pipeline))
 
     @property
+    def degrees(self) -> str:
+        """Degrees and microbatches in words; with `data.packing` a replica computes chunks of any length."""
+        at, degrees = self.layout, self.candidate.degrees
+        if self.job.data.packing is None:
+            return degrees
+        if at.context > 1 and self.job.layout.context is None:
+            own = f", each document over a group of the {at.context} devices ({at.context_exchange})"
+            degrees = degrees.replace(at.sharing, own)
+        return f"{degrees.rpartition(', ')[0]}, {counted(at.num_microbatches, 'chunk')}"
+
+    @property
     def sites(self) -> tuple[str, ...]:
         """The site of every rank."""
         return tuple(site.name for site in self.candidate.sites)
@@ -225,7 +236,7 @@ class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True,
     def __repr__(self) -> str:
         expected = self.prediction
         lines = [
-            f"Plan for {self.job.model.name} over {self.candidate}, order {self.schedule.method}",
+            f"Plan for {self.job.model.name} over {self.where}: {self.degrees}, order {self.schedule.method}",
             f"  step {format_seconds(expected.step_s)}, bubble {format_percent(expected.bubble_ratio)}, "
             f"{expected.tokens_per_s:,.0f} tokens/s",
         ]
