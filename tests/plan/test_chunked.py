@@ -23,6 +23,10 @@ def test_a_context_degree_is_planned_and_train_refuses_it_for_the_own_decoder():
 LENGTHS = np.array([512, 500, 480, *[200, 120, 90] * 7])
 
 
+def test_a_context_degree_need_not_divide_the_length_at_which_documents_are_cut():
+    assert parse_job('[data]\npacking = "elastic"\n' + added("layout", "context = 3")).layout.context == 3
+
+
 def far_apart(**pins):
     """A small model over two sites with a long, wide link."""
     ends = (("a", "b"), ("b", "a"))

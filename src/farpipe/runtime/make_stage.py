@@ -85,7 +85,8 @@ def make_stage(
         return _stage_of_transformers(theirs, boundary, device, mesh, groups, on_chunks=on_chunks)
     if model.module is not None:
         if on_chunks:
-            raise InputError("data.packing: a module of your own (model.module) can't be trained on chunks")
+            what = "a module of your own (model.module)"
+            raise InputError(f"data.packing: {what} can't be trained on chunks; leave data.packing out")
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
         _divide(own, mesh, numerics, training)
         stage = ModuleStage(own, boundary, device)

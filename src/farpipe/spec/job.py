@@ -262,7 +262,7 @@ class Job(Request):
 
     def _check_context(self) -> None:
         degree, length = self.layout.context or 1, self.training.sequence_length
-        if length % degree:
+        if self.data.packing is None and length % degree:
             able = [c for c in range(1, length + 1) if not length % c]
             near = [str(c) for c in (max(c for c in able if c < degree), *(c for c in able if c > degree))][:2]
             raise fault(

@@ -91,7 +91,8 @@ class _LayerOnChunk:
 
     def __call__(self, x: Tensor, *rest: Any, farpipe_chunk: ChunkPass, **options: Any) -> Any:
         if rest:
-            raise InputError("layers that take more than one input by position can't be trained on chunks")
+            what = "layers that take more than one input by position"
+            raise InputError(f"data.packing: {what} can't be trained on chunks; leave data.packing out")
         return farpipe_chunk.run(self._number, self._forward, x, options | {"farpipe_chunk": farpipe_chunk})
 
 
