@@ -17,6 +17,7 @@ from farpipe.plan.lattice import Lattice
 from farpipe.plan.refinement import best_refined, refined
 from farpipe.plan.search import Search, search
 from farpipe.schedule import peak_memory_bytes
+from farpipe.schedule.bounds import lower_bound_s
 from farpipe.schedule.library import order
 from farpipe.spec import SiteLink, load_job, parse_job
 from farpipe.step import problem as problem_module
@@ -98,7 +99,19 @@ def test_a_long_step_is_told_by_shorter_ones_alone(monkeypatch):
     monkeypatch.setattr(problem_module, "traffic", traffic)
     found = evaluate(request, candidates(request)[0], costs, method="quick")
     assert found.extrapolated_s is not None
+    assert evaluate(request, candidates(request)[0], costs, 2 * found.step_s, "quick").step_s == found.step_s
     assert longest < 1000 < found.problem.num_microbatches
+
+
+def test_a_bound_rules_out_a_long_step_and_that_is_no_rejection():
+    many = TRAINING.model_copy(update={"global_batch": 1 << 12})
+    request = job([site("a", 8)], training=many, tensor=1, data=1, pipeline=8, virtual=1)
+    costs = JobCosts(request.model, request.training)
+    found = evaluate(request, candidates(request)[0], costs, method="quick")
+    assert found.extrapolated_s is not None
+    least_s = lower_bound_s(found.problem) + found.overhead_s
+    assert evaluate(request, candidates(request)[0], costs, least_s / 1.01, "quick") is None
+    assert evaluate(request, candidates(request)[0], costs, least_s * 1.001, "quick").step_s == found.step_s
 
 
 def _just_for_1f1b(problem):

@@ -1,5 +1,6 @@
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from farpipe.schedule import check, peak_memory_bytes
 from farpipe.schedule.bounds import critical_path_s, link_work_s, lower_bound_s
@@ -14,6 +15,15 @@ from strategies import problems_with_schedules
 def test_no_schedule_is_faster_than_the_bound(pair):
     problem, schedule = pair
     assert simulate(problem, schedule).makespan_s >= lower_bound_s(problem) * (1 - 1e-12)
+
+
+@given(problems_with_schedules(), st.floats(0.5, 1.2))
+@settings(max_examples=100, deadline=None)
+def test_a_bound_with_a_limit_is_on_the_same_side_of_it(pair, share):
+    bound_s = lower_bound_s(pair[0])
+    known_s = lower_bound_s(pair[0], bound_s * share)
+    assert known_s <= bound_s
+    assert (known_s >= bound_s * share) == (share <= 1.0)
 
 
 @pytest.mark.slow

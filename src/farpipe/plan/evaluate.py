@@ -26,6 +26,10 @@ MAX_QUICK_ACTIONS: Final = 7_000
 """Largest number of actions that a quick evaluation simulates in full."""
 MIN_SHORT: Final = 24
 """Least number of microbatches of a shorter step from which a long one is extrapolated."""
+MAX_BOUND_ACTIONS: Final = 500_000
+"""Largest number of actions of a long step that a lower bound may rule out: more take longer than extrapolating it."""
+REFINED: Final = 0.005
+"""Relative gain that a plan's refinement may still bring to a step: other recomputation, or a layer elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ def evaluate(
     as it can be with so many microbatches in flight; of these, the one with the shortest simulated step is taken.
     """
     best: Evaluated | None = None
+    any_slower = False
     obstacle: InfeasibleError | InputError | None = None
     try:
         steps = _Divisions(job, candidate, costs, method).steps(limit_s)
@@ -105,13 +110,27 @@ def evaluate(
         limit_s = limit_s if best is None else min(limit_s, best.step_s)
         if bound_s >= limit_s * (1 - ROUNDING):
             return best
+        if short_count(step.problem) is not None and not _may_be_faster(step, limit_s * (1 + REFINED)):
+            any_slower = True
+            continue
         try:
             found = finish(candidate, placements, step, _method_of(job, method), min(limit_s, wanted_s))
         except (InfeasibleError, InputError) as error:
             obstacle = error
             continue
         best = found if best is None or found.step_s < best.step_s else best
-    return reject(candidate, costs, obstacle) if best is None and obstacle is not None else best
+    return best if best is not None or any_slower or obstacle is None else reject(candidate, costs, obstacle)
+
+
+def _may_be_faster(step: StepCost, limit_s: float) -> bool:
+    """False where a lower bound is above `limit_s`; none is asked for of more than MAX_BOUND_ACTIONS."""
+    is_huge = 3 * step.problem.num_stages * step.problem.num_microbatches > MAX_BOUND_ACTIONS
+    return is_huge or limit_s == math.inf or _bound_s(step, limit_s) < limit_s
+
+
+def _bound_s(step: StepCost, limit_s: float) -> float:
+    """Lower bound of a step; a looser one where that is above `limit_s` already."""
+    return lower_bound_s(step.problem, limit_s - step.overhead_s) + step.overhead_s
 
 
 def _method_of(job: Job, method: str) -> str:
@@ -246,16 +265,15 @@ class _Divisions:
             if busiest_s < enough_s:
                 placements, together = self._costed(division)
                 found += [
-                    (max(busiest_s, self._bound_s(step, limit_s)), placements, step)
+                    (max(busiest_s, self._quick_bound_s(step, limit_s)), placements, step)
                     for step in staggerings(self._candidate, together, self._costs)
                 ]
         return sorted((one for one in found if one[0] < enough_s), key=lambda one: one[0])
 
-    def _bound_s(self, step: StepCost, limit_s: float) -> float:
-        """Lower bound of a step; 0 for one that is extrapolated, as its bound would take longer."""
-        if self._method == QUICK and short_count(step.problem) is not None:
-            return 0.0
-        return lower_bound_s(step.problem, limit_s - step.overhead_s) + step.overhead_s
+    def _quick_bound_s(self, step: StepCost, limit_s: float) -> float:
+        """Lower bound of a step; 0 for one that is extrapolated: `evaluate` asks for that only where it comes to it."""
+        is_long = self._method == QUICK and short_count(step.problem) is not None
+        return 0.0 if is_long else _bound_s(step, limit_s)
 
     def _others(self, targets: list[InFlight]) -> Iterator[Division]:
         """The other divisions of layers that fit; the first one did.

@@ -27,6 +27,7 @@ from farpipe.plan.lattice_tables import (
     SiteTable,
     Split,
     most_tensor,
+    new_scratch,
     rows_of,
     tables_of,
 )
@@ -179,16 +180,15 @@ class Lattice:
         """The best order of every set of sites for one pipeline, and every set for whole pipelines at each.
 
         With `every_order` all orders of up to MAX_ORDERED sites, in one direction each, and rings in the job's.
+        Pipelines over the most sites come last: estimates that share a best begin there.
         """
         wanted, pinned = self.job.layout.replicas, self.job.layout.sites
-        found: list[SiteSet] = []
+        found = self._rings(left, pinned, every_order) if wanted != "inside" else []
         if wanted != "across":
             paths = self._paths(left, pinned)
             if every_order and pinned is None:
                 paths = [order for path in paths for order in self._orders(path, left)]
             found += [SiteSet(tuple(path)) for path in paths]
-        if wanted != "inside":
-            found += self._rings(left, pinned, every_order)
         return found
 
     def _paths(self, left: Left, pinned: Sequence[str] | None) -> list[list[int]]:
@@ -286,14 +286,29 @@ class Lattice:
         bounds = Bounds(allowed, *self.allow, self._virtual, *num_stages(self.job), *limits)
         best = np.empty((len(site_sets), most)), np.zeros((len(site_sets), most), np.int64)
         links = LinkTable(self.latency_s, left.rate)
-        scratch = lattice_kernel.new_scratch(self.tables.stages.layer_s, width)
+        scratch = new_scratch(self.tables.stages.layer_s, width)
         compiled(asked, Question(*self._scanned, sites, links, self.tables, bounds), best, scratch)
         return best
 
     @cached_property
     def _scanned(self) -> tuple[Ints, Ints]:
-        """`rows` as the kernel reads them, [V, 7], and the order in which it scans them: the least work first."""
-        return np.stack(self.rows, axis=1), np.argsort(self._least_work_s(), kind="stable")
+        """`rows` as the kernel reads them, [V, 7], and the order in which it scans them: the least work first.
+
+        Rows whose ranks can't hold all layers at any site, with one microbatch in flight, are left out.
+        """
+        by_work = np.argsort(self._least_work_s(), kind="stable")
+        return np.stack(self.rows, axis=1), by_work[self._most_layers()[by_work] >= self.job.model.num_layers]
+
+    def _most_layers(self) -> Floats:
+        """Layers that the memory of all ranks holds, of every row, with one microbatch in flight: [V]."""
+        rows, stages, memory = self.rows, self.tables.stages, self.tables.stages.memory
+        state_bytes = stages.state_bytes * memory.layer_params[rows.table]
+        most = np.zeros(rows.table.size)
+        for kind, mode in np.ndindex(memory.layer_bytes.shape[0], memory.layer_bytes.shape[2]):
+            each = state_bytes + memory.layer_bytes[kind, rows.table, mode]
+            free = memory.limit_bytes[kind] - memory.working_bytes[kind, rows.table, mode]
+            most = np.maximum(most, rows.pipeline * np.floor(free / each + 1e-9))
+        return most
 
     def _least_work_s(self) -> Floats:
         """Work of every row with its bubble on the first kind of site, but for the number of layers: [V]."""

@@ -20,7 +20,6 @@ from farpipe.step.jit import inner, jit
 
 Floats = NDArray[np.float64]
 
-MAX_STAGES = 1024
 V_BUBBLE = 0.35
 """Share of (p - 1) x pace that the best named order in a V leaves idle, about, where F, I and W differ."""
 _BISECTIONS = 14
@@ -48,28 +47,6 @@ class Path(NamedTuple):
     """[p]: seconds there and back of a message, over all links below every rank."""
     hops_s: float
     """Seconds of one message over all hops inside sites."""
-
-
-class Scratch(NamedTuple):
-    """Space for the ranks of one point."""
-
-    kinds: np.ndarray
-    ranks: np.ndarray
-    travel_s: np.ndarray
-    extra_s: np.ndarray
-    stage_s: np.ndarray
-    most: np.ndarray
-    flights: np.ndarray
-    groups: tuple  # type: ignore[type-arg]
-    """Stages that are identical, see `_group`."""
-    low_s: np.ndarray
-    """[R]: seconds of a layer on the fastest site of the order, by row of the tables."""
-    idle: np.ndarray
-    """[R]: see `_fastest`."""
-    counts: np.ndarray
-    """Ranks of every site of the order."""
-    most_ranks: np.ndarray
-    """Ranks that every site of the order can have."""
 
 
 share_ranks = inner(placement.share_ranks)
@@ -222,6 +199,16 @@ def _pipeline_s(point, path, slowest, target, layer_s, flights):  # type: ignore
     return point.num_microbatches * pace + (p - 1) * idle * slowest + (1 + shape) * travel_s[0] + 2 * path.hops_s
 
 
+@jit(inline="always")
+def _least_pipeline_s(point, path, slowest, layer_s):  # type: ignore[no-untyped-def]
+    """What `_pipeline_s` is at least, however many microbatches are in flight."""
+    f, b, w = layer_s[0], layer_s[1], layer_s[2]
+    shape, pace = point.shape, max(slowest, (1 + point.shape) * path.busiest_s)
+    idle = V_BUBBLE if shape == 1 else max(0.0, f + b - 2 * w) / (f + b + w)
+    filling_s = (path.kinds.size - 1) * idle * slowest
+    return point.num_microbatches * pace + filling_s + (1 + shape) * path.travel_s[0] + 2 * path.hops_s
+
+
 @inner
 def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-def]
     """About the step's seconds without overhead; infinite where memory is too small, or where the slowest stage alone
@@ -252,6 +239,8 @@ def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-
             break
         if target == 0:
             first_s = slowest
+            if _least_pipeline_s(point, path, slowest, layer_s[kinds[0], row, 0]) > limit_s:
+                break
         total = _pipeline_s(point, path, slowest, target, layer_s[kinds[0], row, 0], flights)
         ranks, ends = (extra_s, stage_s, most), (memory.layer_params[row], memory.ends_params)
         best_s = min(best_s, total + _exchange_s(slowest, point, kinds, ranks, ends, sync, overlap * slowest))
@@ -294,17 +283,6 @@ def _fastest(order, kind_of_site, layer_s, low_s, idle):  # type: ignore[no-unty
                 low_s[row] = min(low_s[row], _whole_s(layer_s, kind_of_site[order[k]], row, mode))
 
 
-def new_scratch(layer_s: Floats, num_sites: int) -> Scratch:
-    """Space for pipelines of up to MAX_STAGES ranks over `num_sites`."""
-    rows, modes = layer_s.shape[1], layer_s.shape[2]
-    holds, count = np.empty((MAX_STAGES, modes), np.int64), np.empty(MAX_STAGES, np.int64)
-    groups = (np.empty(MAX_STAGES), np.empty((MAX_STAGES, modes)), holds, count)
-    ranks = (np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES))
-    stages = (np.empty(MAX_STAGES), np.empty((MAX_STAGES, modes)), np.empty((MAX_STAGES, modes), np.int64))
-    of_rows, of_sites = (np.empty(rows), np.empty(rows)), (np.empty(num_sites, np.int64), np.empty(num_sites, np.int64))
-    return Scratch(*ranks, *stages, np.empty(MAX_STAGES, np.int64), groups, *of_rows, *of_sites)
-
-
 @inner
 def _place(order, per_rank, num_devices, counts, most, ranks):  # type: ignore[no-untyped-def]
     """Fill the site of every rank; False where the sites of `order` can't hold them."""
@@ -337,6 +315,12 @@ def _is_open(p, shape, bounds):  # type: ignore[no-untyped-def]
     return fits and (bounds.in_v if shape else bounds.alone)
 
 
+@jit(inline="always")
+def _could_hold(num_layers, p, most_s, layer_s):  # type: ignore[no-untyped-def]
+    """False where `p` ranks, each with whole layers of `layer_s`, can't hold all layers in `most_s` a microbatch."""
+    return most_s == np.inf or p * int(max(0.0, most_s) / layer_s + 1e-9) >= num_layers
+
+
 @inner
 def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[no-untyped-def]
     """Enter the best points of order `o`; return the least step of them and of `least`."""
@@ -361,7 +345,9 @@ def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[n
         least_s += around_s
         if least_s > slack * least or tensor > widest or rows[v, 4] != inside * times:
             continue
-        if width * inside * p > whole or width * rows[v, 4] * p > bounds.max_devices:
+        most_s = (slack * least - around_s - tables.overhead_s) / (m + (p - 1) * idle[row])
+        too_many = width * inside * p > whole or width * rows[v, 4] * p > bounds.max_devices
+        if too_many or not _could_hold(num_layers, p, most_s, low_s[row]):
             continue
         ranks, kinds, travel_s = scratch.ranks[:p], scratch.kinds[:p], scratch.travel_s[:p]
         if not _place(order, width * inside, question.sites.num_devices, scratch.counts, scratch.most_ranks, ranks):

@@ -34,6 +34,8 @@ Ints = NDArray[np.int64]
 OneRank = Callable[..., Layout]
 """Layout of one rank, by its split and its number of replicas."""
 
+MAX_STAGES: Final = 1024
+"""Largest number of ranks of a point."""
 MAX_ROWS: Final = 200_000
 """Largest number of combinations; those with the most devices are kept."""
 
@@ -159,6 +161,28 @@ class Bounds(NamedTuple):
     """True if the best is that of all orders so far, the last order first; else each order's own."""
 
 
+class Scratch(NamedTuple):
+    """Space for the ranks of one point."""
+
+    kinds: Ints
+    ranks: Ints
+    travel_s: Floats
+    extra_s: Floats
+    stage_s: Floats
+    most: Ints
+    flights: Ints
+    groups: tuple[Floats, Floats, Ints, Ints]
+    """Stages that are identical, see `lattice_kernel._group`."""
+    low_s: Floats
+    """[R]: seconds of a layer on the fastest site of the order, by row of the tables."""
+    idle: Floats
+    """[R]: share of a stage's time that filling and draining takes for each rank, on the first site of the order."""
+    counts: Ints
+    """Ranks of every site of the order."""
+    most_ranks: Ints
+    """Ranks that every site of the order can have."""
+
+
 class Question(NamedTuple):
     """All that estimates of a lattice need besides the orders of sites."""
 
@@ -170,6 +194,17 @@ class Question(NamedTuple):
     links: LinkTable
     tables: LatticeTables
     bounds: Bounds
+
+
+def new_scratch(layer_s: Floats, num_sites: int) -> Scratch:
+    """Space for pipelines of up to MAX_STAGES ranks over `num_sites`."""
+    rows, modes = layer_s.shape[1], layer_s.shape[2]
+    holds, count = np.empty((MAX_STAGES, modes), np.int64), np.empty(MAX_STAGES, np.int64)
+    groups = (np.empty(MAX_STAGES), np.empty((MAX_STAGES, modes)), holds, count)
+    ranks = (np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES, np.int64), np.empty(MAX_STAGES))
+    stages = (np.empty(MAX_STAGES), np.empty((MAX_STAGES, modes)), np.empty((MAX_STAGES, modes), np.int64))
+    of_rows, of_sites = (np.empty(rows), np.empty(rows)), (np.empty(num_sites, np.int64), np.empty(num_sites, np.int64))
+    return Scratch(*ranks, *stages, np.empty(MAX_STAGES, np.int64), groups, *of_rows, *of_sites)
 
 
 def rows_of(job: Job, sites: Sequence[Site], table: dict[Split, int]) -> Rows:

@@ -1,13 +1,16 @@
 """Lower bounds: no schedule of a Problem can be faster. Each with the sketch of its proof."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.step import Messages, Problem, headroom_bytes, num_fitting
+from farpipe.step import Problem, headroom_bytes, num_fitting
 
 ROUNDING: Final = 1e-12
 
@@ -15,12 +18,14 @@ ROUNDING: Final = 1e-12
 def lower_bound_s(problem: Problem, enough_s: float = math.inf) -> float:
     """The largest of the bounds below, seconds; a hair less, for sums in another order round differently.
 
-    With `enough_s` the dearest of them is left out where the others reach that. Those that know of actions only are for
-    a step whose stages open at once (`farpipe.step.StepTraffic.opens_s`).
+    With `enough_s` what takes longest is left out as soon as the others reach that. Those that know of actions only are
+    for a step whose stages open at once (`farpipe.step.StepTraffic.opens_s`).
     """
     of_actions = max(*busiest_rank_bounds_s(problem), critical_path_s(problem)) + float(problem.traffic.opens_s.min())
     bound_s = max(of_actions, link_work_s(problem)) * (1 - ROUNDING)
-    return float(bound_s if bound_s >= enough_s else max(bound_s, relaxation_s(problem) * (1 - ROUNDING)))
+    if bound_s < enough_s:
+        bound_s = max(bound_s, relaxation_s(problem, enough_s * (1 + ROUNDING)) * (1 - ROUNDING))
+    return float(bound_s)
 
 
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
@@ -31,14 +36,12 @@ def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
     """
     forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
     head, tail = _heads_s(problem), _tails_s(problem)
+    work, weights_s = (forward + inputs).sum(axis=1), weights.sum(axis=1)
     everything, without_weights = 0.0, 0.0
-    for stages in problem.stages_of_rank:
-        mine = list(stages)
-        if mine:
-            first, last = float(head[mine].min()), float(tail[mine].min())
-            work = float((forward[mine] + inputs[mine]).sum())
-            everything = max(everything, first + work + float(weights[mine].sum()))
-            without_weights = max(without_weights, first + work + last)
+    for mine in map(list, filter(None, problem.stages_of_rank)):
+        until_s = float(head[mine].min()) + float(work[mine].sum())
+        everything = max(everything, until_s + float(weights_s[mine].sum()))
+        without_weights = max(without_weights, until_s + float(tail[mine].min()))
     return everything, without_weights
 
 
@@ -85,7 +88,7 @@ def link_work_s(problem: Problem) -> float:
     return float(np.where(np.isfinite(least), busy + least, 0.0).max())
 
 
-def relaxation_s(problem: Problem) -> float:
+def relaxation_s(problem: Problem, enough_s: float = math.inf) -> float:
     """Every rank and every link alone, given the earliest start and the least rest of all that it has to do.
 
     Number the actions of one stage and kind in the order in which they happen. Then the i-th F of a stage follows the
@@ -94,14 +97,28 @@ def relaxation_s(problem: Problem) -> float:
     one round trip per K microbatches. So longest paths through these numbers (the least durations of any microbatch
     taken) bound every start, the same backwards in time every rest. Messages lie between: the i-th is there when the
     i-th F or I has ended, and its consumer's i-th action follows it. The best interruptible order of what one rank
-    or link has to do between those bounds the step (Carlier's and Jackson's bound for one machine).
+    or link has to do between those bounds the step (Carlier's and Jackson's bound for one machine). The rest of them
+    is left out once one of them, the busiest first, reaches `enough_s`.
     """
     from farpipe.schedule import bound_kernel  # here, for numba takes a third of a second to import
 
     durations, _, head, tail = _least_times_s(problem)
-    machines = [_rank_queues(head, tail, durations, stages) for stages in problem.stages_of_rank if stages]
-    machines += _link_queues(problem, head, tail, durations)
-    return max(float(bound_kernel.one_machine(*queues)) for queues in machines)
+    work_s = durations.sum(axis=0) * problem.num_microbatches
+    machines = [
+        (float(work_s[list(stages)].sum()), partial(_rank_queues, head, tail, durations, stages))
+        for stages in problem.stages_of_rank
+        if stages
+    ]
+    machines += [
+        (busy_s, partial(_link_queues, problem, head, tail, durations, uses))
+        for busy_s, uses in _uses_of_links(problem)
+    ]
+    found_s = 0.0
+    for _, queues in sorted(machines, key=itemgetter(0), reverse=True):
+        found_s = max(found_s, float(bound_kernel.one_machine(*queues())))
+        if found_s >= enough_s:
+            break
+    return found_s
 
 
 def _least_times_s(problem: Problem) -> tuple[NDArray[np.float64], ...]:
@@ -129,10 +146,32 @@ def _ends_s(problem: Problem) -> NDArray[np.float64]:
 
 
 Floats = NDArray[np.float64]
-Rows = dict[int, list[tuple[Floats, Floats, float, int]]]
-"""Work of every link: (head, tail, duration, count) of things alike."""
 Queues = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 """Work of one rank or link, as `bound_kernel.one_machine` reads it: (head, tail, durations, count)."""
+Row = tuple[Floats, Floats, float, int]
+"""Work of a link: (head, tail, duration, count) of things alike."""
+
+
+class _Uses(NamedTuple):
+    """What occupies one link: hops (direction, stage) of which messages take it, and collectives."""
+
+    link: int
+    hops: list[tuple[int, int]]
+    collectives: list[int]
+
+
+def _uses_of_links(problem: Problem) -> list[tuple[float, _Uses]]:
+    """(occupied seconds, uses) of every link that is used."""
+    messages, collectives = problem.traffic.messages, problem.traffic.collectives
+    busy_s, uses = defaultdict[int, float](float), dict[int, _Uses]()
+    for kind, stage, link in _links_used(messages.link):
+        uses.setdefault(link, _Uses(link, [], [])).hops.append((kind, stage))
+        taken_s = messages.occupies_s[kind, stage]
+        busy_s[link] += float(taken_s[messages.link[kind, stage] == link].sum())
+    for at, link in enumerate(collectives.link.tolist()):
+        uses.setdefault(link, _Uses(link, [], [])).collectives.append(at)
+        busy_s[link] += float(collectives.occupies_s[at])
+    return [(busy_s[link], of_link) for link, of_link in uses.items()]
 
 
 def _rank_queues(
@@ -143,42 +182,38 @@ def _rank_queues(
     return *rows, np.full(rows[2].size, size)
 
 
-def _link_queues(
-    problem: Problem, head: NDArray[np.float64], tail: NDArray[np.float64], durations: NDArray[np.float64]
-) -> list[Queues]:
-    """Messages of all hops, and collectives, of every link.
+def _link_queues(problem: Problem, head: Floats, tail: Floats, durations: Floats, uses: _Uses) -> Queues:
+    """Messages of all hops, and collectives, of one link."""
+    rows = [_of_hop(problem, head, tail, durations, uses.link, *hop) for hop in uses.hops]
+    rows += [_of_collective(problem, head, tail, durations, at) for at in uses.collectives]
+    heads, tails, times, counts = zip(*rows, strict=True)
+    return np.stack(heads), np.stack(tails), np.array(times), np.array(counts)
+
+
+def _of_hop(problem: Problem, head: Floats, tail: Floats, durations: Floats, link: int, kind: int, source: int) -> Row:
+    """Messages of a hop over `link`.
 
     Where only n of a hop's messages take it, the i-th of them is at least the i-th of all, and the i-th from the end at
     most that.
     """
-    rows: Rows = {}
-    last, messages = problem.num_microbatches, problem.traffic.messages
-    after_s = _after_link_s(messages)
-    for kind, source, link in _links_used(messages.link):
-        chosen = (kind, source, messages.link[kind, source] == link)
-        target, count = source + 1 - 2 * kind, int(chosen[2].sum())
-        ready = head[kind, source] + durations[kind, source]
-        rest = tail[kind, target] + float(after_s[chosen].min()) + durations[kind, target]
-        rest = np.concatenate((rest[last - count :], rest[: last - count]))
-        rows.setdefault(link, []).append((ready, rest, float(messages.occupies_s[chosen].min()), count))
-    _add_collectives(problem, head, tail, durations, rows)
-    return [
-        (np.stack(heads), np.stack(tails), np.array(times), np.array(counts))
-        for heads, tails, times, counts in (zip(*of_link, strict=True) for of_link in rows.values())
-    ]
+    last, messages, target = problem.num_microbatches, problem.traffic.messages, source + 1 - 2 * kind
+    chosen = messages.link[kind, source] == link
+    occupies_s, count = messages.occupies_s[kind, source][chosen], int(chosen.sum())
+    after_s = float((messages.arrives_after_s[kind, source][chosen] - occupies_s).min())
+    ready = head[kind, source] + durations[kind, source]
+    rest = tail[kind, target] + after_s + durations[kind, target]
+    rest = np.concatenate((rest[last - count :], rest[: last - count]))
+    return ready, rest, float(occupies_s.min()), count
 
 
-def _add_collectives(problem: Problem, head: Floats, tail: Floats, durations: Floats, rows: Rows) -> None:
-    """Put the collectives into the `rows` of their links."""
-    everything, collectives = np.ones(problem.num_microbatches), problem.traffic.collectives
-    after_s = _after_link_s(collectives)
-    for at, one in enumerate(problem.collectives):
-        ready_s = 0.0 if one.after is None else head[2, one.after, -1] + durations[2, one.after]
-        rest_s = 0.0
-        if one.before is not None:
-            rest_s = problem.traffic.opens_s[one.before] + durations[0, one.before] + tail[0, one.before, 0]
-        times = (everything * ready_s, everything * (rest_s + after_s[at]))
-        rows.setdefault(int(collectives.link[at]), []).append((*times, float(collectives.occupies_s[at]), 1))
+def _of_collective(problem: Problem, head: Floats, tail: Floats, durations: Floats, at: int) -> Row:
+    one, collectives, everything = problem.collectives[at], problem.traffic.collectives, np.ones(head.shape[2])
+    occupies_s = float(collectives.occupies_s[at])
+    ready_s = 0.0 if one.after is None else head[2, one.after, -1] + durations[2, one.after]
+    rest_s = float(collectives.arrives_after_s[at]) - occupies_s
+    if one.before is not None:
+        rest_s += problem.traffic.opens_s[one.before] + durations[0, one.before] + tail[0, one.before, 0]
+    return everything * ready_s, everything * rest_s, occupies_s, 1
 
 
 def _windows(problem: Problem) -> NDArray[np.int64]:
@@ -205,11 +240,6 @@ def _links_used(link: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
     """(direction, stage, link) of all messages [2, S, M], each once."""
     for kind, stage in np.argwhere(link.max(axis=2) >= 0).tolist():
         yield from ((kind, stage, name) for name in np.unique(link[kind, stage]).tolist())
-
-
-def _after_link_s(messages: Messages) -> NDArray[np.float64]:
-    """Seconds from when a message's link is free again until it is there; below zero where it arrives before."""
-    return messages.arrives_after_s - messages.occupies_s
 
 
 def _heads_s(problem: Problem) -> NDArray[np.float64]:
