@@ -5,7 +5,7 @@ processes share all chunks, or each chunk has a group of its own: then all have 
 each leaves out those that others share.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -23,6 +23,8 @@ from farpipe.sequences import Chunk
 
 Groups = Mapping[tuple[int, int], dist.ProcessGroup | None]
 """(first process, number of processes) -> the group of these neighbours; None for one process alone."""
+Pass = Callable[[int, Tensor | None], Tensor | None]
+"""Forward or backward of a microbatch."""
 
 
 class ContextChunkStage(HuggingFaceChunkStage):
@@ -55,24 +57,22 @@ class ContextChunkStage(HuggingFaceChunkStage):
 
     def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """The same; nothing is done for a chunk that others share."""
-        if not self._has(microbatch):
-            return None
-        with self._naming(microbatch):
-            return super().forward(microbatch, x)
+        return self._shared(super().forward, microbatch, x)
 
     def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """The same; nothing is done for a chunk that others share."""
-        if not self._has(microbatch):
-            return None
-        with self._naming(microbatch):
-            return super().evaluate(microbatch, x)
+        return self._shared(super().evaluate, microbatch, x)
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """The same; nothing is done for a chunk that others share."""
+        return self._shared(super().backward, microbatch, gy)
+
+    def _shared(self, act: Pass, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """Result of `act`; None for a chunk that others share."""
         if not self._has(microbatch):
             return None
         with self._naming(microbatch):
-            return super().backward(microbatch, gy)
+            return act(microbatch, x)
 
     def tokens_here(self, microbatch: int) -> slice:
         chunk = self.chunk(microbatch)
