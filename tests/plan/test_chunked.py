@@ -47,6 +47,11 @@ def test_a_plan_says_why_documents_are_cut_or_not():
     assert whole.advice[-1].startswith("No chunks: every sequence stays whole")
 
 
+def test_a_plan_says_how_many_devices_its_pins_leave_without_work():
+    alone = plan_on_chunks(far_apart(pipeline=1, data=1), LENGTHS, 512)[0]
+    assert alone.advice[-1] == "In use: 1 of 8 devices; [layout] asks for no more (pipeline 1, data 1, context 1)."
+
+
 def measured():
     """A profile of `far_apart`'s model on its device, slower than the cost model has it."""
     law = {"pair_s": 1e-9, "token_s": 1e-5, "fixed_s": 1e-3}

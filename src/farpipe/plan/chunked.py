@@ -1,6 +1,6 @@
 """The plan of a training on chunks: layout and costs, and the first batch's step to show what is to be expected."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -70,7 +70,18 @@ def plan_on_chunks(
     step = step_plan(slowest)
     plan = _plan(job, found, step, step.problem(found.costs), int(lengths.sum()))
     reason = (why_cut(slowest, plan_whole(found.costs, slowest, options)) + ".",) if options.num_slices is None else ()
-    return plan.model_copy(update={"advice": (*busy_notes(profiles), *plan.advice, *reason)}), (found.costs,)
+    advice = (*busy_notes(profiles), *plan.advice, *reason, *_idle_devices(job, plan))
+    return plan.model_copy(update={"advice": advice}), (found.costs,)
+
+
+def _idle_devices(job: Job, plan: Plan) -> Iterator[str]:
+    """Sentence about devices that the pins leave without work."""
+    number = sum(site.num_devices for _, site in job.used_sites())
+    at = plan.layout
+    used = at.pipeline * at.data * at.tensor * at.context
+    if used < number:
+        degrees = f"pipeline {at.pipeline}, data {at.data}, context {at.context}"
+        yield f"In use: {used} of {counted(number, 'device')}; [layout] asks for no more ({degrees})."
 
 
 def better_layout(
@@ -169,6 +180,6 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_to
         prediction=prediction.model_copy(update={"tokens_per_s": num_tokens / prediction.step_s}),
         advice=(
             f"Every step is planned for itself: {each}. What is told here is the first batch, of {num_tokens:,} tokens "
-            f"in {len(step.chunks)} chunks (data.packing = {job.data.packing!r})." + kind * step.keeps_attention,
+            f"in {counted(len(step.chunks), 'chunk')} (data.packing = {job.data.packing!r})." + kind * step.keeps_attention,
         ),
     )
