@@ -180,6 +180,8 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_to
         prediction=prediction.model_copy(update={"tokens_per_s": num_tokens / prediction.step_s}),
         advice=(
             f"Every step is planned for itself: {each}. What is told here is the first batch, of {num_tokens:,} tokens "
-            f"in {counted(len(step.chunks), 'chunk')} (data.packing = {job.data.packing!r})." + kind * step.keeps_attention,
+            f"in {counted(len(step.chunks), 'chunk')} (data.packing = {job.data.packing!r})."
+            + kind
+            * step.keeps_attention,
         ),
     )
