@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.step import Problem, headroom_bytes, num_fitting
+from farpipe.step import Collective, Problem, headroom_bytes, num_fitting
 
 ROUNDING: Final = 1e-12
 
@@ -153,11 +153,11 @@ Row = tuple[Floats, Floats, float, int]
 
 
 class _Uses(NamedTuple):
-    """What occupies one link: hops (direction, stage) of which messages take it, and collectives."""
+    """What occupies one link: hops (direction, stage) of which messages take it, and collectives with their places."""
 
     link: int
     hops: list[tuple[int, int]]
-    collectives: list[int]
+    collectives: list[tuple[int, Collective]]
 
 
 def _uses_of_links(problem: Problem) -> list[tuple[float, _Uses]]:
@@ -168,8 +168,8 @@ def _uses_of_links(problem: Problem) -> list[tuple[float, _Uses]]:
         uses.setdefault(link, _Uses(link, [], [])).hops.append((kind, stage))
         taken_s = messages.occupies_s[kind, stage]
         busy_s[link] += float(taken_s[messages.link[kind, stage] == link].sum())
-    for at, link in enumerate(collectives.link.tolist()):
-        uses.setdefault(link, _Uses(link, [], [])).collectives.append(at)
+    for at, (one, link) in enumerate(zip(problem.collectives, collectives.link.tolist(), strict=True)):
+        uses.setdefault(link, _Uses(link, [], [])).collectives.append((at, one))
         busy_s[link] += float(collectives.occupies_s[at])
     return [(busy_s[link], of_link) for link, of_link in uses.items()]
 
@@ -185,7 +185,7 @@ def _rank_queues(
 def _link_queues(problem: Problem, head: Floats, tail: Floats, durations: Floats, uses: _Uses) -> Queues:
     """Messages of all hops, and collectives, of one link."""
     rows = [_of_hop(problem, head, tail, durations, uses.link, *hop) for hop in uses.hops]
-    rows += [_of_collective(problem, head, tail, durations, at) for at in uses.collectives]
+    rows += [_of_collective(problem, head, tail, durations, *one) for one in uses.collectives]
     heads, tails, times, counts = zip(*rows, strict=True)
     return np.stack(heads), np.stack(tails), np.array(times), np.array(counts)
 
@@ -206,8 +206,8 @@ def _of_hop(problem: Problem, head: Floats, tail: Floats, durations: Floats, lin
     return ready, rest, float(occupies_s.min()), count
 
 
-def _of_collective(problem: Problem, head: Floats, tail: Floats, durations: Floats, at: int) -> Row:
-    one, collectives, everything = problem.collectives[at], problem.traffic.collectives, np.ones(head.shape[2])
+def _of_collective(problem: Problem, head: Floats, tail: Floats, durations: Floats, at: int, one: Collective) -> Row:
+    collectives, everything = problem.traffic.collectives, np.ones(head.shape[2])
     occupies_s = float(collectives.occupies_s[at])
     ready_s = 0.0 if one.after is None else head[2, one.after, -1] + durations[2, one.after]
     rest_s = float(collectives.arrives_after_s[at]) - occupies_s
