@@ -57,6 +57,14 @@ def test_a_plan_tells_of_the_first_batch(farpipe, job, tmp_path):
     assert "MFU" not in shown.stdout  # its FLOPs are those of each batch's documents
 
 
+@pytest.mark.parametrize("form", ["megatron", "nemo", "torchtitan", "torchtitan-flags"])
+def test_a_plan_of_chunks_is_no_settings_of_others(farpipe, job, form):
+    assert farpipe("plan", job, "-o", "plan.json").returncode == 0
+    refused = farpipe("export", "plan.json", "--format", form)
+    assert refused.returncode == 3
+    assert "plan.json: chunks of documents (data.packing) have no settings there" in refused.stderr
+
+
 def test_a_plan_of_chunks_has_a_page(farpipe, job, tmp_path):
     shown = farpipe("plan", job, "--html", "page.html")
     assert shown.returncode == 0, shown.stderr

@@ -111,6 +111,21 @@ def test_costs_are_those_that_were_measured():
             job_chunk_costs(*job, profiles={"cpu": other})
 
 
+def test_devices_that_share_chunks_divide_what_was_measured_and_pay_for_the_exchange():
+    found = chunk_profile([made()], MODEL, TRAINING, "cpu")
+    cluster = Cluster(sites=(preset_site("a", "cpu", 2),))
+    job = (JobCosts(MODEL, TRAINING), Layout(1, 1, 1, 1, 1, 1), place_evenly(["a"], [4]), cluster, 64)
+    (alone,), (both,) = (job_chunk_costs(*job, context, {"cpu": found}).stages for context in (1, 2))
+    assert both.laws.total.pair_s == pytest.approx(alone.laws.total.pair_s / 2)
+    assert both.laws.weight_grad.token_s == pytest.approx(alone.laws.weight_grad.token_s / 2)
+    for one, two in zip(alone.laws[:2], both.laws[:2], strict=True):
+        exchanged_s = two.token_s - one.token_s / 2
+        assert 0 < exchanged_s == pytest.approx(both.laws.forward.token_s - alone.laws.forward.token_s / 2)
+        assert two.fixed_s > one.fixed_s
+    load = load_of([Chunk((Slice(0, 0, 40, 40),))])
+    assert both.held_bytes(load, 1) == pytest.approx(alone.held_bytes(load, 1) / 2)
+
+
 def test_profiles_of_before_slices_had_a_rate_are_read():
     data = json.loads(chunk_profile([made()], MODEL, TRAINING, "cpu").to_json())
     for part in ("layer", "embedding", "head"):

@@ -130,6 +130,10 @@ class Laws(NamedTuple):
         """Each multiplied by `factor`."""
         return Laws(*(law.times(factor) for law in self))
 
+    def spread(self, num_devices: int) -> "Laws":
+        """Each with its work divided over devices."""
+        return Laws(*(law.spread(num_devices) for law in self))
+
     @property
     def total(self) -> Law:
         """Forward and backward."""
@@ -176,8 +180,7 @@ def model_laws(
 ) -> tuple[Laws, Laws, Laws]:
     """The laws of one layer, of the embedding and of the head, fitted to the cost model up to `longest` tokens or more.
 
-    A sequence of s tokens has s^2/2 pairs; a slice's pairs are taken to cost the same. Where `context` does not divide
-    the heads, the devices with most of them set the pace of attention.
+    A sequence of s tokens has s^2/2 pairs; a slice's pairs are taken to cost the same.
     """
     longest = max(longest, _LEAST_LONGEST)
     lengths = np.unique(np.geomspace(longest * _SHORTEST_SHARE, longest, _NUM_POINTS).astype(np.int64))
@@ -194,13 +197,26 @@ def model_laws(
     tokens = lengths.astype(np.float64)
     pairs = [tokens**2 / 2, np.zeros_like(tokens), np.zeros_like(tokens)]
     layer, embedding, head = (_laws(tokens, p, row) for p, row in zip(pairs, rows, strict=True))
-    exchange = _all_to_all(model, training, layout, site, calibration, context)
+    layer = layer_on_several(layer, model, training, layout, site, calibration, context)
+    layer = layer.plus(_sharded(layer, traffic, is_beside=is_beside))
+    return layer, embedding.spread(context), head.spread(context)
+
+
+def layer_on_several(
+    layer: Laws, model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, context: int
+) -> Laws:
+    """Laws of a layer whose chunks `context` devices of a site share by Ulysses, from those of one device: their
+    tokens, or heads of attention, and the exchange of both. The devices with most heads set the pace of attention."""
     heads = model.num_heads / layout.tensor
     uneven = math.ceil(heads / context) * context / heads
-    layer = Laws(*(replace(law, pair_s=law.pair_s * uneven) for law in _spread(layer, context)))
-    layer = layer.plus(Laws(exchange, exchange, Law()))
-    layer = layer.plus(_sharded(layer, traffic, is_beside=is_beside))
-    return layer, _spread(embedding, context), _spread(head, context)
+    laws = Laws(
+        *(
+            replace(law, pair_s=law.pair_s * uneven, split_pair_s=law.split_pair_s * uneven)
+            for law in layer.spread(context)
+        )
+    )
+    exchange = _all_to_all(model, training, layout, site, calibration, context)
+    return laws.plus(Laws(exchange, exchange, Law()))
 
 
 def _sharded(layer: Laws, traffic: Times, *, is_beside: bool) -> Laws:
@@ -213,10 +229,6 @@ def _sharded(layer: Laws, traffic: Times, *, is_beside: bool) -> Laws:
     of_input = layer.input_grad.token_s / backward_s if backward_s else 1.0
     backward = law(traffic.input_grad_s)
     return Laws(law(traffic.forward_s), backward.times(of_input), backward.times(1 - of_input))
-
-
-def _spread(laws: Laws, num_devices: int) -> Laws:
-    return Laws(*(law.spread(num_devices) for law in laws))
 
 
 def _laws(tokens: Floats, pairs: Floats, times: Sequence[Times]) -> Laws:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from farpipe.cost import memory
-from farpipe.cost.chunk_laws import Law, Laws, model_laws
+from farpipe.cost.chunk_laws import Law, Laws, layer_on_several, model_laws
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import PROBE_TOKENS, ChunkCosts, StageChunks
 from farpipe.cost.layout import Layout, Placement
@@ -29,8 +29,9 @@ def job_chunk_costs(
 
     `context` devices share every chunk of a stage (Ulysses): activations, work, and with ZeRO-1 the optimizer.
     `longest` is the longest sequence that laws have to hold for; `profiles`, by device, take the place of modelled
-    ones where one device has a stage's chunks. InputError for a profile of something else, and without flash attention,
-    whose absence would make memory grow with the square of a length; errors of `step_cost` for the rest.
+    ones, on several devices with their work and bytes divided and the exchange as modelled. InputError for a profile of
+    something else, or beside tensor parallelism, and without flash attention, whose absence would make memory grow with
+    the square of a length; errors of `step_cost` for the rest.
     """
     if not costs.training.flash_attention:
         raise InputError("training.flash_attention: chunks of sequences need it; leave it out or set it to true")
@@ -38,8 +39,10 @@ def job_chunk_costs(
     for site in cluster.sites:
         if site.device.name in known:
             known[site.device.name].expect(costs.model, costs.training, site.device, longest)
-    if known and (layout.tensor, context) != (1, 1):
-        raise InputError("a profile of chunks was measured on one device; the layout has several for each stage")
+    if known and layout.tensor > 1:
+        raise InputError(
+            f"a profile of chunks was measured on one device; layers are over {layout.tensor} here (tensor)"
+        )
     job = _ChunkJob(costs, layout, tuple(placements), cluster, longest, context, known)
     stages = tuple(job.stage(index) for index in range(len(placements)))
     return ChunkCosts(stages, job.base(), context, job.overhead_s())
@@ -94,22 +97,24 @@ class _ChunkJob:
 
     def _measured(self, index: int, profile: ChunkProfile) -> StageChunks:
         num_layers, ends = self.placements[index].num_layers, (index == 0, index == len(self.placements) - 1)
-        laws, held = profile.layer.laws.times(num_layers), num_layers * profile.layer.held_bytes
+        site, share = self._sites[index], self.context
+        at = (self.model, self._probe, self._layout, site, self._costs.calibration(site))
+        layer = layer_on_several(profile.layer.laws, *at, share)
+        laws, held = layer.times(num_layers), num_layers * profile.layer.held_bytes
         laws = laws.plus(Laws(Law(fixed_s=profile.action_forward_s), Law(fixed_s=profile.action_backward_s), Law()))
         held += profile.boundary_bytes
         for part in [one for one, is_there in zip((profile.embedding, profile.head), ends, strict=True) if is_there]:
-            laws, held = laws.plus(part.laws), held + part.held_bytes - profile.boundary_bytes
+            laws, held = laws.plus(part.laws.spread(share)), held + part.held_bytes - profile.boundary_bytes
         modelled = self._bytes(num_layers, *ends)
         whole, again, again_part = profile.layer.held_bytes, profile.recomputed_bytes, profile.recomputed_slice_bytes
         slice_bytes = whole if profile.slice_bytes is None else profile.slice_bytes
         measured = {
-            "activation_bytes": held - num_layers * (whole - slice_bytes),
-            "whole_bytes": whole - slice_bytes,
-            "saved_bytes": slice_bytes - again,
-            "key_bytes": modelled["key_bytes"] if again_part is None else max(0.0, again_part - again),
-            "working_bytes": max(whole, slice_bytes),
+            "activation_bytes": (held - num_layers * (whole - slice_bytes)) / share,
+            "whole_bytes": (whole - slice_bytes) / share,
+            "saved_bytes": (slice_bytes - again) / share,
+            "key_bytes": modelled["key_bytes"] if again_part is None else max(0.0, again_part - again) / share,
+            "working_bytes": max(whole, slice_bytes) / share,
         }
-        layer = profile.layer.laws
         if profile.device != "cpu":  # where slices are computed once more, whatever is kept
             layer = layer._replace(input_grad=replace(layer.input_grad, split_pair_s=0.0))
         return StageChunks(laws, layer, num_layers, **modelled | measured)

@@ -96,7 +96,7 @@ def better_layout(
     job = plan.job
     if job.data.packing != "elastic":
         return ()
-    context = job.layout.context or (None if "context" in divided(job) and not profiles else 1)
+    context = job.layout.context or (None if "context" in divided(job) else 1)
     pins = job.layout.model_copy(update={"context": context, "tensor": job.layout.tensor or 1})
     free = job.model_copy(update={"layout": pins, "training": job.training.decided()})
     try:
