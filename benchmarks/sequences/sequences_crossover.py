@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_paper import models
+from benchmarks.sequences.sequences_rivals import interval
 from farpipe.errors import InfeasibleError
 from farpipe.sequences import BatchPlan, plan_batch, sample_lengths
 from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_model, preset_site
@@ -71,22 +72,27 @@ def ratio(found: dict[str, Any]) -> float:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Ratios as Markdown, bandwidth to the right."""
-    yield f"| model | cut at | {' | '.join(f'{gbit} Gbit/s' for gbit in GBITS)} |"
-    yield "|---" * (2 + len(GBITS)) + "|"
+    """Ratios as Markdown, bandwidth to the right; the mean of the draws with its interval."""
+    yield f"| model | cut at | draws | {' | '.join(f'{gbit} Gbit/s' for gbit in GBITS)} |"
+    yield "|---" * (3 + len(GBITS)) + "|"
     for model, cut in dict.fromkeys((found["model"], found["cut"]) for found in rows):
-        mine = {found["gbit"]: ratio(found) for found in rows if (found["model"], found["cut"]) == (model, cut)}
-        cells = [cell(mine[gbit]) if gbit in mine else "" for gbit in GBITS]
-        yield f"| {model} | {cut} | {' | '.join(cells)} |"
+        mine = [found for found in rows if (found["model"], found["cut"]) == (model, cut)]
+        cells = [cell([ratio(found) for found in mine if found["gbit"] == gbit]) for gbit in GBITS]
+        yield f"| {model} | {cut} | {len({found['draw'] for found in mine})} | {' | '.join(cells)} |"
 
 
-def cell(value: float) -> str:
-    """``1.36``, and what fits where one of the two does not."""
-    return "none fits" if np.isnan(value) else "chunks only" if value == np.inf else f"{value:.2f}"
+def cell(values: Sequence[float]) -> str:
+    """``1.36 ± 0.02``, and what fits where one of the two does not in some draw."""
+    if not values:
+        return ""
+    if np.isfinite(values).all():
+        return interval(values)
+    return "none fits" if np.isnan(values).any() else "chunks only"
 
 
 def draw_map(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A panel for each context length, bandwidth to the right, a line for each model."""
+    """A panel for each context length, bandwidth to the right, a line for each model; bars from the least draw to the
+    most."""
     from matplotlib import pyplot as plt
 
     cuts = sorted({found["cut"] for found in rows})
@@ -96,9 +102,14 @@ def draw_map(rows: Sequence[dict[str, Any]], path: Path) -> None:
     panels = grid[0]
     for panel, cut in zip(panels, cuts, strict=True):
         for model in dict.fromkeys(found["model"] for found in rows):
-            points = sorted((r["gbit"], ratio(r)) for r in rows if (r["model"], r["cut"]) == (model, cut))
-            points = [point for point in points if np.isfinite(point[1])]
-            panel.plot(*zip(*points, strict=True), marker="o", label=model) if points else None
+            of_model = [r for r in rows if (r["model"], r["cut"]) == (model, cut)]
+            found = {gbit: [ratio(r) for r in of_model if r["gbit"] == gbit] for gbit in GBITS}
+            found = {gbit: values for gbit, values in found.items() if values and np.isfinite(values).all()}
+            if found:
+                means = np.array([np.mean(values) for values in found.values()])
+                ends = np.array([(min(values), max(values)) for values in found.values()]).T
+                spread = np.abs(ends - means)
+                panel.errorbar(list(found), means, spread, marker="o", markersize=3, capsize=2, label=model)
         panel.axhline(1, color="#555", linewidth=0.8)
         panel.set_xscale("log")
         panel.set_xticks(GBITS, [str(gbit) for gbit in GBITS])

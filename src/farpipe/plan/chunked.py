@@ -165,6 +165,7 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_to
     timeline = simulate(problem, step.schedule)
     prediction = predict(job, problem, step.schedule, timeline, found.costs.overhead_s)
     each = f"{job.training.global_batch} documents of up to {job.training.sequence_length} tokens"
+    chunks = counted(len(step.chunks), "chunk")
     kind = " Recomputed layers keep their attention's results: all but attention is recomputed."
     return Plan(
         job=job,
@@ -180,8 +181,6 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_to
         prediction=prediction.model_copy(update={"tokens_per_s": num_tokens / prediction.step_s}),
         advice=(
             f"Every step is planned for itself: {each}. What is told here is the first batch, of {num_tokens:,} tokens "
-            f"in {counted(len(step.chunks), 'chunk')} (data.packing = {job.data.packing!r})."
-            + kind
-            * step.keeps_attention,
+            f"in {chunks} (data.packing = {job.data.packing!r})." + kind * step.keeps_attention,
         ),
     )

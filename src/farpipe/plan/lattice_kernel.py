@@ -200,13 +200,11 @@ def _pipeline_s(point, path, slowest, target, layer_s, flights):  # type: ignore
 
 
 @jit(inline="always")
-def _least_pipeline_s(point, path, slowest, layer_s):  # type: ignore[no-untyped-def]
-    """What `_pipeline_s` is at least, however many microbatches are in flight."""
-    f, b, w = layer_s[0], layer_s[1], layer_s[2]
-    shape, pace = point.shape, max(slowest, (1 + point.shape) * path.busiest_s)
-    idle = V_BUBBLE if shape == 1 else max(0.0, f + b - 2 * w) / (f + b + w)
+def _least_pipeline_s(point, path, slowest, idle):  # type: ignore[no-untyped-def]
+    """What `_pipeline_s` is at least, however many microbatches are in flight; `idle` is `_least_idle`."""
+    pace = max(slowest, (1 + point.shape) * path.busiest_s)
     filling_s = (path.kinds.size - 1) * idle * slowest
-    return point.num_microbatches * pace + filling_s + (1 + shape) * path.travel_s[0] + 2 * path.hops_s
+    return point.num_microbatches * pace + filling_s + (1 + point.shape) * path.travel_s[0] + 2 * path.hops_s
 
 
 @inner
@@ -239,7 +237,7 @@ def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-
             break
         if target == 0:
             first_s = slowest
-            if _least_pipeline_s(point, path, slowest, layer_s[kinds[0], row, 0]) > limit_s:
+            if _least_pipeline_s(point, path, slowest, _least_idle(layer_s, kinds[0], row)) > limit_s:
                 break
         total = _pipeline_s(point, path, slowest, target, layer_s[kinds[0], row, 0], flights)
         ranks, ends = (extra_s, stage_s, most), (memory.layer_params[row], memory.ends_params)
