@@ -41,7 +41,8 @@ def job_chunk_costs(
             known[site.device.name].expect(costs.model, costs.training, site.device, longest)
     if known and layout.tensor > 1:
         raise InputError(
-            f"a profile of chunks was measured on one device; layers are over {layout.tensor} here (tensor)"
+            f"a profile of chunks was measured on one device; with layout.tensor = {layout.tensor} leave it out, "
+            "or pin tensor = 1"
         )
     job = _ChunkJob(costs, layout, tuple(placements), cluster, longest, context, known)
     stages = tuple(job.stage(index) for index in range(len(placements)))
