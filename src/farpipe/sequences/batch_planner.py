@@ -36,6 +36,8 @@ _NEAR: Final = 1.1
 """Ratio to the fastest plan up to which the best of a kind is planned once more, with all of the budget."""
 _FAR: Final = 1.25
 """Ratio to the fastest plan above which a kind of layouts is not searched for a better one."""
+_TOLD: Final = 2.0
+"""Ratio to the fastest plan up to which the best groups of each use of the sites are planned, to be told beside it."""
 _SMALL_STATE: Final = 1 / 8
 """Share of memory up to which parameters and optimizer leave so much that ZeRO-3 is not tried."""
 
@@ -70,9 +72,9 @@ def plan_batch(
         near_s = _NEAR * min(plan.step_s for plan in best.values())
         plans = [_finished(plan, sizes, options) if plan.step_s <= near_s else plan for plan in best.values()]
         plans = _of_all_replicas(plans, candidates, sizes, options)
-        jobs = _jobs_of_groups(job) if devices_per_stage is None and options.packs_to_memory else []
-        in_groups = plan_groups(jobs, sizes, options, plans[0].step_s)
-        fastest, *others = [in_groups, *plans] if in_groups else plans
+        if devices_per_stage is None and options.packs_to_memory:
+            plans += _in_groups(job, sizes, options, _TOLD * plans[0].step_s)
+        fastest, *others = sorted(plans, key=lambda plan: plan.step_s)
         asks_whole = not fastest.places and options.num_slices is None
         whole_s = plan_whole(fastest.layout.costs, fastest.replicas[0], options) if asks_whole else None
         return replace(fastest, others=tuple(others), whole_step_s=whole_s, planning_s=gone_s())
@@ -141,6 +143,15 @@ def _choices(job: Job) -> Iterator[tuple[Job, int]]:
             )
             if settled.pipeline:
                 yield job.model_copy(update={"layout": settled}), context
+
+
+def _in_groups(job: Job, sizes: Ints, options: BatchOptions, below_s: float) -> list[BatchPlan]:
+    """The best plan on groups of devices at one site, and the best across the sites, of those below `below_s`."""
+    by_use: dict[str | None, list[Job]] = {}
+    for one in _jobs_of_groups(job):
+        by_use.setdefault(one.layout.replicas, []).append(one)
+    found = (plan_groups(jobs, sizes, options, below_s) for jobs in by_use.values())
+    return [plan for plan in found if plan is not None]
 
 
 def _jobs_of_groups(job: Job) -> list[Job]:
