@@ -39,9 +39,16 @@ def test_the_choice_follows_bandwidth_and_the_sentence_names_the_runner_up():
         assert all(use in plan.why for use in ({other.use for other in plan.others} - {plan.use}))
         assert plan.step_s <= min(other.step_s for other in plan.others)
         assert len({plan.kind, *(other.kind for other in plan.others)}) == len(plan.others) + 1
-    replicas = plan_batch(job(10.0, devices=2, model=WIDE, replicas="across"), LENGTHS * 2)
-    told_s = min(other.step_s for other in thin.others if other.use == "replicas across sites")
-    assert told_s == pytest.approx(replicas.step_s), "groups of devices count, though slower than the plan"
+
+
+@pytest.mark.slow
+def test_groups_of_devices_are_told_beside_a_faster_plan_of_another_kind():
+    plan = plan_batch(job(10.0, model=WIDE), LENGTHS * 2)
+    alone = plan_batch(job(10.0, model=WIDE, sites=("a",)), LENGTHS * 2)
+    assert plan.kind.startswith("pipeline over sites")
+    assert alone.places
+    assert min(other.step_s for other in plan.others if other.use == "one site") == pytest.approx(alone.step_s)
+    assert f"groups of devices ({alone.degrees}) takes {alone.step_s / plan.step_s:.2f} times as long" in plan.why
 
 
 @pytest.mark.slow
