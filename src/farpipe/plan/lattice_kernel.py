@@ -201,7 +201,7 @@ def _pipeline_s(point, path, slowest, target, layer_s, flights):  # type: ignore
 
 @jit(inline="always")
 def _least_pipeline_s(point, path, slowest, idle):  # type: ignore[no-untyped-def]
-    """What `_pipeline_s` is at least, however many microbatches are in flight; `idle` is `_least_idle`."""
+    """Lower bound of `_pipeline_s` for any number of microbatches in flight; `idle` is `_least_idle`."""
     pace = max(slowest, (1 + point.shape) * path.busiest_s)
     filling_s = (path.kinds.size - 1) * idle * slowest
     return point.num_microbatches * pace + filling_s + (1 + point.shape) * path.travel_s[0] + 2 * path.hops_s

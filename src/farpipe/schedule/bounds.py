@@ -153,7 +153,7 @@ Row = tuple[Floats, Floats, float, int]
 
 
 class _Uses(NamedTuple):
-    """What occupies one link: hops (direction, stage) of which messages take it, and collectives with their places."""
+    """Uses of one link: hops (direction, stage) of which messages take it, and collectives with their places."""
 
     link: int
     hops: list[tuple[int, int]]
