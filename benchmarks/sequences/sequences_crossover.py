@@ -76,9 +76,14 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"| model | cut at | draws | {' | '.join(f'{gbit} Gbit/s' for gbit in GBITS)} |"
     yield "|---" * (3 + len(GBITS)) + "|"
     for model, cut in dict.fromkeys((found["model"], found["cut"]) for found in rows):
-        mine = [found for found in rows if (found["model"], found["cut"]) == (model, cut)]
-        cells = [cell([ratio(found) for found in mine if found["gbit"] == gbit]) for gbit in GBITS]
-        yield f"| {model} | {cut} | {len({found['draw'] for found in mine})} | {' | '.join(cells)} |"
+        found = ratios(rows, model, cut)
+        yield f"| {model} | {cut} | {max(map(len, found.values()))} | {' | '.join(map(cell, found.values()))} |"
+
+
+def ratios(rows: Sequence[dict[str, Any]], model: str, cut: int) -> dict[int, list[float]]:
+    """`ratio` of every draw, by bandwidth."""
+    mine = [found for found in rows if (found["model"], found["cut"]) == (model, cut)]
+    return {gbit: [ratio(found) for found in mine if found["gbit"] == gbit] for gbit in GBITS}
 
 
 def cell(values: Sequence[float]) -> str:
@@ -102,9 +107,8 @@ def draw_map(rows: Sequence[dict[str, Any]], path: Path) -> None:
     panels = grid[0]
     for panel, cut in zip(panels, cuts, strict=True):
         for model in dict.fromkeys(found["model"] for found in rows):
-            of_model = [r for r in rows if (r["model"], r["cut"]) == (model, cut)]
-            found = {gbit: [ratio(r) for r in of_model if r["gbit"] == gbit] for gbit in GBITS}
-            found = {gbit: values for gbit, values in found.items() if values and np.isfinite(values).all()}
+            every = ratios(rows, model, cut)
+            found = {gbit: values for gbit, values in every.items() if values and np.isfinite(values).all()}
             if found:
                 means = np.array([np.mean(values) for values in found.values()])
                 ends = np.array([(min(values), max(values)) for values in found.values()]).T

@@ -1,5 +1,7 @@
 """Small jobs for the planner's tests."""
 
+from farpipe.cost.chunk_profile import ChunkProfile
+from farpipe.cost.profile import model_shape
 from farpipe.spec import Cluster, Device, Job, LocalLink, Model, Pins, Site, SiteLink, Training
 
 MODEL = Model(name="small", num_layers=8, hidden=1024, num_heads=16, num_kv_heads=4, ffn_hidden=4096, vocab_size=32000)
@@ -41,3 +43,13 @@ def job(places=None, links=(), training=TRAINING, schedule=None, **pins):
     """A job with the given parts."""
     cluster = Cluster(sites=tuple(places or [site("a")]), links=tuple(links))
     return Job(model=MODEL, training=training, cluster=cluster, layout=Pins(**pins), schedule=schedule)
+
+
+def measured_chunks(request):
+    """A profile of chunks of the request's model on its device, slower than the cost model has it."""
+    law = {"pair_s": 1e-9, "token_s": 1e-5, "fixed_s": 1e-3}
+    part = {"forward": law, "backward": law, "held_bytes": 8.0}
+    sizes = {"recomputed_bytes": 1.0, "boundary_bytes": 1.0, "action_forward_s": 0.0, "action_backward_s": 0.0}
+    of = {"device": request.cluster.sites[0].device.name, "shape": model_shape(request.model), "errors": {}}
+    asked = {"precision": request.training.precision, "longest": request.training.sequence_length}
+    return ChunkProfile(**of, **asked, **sizes, embedding=part, layer=part, head=part)

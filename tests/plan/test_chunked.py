@@ -5,12 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from farpipe.cost.chunk_profile import ChunkProfile
-from farpipe.cost.profile import model_shape
 from farpipe.plan.chunked import better_layout, plan_on_chunks
 from farpipe.plan.engine import plan_obstacle
 from farpipe.spec import Cluster, Data, Job, Model, Pins, SiteLink, Training, parse_job, preset_site
 from job_files import added
+from plan.jobs import measured_chunks
 
 
 def test_a_context_degree_is_planned_and_train_refuses_it_for_the_own_decoder():
@@ -52,17 +51,8 @@ def test_a_plan_says_how_many_devices_its_pins_leave_without_work():
     assert alone.advice[-1] == "In use: 1 of 8 devices; [layout] asks for no more (pipeline 1, data 1, context 1)."
 
 
-def measured():
-    """A profile of `far_apart`'s model on its device, slower than the cost model has it."""
-    law = {"pair_s": 1e-9, "token_s": 1e-5, "fixed_s": 1e-3}
-    part = {"forward": law, "backward": law, "held_bytes": 8.0}
-    sizes = {"recomputed_bytes": 1.0, "boundary_bytes": 1.0, "action_forward_s": 0.0, "action_backward_s": 0.0}
-    known = {"device": "cpu", "shape": model_shape(far_apart().model), "precision": "fp32", "longest": 512}
-    return ChunkProfile(**known, **sizes, errors={}, embedding=part, layer=part, head=part)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("profiles", [(), (measured(),)], ids=["cost model", "measured"])
+@pytest.mark.parametrize("profiles", [(), (measured_chunks(far_apart()),)], ids=["cost model", "measured"])
 def test_the_pins_of_a_better_layout_give_the_step_that_is_told(profiles):
     plan = plan_on_chunks(far_apart(), LENGTHS, 512, profiles)[0]
     (told,) = better_layout(plan, LENGTHS, 512, profiles)

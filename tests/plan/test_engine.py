@@ -6,8 +6,6 @@ import pytest
 from rich.console import Console
 
 from farpipe.cli.shown import show_plan
-from farpipe.cost.chunk_profile import ChunkProfile
-from farpipe.cost.profile import model_shape
 from farpipe.errors import InputError
 from farpipe.plan import make_plan
 from farpipe.plan.chunked import plan_on_chunks
@@ -15,7 +13,7 @@ from farpipe.plan.engine import TRAINABLE, batch_obstacle, groups_documents, pla
 from farpipe.sequences import plan_batch
 from farpipe.spec import Cluster, Data, Lora, Training, preset_site
 from farpipe.spec.model import Experts
-from plan.jobs import TRAINING, job, site
+from plan.jobs import TRAINING, job, measured_chunks, site
 
 
 def test_what_is_open_is_pinned_to_what_the_engine_can_run_and_said():
@@ -179,21 +177,11 @@ def test_groups_of_several_degrees_run_at_one_site_for_models_whose_chunks_proce
     plan, _ = plan_on_chunks(request, np.array(sizes), max(sizes))
     assert "each document over a group of the 8 devices (ulysses)" in plan.degrees
     assert plan.degrees in repr(plan)
-    costs = plan_on_chunks(request, np.array(sizes), max(sizes), (measured(request),))[1]
+    costs = plan_on_chunks(request, np.array(sizes), max(sizes), (measured_chunks(request),))[1]
     assert [one.context for one in costs] == [1, 2, 4, 8], "a profile of one device tells of groups as well"
     own = request.model_copy(update={"model": request.model.model_copy(update={"hugging_face": None})})
     assert not groups_documents(own)
     assert batch_obstacle(own, found)[0] == "groups of devices of several context degrees"
-
-
-def measured(request):
-    """A profile of the request's model on its device."""
-    law = {"pair_s": 1e-10, "token_s": 1e-7, "fixed_s": 1e-4}
-    part = {"forward": law, "backward": law, "held_bytes": 8.0}
-    sizes = {"recomputed_bytes": 1.0, "boundary_bytes": 1.0, "action_forward_s": 0.0, "action_backward_s": 0.0}
-    known = {"device": "a100-80gb", "shape": model_shape(request.model), "longest": request.training.sequence_length}
-    known |= {"precision": request.training.precision, "errors": {}}
-    return ChunkProfile(**known, **sizes, embedding=part, layer=part, head=part)
 
 
 def with_pins(request, **pins):

@@ -70,18 +70,16 @@ def plan_on_chunks(
     step = step_plan(slowest)
     plan = _plan(job, found, step, step.problem(found.costs), int(lengths.sum()))
     reason = (why_cut(slowest, plan_whole(found.costs, slowest, options)) + ".",) if options.num_slices is None else ()
-    advice = (*busy_notes(profiles), *plan.advice, *reason, *_idle_devices(job, plan))
+    advice = (*busy_notes(profiles), *plan.advice, *reason, *_idle_devices(job, found))
     return plan.model_copy(update={"advice": advice}), (found.costs,)
 
 
-def _idle_devices(job: Job, plan: Plan) -> Iterator[str]:
+def _idle_devices(job: Job, found: ChunkLayout) -> Iterator[str]:
     """Sentence about devices that the pins leave without work."""
-    number = sum(site.num_devices for _, site in job.used_sites())
-    at = plan.layout
-    used = at.pipeline * at.data * at.tensor * at.context
-    if used < number:
-        degrees = f"pipeline {at.pipeline}, data {at.data}, context {at.context}"
-        yield f"In use: {used} of {counted(number, 'device')}; [layout] asks for no more ({degrees})."
+    number, at = sum(site.num_devices for _, site in job.used_sites()), found.layout
+    if found.num_devices < number:
+        degrees = f"pipeline {at.pipeline}, data {at.data}, context {found.costs.context}"
+        yield f"In use: {found.num_devices} of {counted(number, 'device')}; [layout] asks for no more ({degrees})."
 
 
 def better_layout(

@@ -110,7 +110,7 @@ def evaluate(
         limit_s = limit_s if best is None else min(limit_s, best.step_s)
         if bound_s >= limit_s * (1 - ROUNDING):
             return best
-        if short_count(step.problem) is not None and not _may_be_faster(step, limit_s * (1 + REFINED)):
+        if _is_extrapolated(step, _method_of(job, method)) and not _may_be_faster(step, limit_s * (1 + REFINED)):
             any_slower = True
             continue
         try:
@@ -120,6 +120,11 @@ def evaluate(
             continue
         best = found if best is None or found.step_s < best.step_s else best
     return best if best is not None or any_slower or obstacle is None else reject(candidate, costs, obstacle)
+
+
+def _is_extrapolated(step: StepCost, method: str) -> bool:
+    """True if `finish` knows the step by its steady state alone."""
+    return method == QUICK and short_count(step.problem) is not None
 
 
 def _may_be_faster(step: StepCost, limit_s: float) -> bool:
@@ -272,8 +277,7 @@ class _Divisions:
 
     def _quick_bound_s(self, step: StepCost, limit_s: float) -> float:
         """Lower bound of a step; 0 for one that is extrapolated: `evaluate` asks for that only where it comes to it."""
-        is_long = self._method == QUICK and short_count(step.problem) is not None
-        return 0.0 if is_long else _bound_s(step, limit_s)
+        return 0.0 if _is_extrapolated(step, self._method) else _bound_s(step, limit_s)
 
     def _others(self, targets: list[InFlight]) -> Iterator[Division]:
         """The other divisions of layers that fit; the first one did.

@@ -1,7 +1,6 @@
 """Lower bounds: no schedule of a Problem can be faster. Each with the sketch of its proof."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from operator import itemgetter
@@ -76,16 +75,23 @@ def _one_by_one(
 
 def link_work_s(problem: Problem) -> float:
     """A link carries one message at a time: all that occupy it, but for the last one, which has only to arrive."""
+    busy_s, after_s = problem.kept(_link_times_s)
+    return float(np.where(np.isfinite(after_s), busy_s + after_s, 0.0).max())
+
+
+def _link_times_s(problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Occupied seconds of every link, and the least seconds from when it is free again until something is there,
+    infinite where nothing takes it; with a last place for no link."""
     parts = (problem.traffic.messages, problem.traffic.collectives)
     link, occupies_s, arrives_after_s = (
         np.concatenate([getattr(part, name).ravel() for part in parts])
         for name in ("link", "occupies_s", "arrives_after_s")
     )
     used = link >= 0
-    busy, least = np.zeros(len(problem.links) + 1), np.full(len(problem.links) + 1, np.inf)  # no link: zero
-    np.add.at(busy, link[used], occupies_s[used])
-    np.minimum.at(least, link[used], (arrives_after_s - occupies_s)[used])
-    return float(np.where(np.isfinite(least), busy + least, 0.0).max())
+    busy_s, after_s = np.zeros(len(problem.links) + 1), np.full(len(problem.links) + 1, np.inf)
+    np.add.at(busy_s, link[used], occupies_s[used])
+    np.minimum.at(after_s, link[used], (arrives_after_s - occupies_s)[used])
+    return busy_s, after_s
 
 
 def relaxation_s(problem: Problem, enough_s: float = math.inf) -> float:
@@ -109,9 +115,10 @@ def relaxation_s(problem: Problem, enough_s: float = math.inf) -> float:
         for stages in problem.stages_of_rank
         if stages
     ]
+    busy_s, _ = problem.kept(_link_times_s)
     machines += [
-        (busy_s, partial(_link_queues, problem, head, tail, durations, uses))
-        for busy_s, uses in _uses_of_links(problem)
+        (float(busy_s[uses.link]), partial(_link_queues, problem, head, tail, durations, uses))
+        for uses in _uses_of_links(problem)
     ]
     found_s = 0.0
     for _, queues in sorted(machines, key=itemgetter(0), reverse=True):
@@ -160,18 +167,15 @@ class _Uses(NamedTuple):
     collectives: list[tuple[int, Collective]]
 
 
-def _uses_of_links(problem: Problem) -> list[tuple[float, _Uses]]:
-    """(occupied seconds, uses) of every link that is used."""
-    messages, collectives = problem.traffic.messages, problem.traffic.collectives
-    busy_s, uses = defaultdict[int, float](float), dict[int, _Uses]()
-    for kind, stage, link in _links_used(messages.link):
+def _uses_of_links(problem: Problem) -> Iterable[_Uses]:
+    """Uses of every link that is used."""
+    uses: dict[int, _Uses] = {}
+    for kind, stage, link in _links_used(problem.traffic.messages.link):
         uses.setdefault(link, _Uses(link, [], [])).hops.append((kind, stage))
-        taken_s = messages.occupies_s[kind, stage]
-        busy_s[link] += float(taken_s[messages.link[kind, stage] == link].sum())
-    for at, (one, link) in enumerate(zip(problem.collectives, collectives.link.tolist(), strict=True)):
+    links = problem.traffic.collectives.link.tolist()
+    for at, (one, link) in enumerate(zip(problem.collectives, links, strict=True)):
         uses.setdefault(link, _Uses(link, [], [])).collectives.append((at, one))
-        busy_s[link] += float(collectives.occupies_s[at])
-    return [(busy_s[link], of_link) for link, of_link in uses.items()]
+    return uses.values()
 
 
 def _rank_queues(
