@@ -62,7 +62,7 @@ def test_a_plan_of_chunks_is_no_settings_of_others(farpipe, job, form):
     assert farpipe("plan", job, "-o", "plan.json").returncode == 0
     refused = farpipe("export", "plan.json", "--format", form)
     assert refused.returncode == 3
-    assert "plan.json: chunks of documents (data.packing) have no settings there" in refused.stderr
+    assert "has no settings for chunks of documents (data.packing)" in " ".join(refused.stderr.split())
 
 
 def test_a_plan_of_chunks_has_a_page(farpipe, job, tmp_path):

@@ -23,7 +23,7 @@ from farpipe.transport.loop import Loop
 from farpipe.transport.stream import Stream
 from farpipe.transport.wire import EVERYBODY, FRAME, PREFIX, ControlFrame
 from proxies import RESET, Proxy
-from transports import connected, in_parallel, tls_files
+from transports import connect_all, connected, in_parallel, tls_files
 from wans import both_ways, free_name, needs_wan
 
 LONG = random.Random(1).randbytes(800_000)
@@ -154,6 +154,25 @@ def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, t
         with pytest.raises(RunError, match="did not come within"):
             ranks[0].receive(2, "forward", Tag(0, 2, 0), waiting_for="what never comes")
         assert time.monotonic() - start_s < 50, "outage_s is 60"
+
+
+@pytest.mark.parametrize("begins", ["before", "after"])
+def test_who_leaves_does_not_wait_for_acknowledgements_of_a_rank_that_has_left(proxy, tmp_path, begins):
+    ranks = connect_all(configs=configs(tmp_path, tls=False, timeout_s=15.0, streams=1))
+    control = set(proxy.open)
+    ranks[0].send(1, "forward", Tag(0, 0, 0), b"012")
+    ranks[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="the first message")
+    (data,) = proxy.open - control
+    proxy.blocked = True
+    proxy.cut(data)
+    ranks[0].send(1, "forward", Tag(1, 0, 0), b"345")
+    start_s = time.monotonic()
+    if begins == "before":
+        in_parallel(ranks[0].close, lambda: time.sleep(0.5), lambda: (time.sleep(0.3), ranks[1].close()))
+    else:
+        ranks[1].close()
+        ranks[0].close()
+    assert time.monotonic() - start_s < 10, "timeout_s is 15"
 
 
 def test_a_goodbye_ends_the_patience_that_an_outage_has_asked_for():

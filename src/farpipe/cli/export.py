@@ -73,11 +73,6 @@ def _exported(source: Path, form: str) -> str:
     if form == "torch-csv":
         return to_torch_csv(load_schedule(source))
     plan = Plan.load(source / PLAN_NAME if source.is_dir() else source)
-    if plan.job.data.packing is not None:
-        raise InputError(
-            f"{source}: chunks of documents (data.packing) have no settings there, and every step has a plan of its "
-            "own; train it with `farpipe train`, or plan without packing"
-        )
     return {
         "megatron": megatron_flags,
         "torchtitan": torchtitan_config,

@@ -34,7 +34,7 @@ def megatron_flags(plan: "Plan") -> str:
     InputError for what its pipelines can't be: stages in a V.
     """
     _expect_round_robin(plan)
-    expect_all_trained(plan, "Megatron-LM")
+    expect_plain(plan, "Megatron-LM")
     at, training = plan.layout, settle(plan.job.training, plan.layout)
     flags = _degrees_and_batch(plan, training)
     flags += _training(training)
@@ -218,8 +218,13 @@ def _spans(plan: "Plan", mode: str) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def expect_all_trained(plan: "Plan", framework: str) -> None:
-    """InputError where the plan has frozen weights."""
+def expect_plain(plan: "Plan", framework: str) -> None:
+    """InputError where the plan has frozen weights or trains on chunks of documents."""
+    if plan.job.data.packing is not None:
+        raise InputError(
+            f"{framework} has no settings for chunks of documents (data.packing): every step has its own plan; "
+            "train it with `farpipe train`, or plan without packing"
+        )
     if plan.job.training.lora is not None:
         raise InputError(f"{framework} itself has no LoRA; plan again without training.lora")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from farpipe.cost import settle
 from farpipe.errors import InputError
-from farpipe.interop.megatron_flags import expect_all_trained, is_round_robin, most_recomputed
+from farpipe.interop.megatron_flags import expect_plain, is_round_robin, most_recomputed
 from farpipe.interop.megatron_launch import rank_notes
 from farpipe.interop.shards import has_whole_optimizers, more_between_sites, more_bytes
 from farpipe.simulate import simulate
@@ -130,7 +130,7 @@ def _expect_runnable(plan: "Plan", training: "Training") -> None:
 def _expect_possible(plan: "Plan", training: "Training") -> None:
     """InputError for what torchtitan does not have."""
     at = plan.layout
-    expect_all_trained(plan, "torchtitan")
+    expect_plain(plan, "torchtitan")
     if at.context > 1 and at.context_exchange == "ulysses":
         raise InputError('torchtitan has no Ulysses; plan again with layout.context_exchange = "ring"')
     if training.precision == "fp16":

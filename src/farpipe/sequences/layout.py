@@ -14,6 +14,7 @@ from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.chunk import Floats, Ints
 from farpipe.spec import Job, Site
+from farpipe.units import counted
 
 
 class ChunkLayout(NamedTuple):
@@ -96,8 +97,8 @@ def _layout(job: Job, context: int, uneven: bool) -> tuple[Layout, list[Site]]:
     num_ranks = pins.pipeline or (len(pins.layers) // virtual if pins.layers else most)
     if num_ranks > sum(ranks) or num_ranks < 1:
         raise InfeasibleError(
-            f"{num_ranks or 1} ranks of {each} devices each need {(num_ranks or 1) * each}; the sites "
-            f"{', '.join(f'{site.name} ({site.num_devices})' for site in order)} have room for {sum(ranks)} ranks"
+            f"no place for {counted(num_ranks or 1, 'rank')} of {counted(each, 'device')} each: there is room for "
+            f"{sum(ranks)} at {', '.join(f'{site.name} ({site.num_devices})' for site in order)}"
         )
     if not (uneven and job.model.num_kv_heads >= tensor * context):
         _expect_shared(job, tensor, context, order)

@@ -182,12 +182,6 @@ class ControlInbox:
             self._pongs[peer].append(ping)
             self._changed.notify_all()
 
-    def depart(self, peer: int) -> None:
-        """`peer` has said goodbye; who waits for it may give up."""
-        self._health.depart(peer)
-        with self._changed:
-            self._changed.notify_all()
-
     def take_exchange(self, peer: int, name: str, deadline_s: float, context: str) -> bytes | None:
         """`peer`'s part of the exchange `name`; None when it is not there by `deadline_s` (monotonic)."""
 

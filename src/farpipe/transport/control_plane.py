@@ -271,7 +271,7 @@ class ControlPlane:
             case ControlFrame.GOODBYE:
                 self._health.resume(("outage", source), for_good=True)  # should it have been DOWN, no UP follows
                 self._on_goodbye(source, dict(zip(CHANNEL_KINDS, _GOODBYE.unpack(payload), strict=True)))
-                self._inbox.depart(source)
+                self._health.depart(source)
 
     # The end
 

@@ -60,7 +60,7 @@ class Health:
         return self._error
 
     def condition(self, lock: "threading.Lock | None" = None) -> threading.Condition:
-        """A new condition, on `lock` if given, whose waiters wake when the run breaks."""
+        """A new condition, on `lock` if given, whose waiters wake when the run breaks or a rank says goodbye."""
         condition = threading.Condition(lock)
         with self._lock:
             self._conditions.append(condition)
@@ -75,12 +75,16 @@ class Health:
             if self._error is not None:
                 return
             self._error = error
+        self._wake_all()
+        if announce is not None:
+            self._announce(announce)
+
+    def _wake_all(self) -> None:
+        with self._lock:
             conditions = list(self._conditions)
         for condition in conditions:
             with condition:
                 condition.notify_all()
-        if announce is not None:
-            self._announce(announce)
 
     def pause(self, who: tuple[object, int]) -> None:
         """`who` has lost a connection and tries to get it back: the limits of waits are extended until `resume`.
@@ -107,10 +111,12 @@ class Health:
             return self._paused_s + (0.0 if self._paused_since_s is None else time.monotonic() - self._paused_since_s)
 
     def depart(self, peer: int) -> None:
-        """`peer` has said goodbye: that its connections close is no loss."""
-        with self._explained:
-            self._departed.add(peer)
-            self._explained.notify_all()
+        """`peer` has said goodbye: that its connections close is no loss, and who waits for it may give up.
+
+        Not to be called under a condition.
+        """
+        self._departed.add(peer)
+        self._wake_all()
 
     def has_departed(self, peer: int) -> bool:
         """True if `peer` has said goodbye."""

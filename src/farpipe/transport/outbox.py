@@ -183,16 +183,19 @@ class Outbox:
         """Do nothing: nothing comes in this direction."""
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until all that was put has arrived; False if it has not by `deadline_s` (monotonic).
+        """Wait until all that was put has arrived, or the peer has left; False if not by `deadline_s` (monotonic).
 
-        Raises the error that breaks the run meanwhile.
+        Raises the error that breaks the run meanwhile. A peer that has left takes no more, and acknowledgements that
+        were on a broken connection don't come any more.
         """
-        context = f"sending the last {self.channel.kind} messages to rank {self.channel.peer}"
+        peer = self.channel.peer
+
+        def is_done() -> bool | None:
+            return not self._num_unacknowledged or self._health.has_departed(peer) or None
+
+        context = f"sending the last {self.channel.kind} messages to rank {peer}"
         with self._space:
-            return (
-                self._health.wait(self._space, lambda: not self._num_unacknowledged or None, deadline_s, context)
-                is not None
-            )
+            return self._health.wait(self._space, is_done, deadline_s, context) is not None
 
     def close(self, deadline_s: float) -> None:
         """Break off the streams and wait for their threads, not beyond `deadline_s` (monotonic)."""
