@@ -8,7 +8,8 @@ in bf16. Each setting is planned once with all free; a row has the best plan of 
 finds: `pipeline` sends chunks over the sites; `replicas` have whole pipelines, or none, in each site (Ulysses, tensor
 parallelism, ZeRO-1 or 3, groups of several context degrees), and gradients cross, beside the last backward as far as
 that lasts.
-Ratios above 1: chunks over the sites are faster. Simulated.
+Ratios above 1: chunks over the sites are faster. `whole`: the best pipeline over the sites of documents that stay whole
+(a second table has its step over that of chunks). Simulated.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_paper import models
 from benchmarks.sequences.sequences_rivals import interval
 from farpipe.errors import InfeasibleError
-from farpipe.sequences import BatchPlan, plan_batch, sample_lengths
+from farpipe.sequences import BatchOptions, BatchPlan, plan_batch, sample_lengths
 from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_model, preset_site
 
 CUTS = (49152, 131072, 262144)
@@ -49,12 +50,18 @@ def job(model: Model, gbit: float) -> Job:
 def row(model: Model, cut: int, gbit: float, draw: int) -> dict[str, Any]:
     """Step and layout of every kind's best plan; None where nothing fits."""
     lengths = np.minimum(sample_lengths(read_corpora()["code"], BATCH, draw), cut)
+    plans, whole = (planned(job(model, gbit), lengths, number) for number in (None, 1))
+    found = {name: described([plan for plan in plans if plan.kind.startswith(kind)]) for name, kind in KINDS.items()}
+    return found | {"whole": described([plan for plan in whole if plan.kind.startswith(KINDS["pipeline"])])}
+
+
+def planned(request: Job, lengths: Any, num_slices: int | None) -> Sequence[BatchPlan]:
+    """The best plan of every kind, the fastest first; none where nothing fits."""
     try:
-        best = plan_batch(job(model, gbit), lengths)
+        best = plan_batch(request, lengths, BatchOptions(num_slices=num_slices))
     except InfeasibleError:
-        return {}
-    plans = (best, *best.others)
-    return {name: described([plan for plan in plans if plan.kind.startswith(kind)]) for name, kind in KINDS.items()}
+        return ()
+    return (best, *best.others)
 
 
 def described(plans: Sequence[BatchPlan]) -> dict[str, Any] | None:
@@ -65,25 +72,25 @@ def described(plans: Sequence[BatchPlan]) -> dict[str, Any] | None:
     return {"step_s": round(one.step_s, 3), "degrees": one.degrees, "slices": one.num_slices}
 
 
-def ratio(found: dict[str, Any]) -> float:
-    """Step of replicas over that of chunks over the sites; infinite if replicas do not fit, NaN if neither does."""
-    steps = [(found.get(name) or {"step_s": np.inf})["step_s"] for name in ("replicas", "pipeline")]
+def ratio(found: dict[str, Any], rival: str) -> float:
+    """Step of the rival over that of chunks over the sites; infinite if the rival does not fit, NaN if neither does."""
+    steps = [(found.get(name) or {"step_s": np.inf})["step_s"] for name in (rival, "pipeline")]
     return float(np.nan if min(steps) == np.inf else steps[0] / steps[1])
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def table(rows: Sequence[dict[str, Any]], rival: str) -> Iterator[str]:
     """Ratios as Markdown, bandwidth to the right; the mean of the draws with its interval."""
     yield f"| model | cut at | draws | {' | '.join(f'{gbit} Gbit/s' for gbit in GBITS)} |"
     yield "|---" * (3 + len(GBITS)) + "|"
     for model, cut in dict.fromkeys((found["model"], found["cut"]) for found in rows):
-        found = ratios(rows, model, cut)
+        found = ratios(rows, model, cut, rival)
         yield f"| {model} | {cut} | {max(map(len, found.values()))} | {' | '.join(map(cell, found.values()))} |"
 
 
-def ratios(rows: Sequence[dict[str, Any]], model: str, cut: int) -> dict[int, list[float]]:
-    """`ratio` of every draw, by bandwidth."""
-    mine = [found for found in rows if (found["model"], found["cut"]) == (model, cut)]
-    return {gbit: [ratio(found) for found in mine if found["gbit"] == gbit] for gbit in GBITS}
+def ratios(rows: Sequence[dict[str, Any]], model: str, cut: int, rival: str) -> dict[int, list[float]]:
+    """`ratio` of every draw that has it, by bandwidth."""
+    mine = [found for found in rows if (found["model"], found["cut"]) == (model, cut) and rival in found]
+    return {gbit: [ratio(found, rival) for found in mine if found["gbit"] == gbit] for gbit in GBITS}
 
 
 def cell(values: Sequence[float]) -> str:
@@ -107,7 +114,7 @@ def draw_map(rows: Sequence[dict[str, Any]], path: Path) -> None:
     panels = grid[0]
     for panel, cut in zip(panels, cuts, strict=True):
         for model in dict.fromkeys(found["model"] for found in rows):
-            every = ratios(rows, model, cut)
+            every = ratios(rows, model, cut, "replicas")
             found = {gbit: values for gbit, values in every.items() if values and np.isfinite(values).all()}
             if found:
                 means = np.array([np.mean(values) for values in found.values()])
@@ -151,7 +158,8 @@ def main() -> None:
         map(json.loads, arguments.rows.read_text(encoding="utf-8").splitlines()),
         key=lambda found: (list(known).index(found["model"]), found["cut"], found["gbit"]),
     )
-    print(*table(rows), sep="\n")
+    for rival in ("replicas", "whole"):
+        print(*table(rows, rival), sep="\n")
     if arguments.plot is not None:
         draw_map(rows, arguments.plot)
 

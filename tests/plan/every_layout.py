@@ -13,7 +13,8 @@ from farpipe.plan.candidates import (
     shapes,
     tensor_degrees,
 )
-from farpipe.plan.placement import MAX_SITES, differing_keys, missing_link, place_ranks, slowest_rate
+from farpipe.plan.placement import MAX_SITES, missing_link, place_ranks, slowest_rate
+from farpipe.spec import differing_keys
 
 
 def candidates(job):

@@ -173,7 +173,10 @@ def test_groups_of_several_degrees_run_at_one_site_for_models_whose_chunks_proce
     found = plan_batch(request, sizes)
     assert len(found.contexts) > 1
     assert batch_obstacle(request, found) == ("", "")
-    assert batch_obstacle(request, replace(found, zero=3)) == ("training.zero = 3", "training.zero = 1")
+    assert batch_obstacle(request, replace(found, zero=3)) == (
+        "training.zero = 3",
+        "training.zero = 1, layout.tensor = 1",
+    )
     plan, _ = plan_on_chunks(request, np.array(sizes), max(sizes))
     assert "each document over a group of the 8 devices (ulysses)" in plan.degrees
     assert plan.degrees in repr(plan)

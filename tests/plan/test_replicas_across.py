@@ -8,9 +8,8 @@ import pytest
 from attempts import assert_most_of_five_steps
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import Plan, make_plan
-from farpipe.plan.placement import differing_keys
 from farpipe.run.spec_of_plan import run_spec_of
-from farpipe.spec import LocalLink, load_job
+from farpipe.spec import LocalLink, differing_keys, load_job
 from farpipe.step import is_inter_site
 from job_files import cluster_text
 from plan.every_layout import candidates

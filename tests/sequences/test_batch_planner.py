@@ -1,9 +1,11 @@
 """One planner decides the layout of a batch: never slower than pinned layouts, and it says why."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
-from farpipe.errors import FarpipeError
+from farpipe.errors import FarpipeError, InputError
 from farpipe.sequences import BatchOptions, plan_batch
 from farpipe.sequences.chunk import Chunk
 from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
@@ -89,6 +91,69 @@ def test_replicas_share_the_sequences_and_pins_hold():
     assert sorted(i for one in data["replicas"] for i in one) == list(range(len(data["pipelines"])))
     assert sorted(i for one in data["pipelines"] for i in one) == list(range(len(data["chunks"])))
     assert data["step_s"] == max(replica.step_s for replica in plan.replicas)
+
+
+def unlike_sites(**pins):
+    """A small device, four of these and a fast one, all linked; the links differ."""
+    sites = [preset_site(*each) for each in (("a", "a100-40gb", 1), ("b", "a100-40gb", 4), ("c", "h100", 1))]
+    rates = {("a", "b"): 10, ("a", "c"): 400, ("b", "c"): 1}
+    links = [
+        SiteLink(source=source, target=target, latency_s=0.02, bandwidth_bytes_per_s=gbit * 1.25e8)
+        for ends, gbit in rates.items()
+        for source, target in (ends, ends[::-1])
+    ]
+    return Job(
+        model=MODEL.model_copy(update={"hidden": 4096, "num_heads": 32, "ffn_hidden": 16384}),
+        training=Training(sequence_length=32768, global_batch=8),
+        cluster=Cluster(sites=tuple(sites), links=tuple(links)),
+        layout=Pins(**pins),
+    )
+
+
+@pytest.mark.slow
+def test_no_pinned_order_of_sites_is_faster():
+    lengths = [32768, 32768, 9_000, 4_000, 700]
+    free, told = plan_batch(unlike_sites(), lengths), set()
+    for count in (1, 2, 3):
+        for sites in permutations("abc", count):
+            try:
+                pinned = plan_batch(unlike_sites(sites=sites), lengths)
+            except FarpipeError:
+                continue
+            told.add(round(pinned.step_s, 3))
+            assert free.step_s <= 1.01 * pinned.step_s, sites
+    assert len(told) > 8, "orders differ"
+
+
+def test_one_site_does_not_stand_for_another_kind_of_devices():
+    with pytest.raises(InputError, match=r"identical sites: c and a differ in device \(h100-sxm, a100-40gb\)"):
+        plan_batch(unlike_sites(sites=("c", "a"), replicas="across"), LENGTHS)
+
+
+@pytest.mark.slow
+def test_plans_of_all_kinds_have_all_documents():
+    """A replica that is not the hardest by its documents may take longest."""
+    plan = plan_batch(job(20.0, devices=2), LENGTHS)
+    assert {one.num_tokens for one in (plan, *plan.others)} == {sum(LENGTHS)}
+    assert len(plan.others) > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"training": {"recompute": "full"}}, r"training.recompute: .* recomputes the layers that it has to"),
+        ({"training": {"microbatch_size": 1}}, "training.microbatch_size: .* have no such"),
+        ({"context": 2, "context_exchange": "ring"}, "layout.context_exchange: .* as Ulysses does"),
+    ],
+)
+def test_pins_that_chunks_can_not_keep_are_refused(changes, reason):
+    with pytest.raises(InputError, match=reason):
+        plan_batch(job(**changes), LENGTHS)
+
+
+def test_several_stages_on_each_rank_may_be_pinned_alone():
+    plan = plan_batch(job(devices=2, virtual=2), LENGTHS)
+    assert plan.layout.layout.virtual == 2
 
 
 @pytest.mark.slow

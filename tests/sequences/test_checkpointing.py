@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from farpipe.cost.chunk_laws import Load
 from farpipe.errors import InfeasibleError
 from farpipe.schedule import check, memory_curve
+from farpipe.sequences.candidate_cuts import total_law
 from farpipe.sequences.checkpointing import (
     MemoryModel,
     choose_layers,
@@ -24,7 +25,6 @@ from farpipe.sequences.checkpointing import (
 from farpipe.sequences.chunk import followed, load_of
 from farpipe.sequences.cut import Cut, cut_batch
 from farpipe.sequences.order import chunk_order
-from farpipe.sequences.planner import total_law
 from sequences.batches import costs
 from sequences.test_order import CHAINS, follows_of
 

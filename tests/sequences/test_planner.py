@@ -18,7 +18,17 @@ from numba.core import event
 from farpipe.cost.chunk_laws import Law, Laws
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.schedule import check, peak_memory_bytes
-from farpipe.sequences import BatchOptions, Chunk, chunk_costs, followed, plan_sequences, planner, step_plan
+from farpipe.sequences import (
+    BatchOptions,
+    Chunk,
+    candidate_cuts,
+    chunk_costs,
+    followed,
+    plan_sequences,
+    plan_with_cut,
+    planner,
+    step_plan,
+)
 from farpipe.sequences.checkpointing import token_limit
 from farpipe.simulate import simulate
 from farpipe.spec import Cluster, Job, Model, Pins, Training, preset_model, preset_site
@@ -51,8 +61,8 @@ def tight():
 
 
 def test_no_batch_is_cut_twice_alike(roomy, monkeypatch):
-    cuts, cut_batch = [], planner.cut_batch
-    monkeypatch.setattr(planner, "cut_batch", lambda sizes, cut, law: cuts.append(cut) or cut_batch(sizes, cut, law))
+    cuts, cut_batch = [], candidate_cuts.cut_batch
+    monkeypatch.setattr(candidate_cuts, "cut_batch", lambda *asked: cuts.append(asked[1]) or cut_batch(*asked))
     plan_sequences(roomy, [8192, *mixed(20, 4096)], BatchOptions(num_slices=1))
     assert len(cuts) == len(set(cuts)) > 1
 
@@ -250,6 +260,20 @@ def short_of_memory():
         layout=Pins(pipeline=8),
     )
     return chunk_costs(job, 98304, 4)
+
+
+def test_where_slices_are_recomputed_equal_tokens_are_tried_too():
+    """The first slices of equal time are the longest, and one device has no room for all that they hold."""
+    job = Job(
+        model=preset_model("llama-3.2-3b"),
+        training=Training(sequence_length=32768, global_batch=8, zero=1),
+        cluster=Cluster(sites=(preset_site("a", "a100-80gb", 1),)),
+    )
+    of_one, lengths = chunk_costs(job, 32768), [32768, 915, 32768, 30380]
+    free, by_tokens = (plan_sequences(of_one, lengths, options) for options in (None, BatchOptions(equal="tokens")))
+    assert free.step_s == by_tokens.step_s < 0.97 * planner._best_cut(of_one, np.array(lengths), BatchOptions()).step_s
+    assert free.cut.equal == "tokens"
+    assert plan_with_cut(of_one, lengths, free.cut).chunks == free.chunks
 
 
 def test_a_sequence_that_fits_whole_but_in_no_slices_stays_whole():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import AsJson, Plot, Processes, refuse, with_groups
+from farpipe.cli.options import AsJson, Plot, Processes, Seed, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 from farpipe.report.tables import to_rich
 
@@ -38,13 +38,14 @@ class SweepOptions:
     sample: Annotated[
         int | None, typer.Option(min=1, help="With --lengths: documents that are drawn from the file; else all.")
     ] = None
+    seed: Seed = 0
     processes: Processes = None
     plot: Plot = None
     as_json: AsJson = False
 
 
 @with_groups
-def sweep(options: SweepOptions) -> None:
+def sweep(context: typer.Context, options: SweepOptions) -> None:
     """Compare strategies at every point of a grid of the job's inputs, and show which wins where."""
     from farpipe.plan.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of
     from farpipe.report.sweeps import draw_map
@@ -53,6 +54,8 @@ def sweep(options: SweepOptions) -> None:
 
     if options.lengths is None and options.sample is not None:
         refuse(["--sample"], "is of the documents of --lengths: give that too")
+    if options.sample is None:
+        refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
     check_folder(options.output, options.plot, keeping=(options.job, options.lengths))
     check_picture(options.plot)
     axes = [parse_axis(text) for text in options.over]
@@ -88,5 +91,7 @@ def _documents(options: SweepOptions) -> "Sequence[int]":
     if options.lengths is None:
         return ()
     found = read_corpus(options.lengths, None, load_job(options.job).data).lengths
-    documents: list[int] = (found if options.sample is None else sample_lengths(found, options.sample, 0)).tolist()
+    documents: list[int] = (
+        found if options.sample is None else sample_lengths(found, options.sample, options.seed)
+    ).tolist()
     return documents

@@ -159,7 +159,7 @@ def plan_step(costs: ChunkCosts, packing: Packing, lengths: Ints, num_replicas: 
         "planning_s": time.perf_counter() - began_s,
         "origin": "searched",
     }
-    cuts = [[plan.cut.target_s, plan.cut.token_limit] for plan, _ in found]
+    cuts = [[plan.cut.target_s, plan.cut.token_limit, plan.cut.equal] for plan, _ in found]
     return {"plans": [plan.to_data() for plan in plans], "cuts": cuts, "facts": facts}
 
 

@@ -111,8 +111,8 @@ class ChunkPlanning:
         try:
             body: dict[str, Any] = parse_json(line, "answer of the planner")
             cuts = [
-                Cut(float(target_s), int(limit), options_of(self._packing).rule)
-                for target_s, limit in body.get("cuts", ())
+                Cut(float(target_s), int(limit), options_of(self._packing).rule, equal=equal)
+                for target_s, limit, equal in body.get("cuts", ())
             ]
         except (FarpipeError, KeyError, TypeError, ValueError):
             self.beside.kill()

@@ -82,17 +82,27 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
 
 
 def batch_obstacle(job: Job, plan: "BatchPlan") -> tuple[str, str]:
-    """The part of a plan of one batch that the engine can't run, and what to pin instead; both empty where it can."""
-    tensor, context, found = plan.layout.layout.tensor, plan.layout.costs.context, {}
-    if plan.places and (plan.use != "one site" or "context" not in divided(job)):
+    """The part of a plan of one batch that the engine can't run, and what to pin for the best that it can; both empty
+    where it can."""
+    tensor, context, is_shared = plan.layout.layout.tensor, plan.layout.costs.context, "context" in divided(job)
+    found = {}
+    if plan.places and (plan.use != "one site" or not is_shared):
         found["groups of devices of several context degrees"] = "layout.context = 1"
-    elif not plan.places and context > 1 and ("context" not in divided(job) or job.model.num_kv_heads % context):
+    elif not plan.places and context > 1 and (not is_shared or job.model.num_kv_heads % context):
         found[f"context = {context}"] = "layout.context = 1"
     if tensor > 1:
         found[f"tensor = {tensor}"] = "layout.tensor = 1"
     if plan.zero > 1:
         found[f"training.zero = {plan.zero}"] = "training.zero = 1"
-    return ", ".join(found), ", ".join(found.values())
+    if not found:
+        return "", ""
+    open_ones = {  # the next best plan may have what this one has not
+        "layout.context = 1": job.layout.context is None and not is_shared,
+        "layout.tensor = 1": job.layout.tensor is None,
+        "training.zero = 1": job.training.zero == "auto",
+    }
+    pins = dict.fromkeys([*found.values(), *(pin for pin, is_open in open_ones.items() if is_open)])
+    return ", ".join(found), ", ".join(pins)
 
 
 def groups_documents(job: Job) -> bool:

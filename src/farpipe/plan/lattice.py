@@ -34,7 +34,7 @@ from farpipe.plan.lattice_tables import (
 from farpipe.plan.partition import coarse_modes
 from farpipe.plan.placement import MAX_SITES
 from farpipe.plan.site_paths import best_paths
-from farpipe.spec import Cluster, ContextExchange, Job, Site
+from farpipe.spec import Cluster, ContextExchange, Job, Site, differing_keys
 
 MAX_ORDERED: Final = 3
 """Sites of which every order is estimated."""
@@ -237,7 +237,6 @@ class Lattice:
 
     def _are_identical(self, one: int, other: int) -> bool:
         """True if a whole pipeline at one of two sites stands for one at the other."""
-        from farpipe.plan.placement import differing_keys
 
         if (one, other) not in self._identical:
             self._identical[one, other] = not differing_keys(self.sites[one], self.sites[other])

@@ -5,8 +5,8 @@ from itertools import combinations
 from typing import Final
 
 from farpipe.plan.candidates import context_degrees, data_degrees, shapes, tensor_degrees
-from farpipe.plan.placement import differing_keys, missing_link
-from farpipe.spec import Job
+from farpipe.plan.placement import missing_link
+from farpipe.spec import Job, differing_keys
 from farpipe.units import counted
 
 MAX_PAIRS_LISTED: Final = 3

@@ -1,36 +1,14 @@
-"""Placement of pipeline ranks on sites, each site one unbroken run of ranks; sites that one pipeline stands for."""
+"""Placement of pipeline ranks on sites, each site one unbroken run of ranks."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from farpipe.spec import Cluster, LocalLink, Site
-from farpipe.units import format_bytes, format_rate, format_seconds
+from farpipe.spec import Cluster, Site
 
 MAX_SITES: Final = 6
 """Largest number of sites in one pipeline."""
-
-
-def differing_keys(one: Site, other: Site) -> list[str]:
-    """The keys in which two sites differ, each with both values, as far as one pipeline can't stand for both.
-
-    Name and number of devices do not count, nor machines larger than all that the smaller site has.
-    """
-    smaller = min(one.num_devices, other.num_devices)
-    pairs = {
-        "device": (one.device.name, other.device.name),
-        "devices_per_machine": tuple(min(site.devices_per_machine, smaller) for site in (one, other)),
-        "machine_link": (_speed(one.machine_link), _speed(other.machine_link)),
-        "site_link": (_speed(one.site_link), _speed(other.site_link)),
-        "memory_reserve": tuple(format_bytes(site.memory_reserve_bytes) for site in (one, other)),
-    }
-    found = [f"{key} ({a}, {b})" for key, (a, b) in pairs.items() if a != b]
-    return found or ([] if one.device == other.device else [f"the figures of device {one.device.name}"])
-
-
-def _speed(link: LocalLink) -> str:
-    return f"{format_rate(link.bandwidth_bytes_per_s)} after {format_seconds(link.latency_s)}"
 
 
 def slowest_rate(cluster: Cluster, ring: Sequence[Site]) -> float:

@@ -19,9 +19,9 @@ from farpipe.cost.links import ring_links
 from farpipe.cost.transfer import ring_bytes
 from farpipe.errors import FarpipeError
 from farpipe.plan.evaluate import Evaluated
-from farpipe.plan.placement import differing_keys, slowest_rate
+from farpipe.plan.placement import slowest_rate
 from farpipe.plan.search import quick_best, search
-from farpipe.spec import Cluster, Job, Site, SiteLink
+from farpipe.spec import Cluster, Job, Site, SiteLink, differing_keys
 from farpipe.step import occupied_s
 
 MAX_SITES: Final = 4

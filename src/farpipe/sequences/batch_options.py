@@ -2,10 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from farpipe.sequences.checkpointing import CheckpointRule
-from farpipe.sequences.cut import PackRule
+from farpipe.sequences.cut import Measure, PackRule
 
 
 @dataclass(frozen=True)
@@ -15,8 +14,9 @@ class BatchOptions:
     num_slices: int | None = None
     """Slices of the longest sequence."""
     rule: PackRule = "best-fit"
-    equal: Literal["time", "tokens"] = "time"
-    """Measure that the slices of a sequence have in common and that chunks are filled up to; tokens is Seq1F1B's."""
+    equal: Measure = "time"
+    """What the slices of a sequence have in common and chunks are filled up to. ``tokens``, Seq1F1B's, is tried beside
+    ``time`` where slices are recomputed."""
     checkpointing: CheckpointRule = "chunk"
     may_keep_attention: bool = True
     """Recomputed layers may keep their attention's output and sums, by the rules that choose layers."""

@@ -177,5 +177,7 @@ def why_cut(plan: SequencePlan, whole_step_s: float | None) -> str:
     if whole_step_s is None:
         return f"Chunks: the longest sequence in {number} slices"
     reason = f"Chunks, the longest sequence in {number} slices: with every sequence whole "
-    fits = math.isfinite(whole_step_s)
-    return reason + (f"this layout takes {whole_step_s / plan.step_s:.2f} times as long" if fits else "it does not fit")
+    if not math.isfinite(whole_step_s):
+        return reason + "it does not fit"
+    ratio = f"{whole_step_s / plan.step_s:.2f}"
+    return reason + ("this layout is as fast" if ratio == "1.00" else f"this layout takes {ratio} times as long")

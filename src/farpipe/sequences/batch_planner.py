@@ -19,12 +19,14 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.sequences.batch_options import BatchOptions
 from farpipe.sequences.batch_plan import BatchPlan, exchange_s, plan_whole
+from farpipe.sequences.candidate_cuts import estimated_cuts
 from farpipe.sequences.checkpointing import token_limit
 from farpipe.sequences.chunk import Ints, SliceTable
 from farpipe.sequences.device_groups import plan_groups
 from farpipe.sequences.layout import ChunkLayout, chunk_layout, sequence_seconds, shares
 from farpipe.sequences.pipelines import planning_time
-from farpipe.sequences.planner import estimated_cuts, plan_sequences
+from farpipe.sequences.planner import SequencePlan, plan_sequences
+from farpipe.sequences.site_sets import site_sets
 from farpipe.spec import Job, Site
 
 MAX_PLANNED: Final = 5
@@ -63,6 +65,8 @@ def plan_batch(
     sizes, options = np.asarray(lengths, np.int64), options or BatchOptions()
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
+    for place, why in job.not_of_chunks().items():
+        raise InputError(f"{'.'.join(place)}: not for chunks of documents: {why}")
     with planning_time() as gone_s:
         candidates, errors = _candidates(job, sizes, devices_per_stage)
         part = replace(options, budget=options.budget // min(MAX_PLANNED, len(candidates)))
@@ -71,9 +75,8 @@ def plan_batch(
             raise errors[-1]
         near_s = _NEAR * min(plan.step_s for plan in best.values())
         plans = [_finished(plan, sizes, options) if plan.step_s <= near_s else plan for plan in best.values()]
-        plans = _of_all_replicas(plans, candidates, sizes, options)
         if devices_per_stage is None and options.packs_to_memory:
-            plans += _in_groups(job, sizes, options, _TOLD * plans[0].step_s)
+            plans += _in_groups(job, sizes, options, _TOLD * min(plan.step_s for plan in plans))
         fastest, *others = sorted(plans, key=lambda plan: plan.step_s)
         asks_whole = not fastest.places and options.num_slices is None
         whole_s = plan_whole(fastest.layout.costs, fastest.replicas[0], options) if asks_whole else None
@@ -83,7 +86,7 @@ def plan_batch(
 def _searched(
     candidates: Sequence[_Candidate], sizes: Ints, options: BatchOptions, errors: list[FarpipeError]
 ) -> dict[str, BatchPlan]:
-    """The best plan of the hardest replica of every kind; `errors` gets why layouts do not fit."""
+    """The best plan of every kind; `errors` gets why layouts do not fit."""
     best: dict[str, BatchPlan] = {}
     num_planned: Counter[str] = Counter()
     num_tried: Counter[str] = Counter()
@@ -101,7 +104,7 @@ def _searched(
         try:
             if is_estimated:
                 num_tried[one.kind] += 1
-                found = _planned(one, one.parts[:1], sizes, options)
+                found = _planned(one, sizes, options, best[one.kind].step_s if one.kind in best else math.inf)
                 num_planned[one.kind] += found.step_s <= _FAR * least_s
                 best[one.kind] = min(best.get(one.kind, found), found, key=lambda plan: plan.step_s)
             else:
@@ -131,7 +134,7 @@ def _candidates(job: Job, sizes: Ints, devices_per_stage: int | None) -> tuple[l
 
 def _choices(job: Job) -> Iterator[tuple[Job, int]]:
     """Jobs with all degrees pinned, and devices that share chunks."""
-    for names, replicas in _site_sets(job):
+    for names, replicas in site_sets(job):
         sites = [job.cluster.site(name) for name in names]
         homes = len(sites) if replicas == "across" else 1
         for tensor, context, data in _degrees(job, sites):
@@ -155,36 +158,19 @@ def _in_groups(job: Job, sizes: Ints, options: BatchOptions, below_s: float) -> 
 
 
 def _jobs_of_groups(job: Job) -> list[Job]:
-    """Jobs with one stage and a replica on every device, for ZeRO-1 and 3 where that is open; none for pinned degrees.
+    """Jobs with one stage and a replica on every device, for ZeRO-1 and 3 where that is open; none for pinned degrees
+    or several stages on a rank.
 
     Tensors are divided only where that is pinned.
     """
     pins = job.layout
-    if {pins.context, pins.data} != {None}:
+    if {pins.context, pins.data} != {None} or (pins.virtual or 1) > 1:
         return []
     plain = job.model_copy(update={"layout": pins.model_copy(update={"tensor": pins.tensor or 1})})
     settled = [one for one, context in _choices(plain) if context == 1 and one.layout.pipeline == 1]
     widest = {(one.layout.sites, one.layout.replicas): one for one in settled}
     trainings = dict.fromkeys((job.training.decided(), job.training.decided(3)))
     return [one.model_copy(update={"training": each}) for one in widest.values() for each in trainings]
-
-
-def _site_sets(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Names in pipeline order, and ``inside`` or ``across``: all sites, and each alone unless sites are pinned."""
-    every = job.layout.sites or tuple(site.name for site in job.cluster.sites)
-    if len(every) == 1 or job.layout.replicas != "across":
-        yield every, "inside"
-    if len(every) == 1:
-        return
-    if job.layout.replicas != "inside":
-        yield every, "across"
-    if job.layout.sites is None and job.layout.replicas is None:
-        identical: list[Site] = []
-        for site in job.cluster.sites:
-            bare = site.model_copy(update={"name": "", "prices": None})
-            if bare not in identical:
-                yield (site.name,), "inside"
-            identical.append(bare)
 
 
 def _degrees(job: Job, sites: Sequence[Site]) -> Iterator[tuple[int, int, int]]:
@@ -263,27 +249,20 @@ def _kind(found: ChunkLayout) -> str:
     return kind + ", no pipeline" * (found.costs.num_stages == 1)
 
 
-def _planned(one: _Candidate, parts: Sequence[Ints], sizes: Ints, options: BatchOptions) -> BatchPlan:
-    plans = [plan_sequences(one.layout.costs, sizes[mine], options).numbered(mine) for mine in parts]
+def _planned(one: _Candidate, sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan:
+    """Plans of all replicas, the hardest first; of the first ones up to one that is not below `below_s`."""
+    plans = list[SequencePlan]()
+    for mine in one.parts:
+        plans.append(plan_sequences(one.layout.costs, sizes[mine], options).numbered(mine))
+        if plans[-1].step_s >= below_s:
+            break
     return BatchPlan(one.kind, one.zero, one.layout, tuple(plans))
 
 
 def _finished(plan: BatchPlan, sizes: Ints, options: BatchOptions) -> BatchPlan:
-    """The same layout with all of the budget for its hardest replica."""
-    first, *rest = plan.replicas
-    mine = np.unique(first.batch.sequence)
+    """The same layout with all of the budget for the replica that ends last."""
+    slowest = max(plan.replicas, key=lambda one: one.step_s)
+    mine = np.unique(slowest.batch.sequence)
     again = plan_sequences(plan.layout.costs, sizes[mine], options).numbered(mine)
-    return replace(plan, replicas=(min(first, again, key=lambda one: one.step_s), *rest))
-
-
-def _of_all_replicas(
-    plans: list[BatchPlan], candidates: Sequence[_Candidate], sizes: Ints, options: BatchOptions
-) -> list[BatchPlan]:
-    """The same, the fastest first, with the plans of its other replicas: now and then one of these takes longest."""
-    while True:
-        plans = sorted(plans, key=lambda plan: plan.step_s)
-        one = next(one for one in candidates if one.layout is plans[0].layout)
-        if len(plans[0].replicas) == len(one.parts):
-            return plans
-        more = _planned(one, one.parts[1:], sizes, options).replicas
-        plans[0] = replace(plans[0], replicas=(*plans[0].replicas, *more))
+    better = min(slowest, again, key=lambda one: one.step_s)
+    return replace(plan, replicas=tuple(better if one is slowest else one for one in plan.replicas))

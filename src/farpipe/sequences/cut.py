@@ -19,6 +19,7 @@ from farpipe.errors import InputError
 from farpipe.sequences.chunk import Floats, Ints, SliceTable
 
 PackRule = Literal["best-fit", "literal", "alone"]
+Measure = Literal["time", "tokens"]
 _ROUNDING: Final = 1e-9
 _GAPS: Final = 1.02
 """Tokens of an evened chunk over those of the mean one, so that what is left fits whole sequences."""
@@ -33,6 +34,8 @@ class Cut:
     rule: PackRule = "best-fit"
     fill_limit: int | None = None
     """Tokens up to which short sequences are packed, where that is less than what a sequence alone may have."""
+    equal: Measure = "time"
+    """What slices have in common; `target_s` is then the time of so many mean tokens."""
 
 
 def fill_limits(lengths: Ints, most: int) -> list[int]:

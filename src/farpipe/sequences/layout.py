@@ -13,7 +13,7 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.chunk import Floats, Ints
-from farpipe.spec import Job, Site
+from farpipe.spec import Job, Site, differing_keys
 from farpipe.units import counted
 
 
@@ -87,6 +87,8 @@ def _layout(job: Job, context: int, uneven: bool) -> tuple[Layout, list[Site]]:
     tensor, data, virtual = pins.tensor or 1, pins.data or 1, pins.virtual or 1
     order = [job.cluster.site(name) for name in pins.sites or [site.name for site in job.cluster.sites]]
     homes = tuple(site.name for site in order) if pins.replicas == "across" and len(order) > 1 else ()
+    if homes:
+        _expect_identical(order)
     if data % max(1, len(homes)):
         raise InputError(f"layout.data: {data} replicas can't be shared out evenly over {len(homes)} sites")
     each = tensor * context * (data // max(1, len(homes)))
@@ -104,6 +106,16 @@ def _layout(job: Job, context: int, uneven: bool) -> tuple[Layout, list[Site]]:
         _expect_shared(job, tensor, context, order)
     sites = [site for site, count in zip(order, _shared_out(num_ranks, ranks), strict=True) for _ in range(count)]
     return Layout(num_ranks, data, tensor, virtual, 1, 1, homes), sites
+
+
+def _expect_identical(sites: Sequence[Site]) -> None:
+    """InputError where one site's pipelines can't stand for those of all."""
+    for site in sites[1:]:
+        if keys := differing_keys(sites[0], site):
+            raise InputError(
+                f"layout.replicas: whole pipelines at each of several sites need identical sites: {sites[0].name} and "
+                f'{site.name} differ in {", ".join(keys)}; pin layout.sites, or replicas = "inside"'
+            )
 
 
 def _expect_shared(job: Job, tensor: int, context: int, sites: Sequence[Site]) -> None:

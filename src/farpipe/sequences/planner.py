@@ -10,14 +10,21 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from farpipe.cost.chunk_laws import Law, Load
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.sequences.batch_options import BatchOptions
-from farpipe.sequences.checkpointing import token_limit, unrecomputed_tokens
-from farpipe.sequences.chunk import Chunk, Floats, Ints, SliceTable, as_load
-from farpipe.sequences.cut import Cut, cut_batch, fill_limits, num_slices_within, slice_offsets
-from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
+from farpipe.sequences.candidate_cuts import (
+    EstimatedCut,
+    cut_law,
+    estimate_s,
+    estimated_cuts,
+    hiding_warm_ups,
+    mean_trips,
+    total_law,
+)
+from farpipe.sequences.checkpointing import token_limit
+from farpipe.sequences.chunk import Chunk, Ints, SliceTable, as_load
+from farpipe.sequences.cut import Cut, cut_batch, num_slices_within
 from farpipe.sequences.pipelines import (
     CandidateBudget,
     ChunkPipeline,
@@ -29,21 +36,16 @@ from farpipe.sequences.pipelines import (
 )
 from farpipe.sequences.virtual_stages import interleaved
 
-MAX_CHUNKS_PER_STAGE: Final = 40
-"""Most chunks per stage that are tried; more only added fixed times in all batches tried."""
 MAX_SLICES: Final = 2048
 """Most slices of the longest sequence, where nothing coarser fits memory."""
 MAX_CHUNKS: Final = 1 << 17
 """Most chunks of a batch, where nothing coarser fits memory."""
-_TARGETS_PER_DOUBLING: Final = 3
 _MAX_PLANNED: Final = 3
 """Number of cuts that are planned to the end, the best by the estimate."""
 _ORDER_S: Final = 0.1
 """Seconds for the search of orders of ranks with several stages, at least."""
 _MAX_ORDER_S: Final = 60.0
 """Seconds for that search without a limit: all orders that are tried take less."""
-_FEW_SLICES: Final = 4
-"""Most slices for which targets between those of equal slices are tried, too: a slice more is much there."""
 _NOT_WORTH: Final = 1.02
 """Ratio to the best plan above which a cut's estimate is dropped: estimates are about so exact."""
 
@@ -111,21 +113,11 @@ class SequencePlan:
         }
 
 
-class _Estimated(NamedTuple):
-    """A cut of the batch, and about how long its step takes if memory does not matter."""
-
-    seconds: float
-    cut: Cut
-    batch: SliceTable
-    trips: tuple[Floats, Floats]
-    """Seconds of a mean chunk over every hop, there and back."""
-
-
 class _Grouped(NamedTuple):
     """The same with what memory makes of it: recomputation and several pipelines."""
 
     seconds: float
-    one: _Estimated
+    one: EstimatedCut
     grouping: Grouping
     ends: list[int]
 
@@ -168,6 +160,22 @@ def _with_better_recomputation(
 
 
 def _searched(costs: ChunkCosts, sizes: Ints, options: BatchOptions) -> SequencePlan:
+    """The best cut into slices of equal time; where these are recomputed, into equal tokens if that is faster.
+
+    The first slices of equal time are the longest, and it is these that memory has no room for.
+    """
+    began_s = time.perf_counter()
+    found = _best_cut(costs, sizes, options)
+    left_s = options.limit_s - (time.perf_counter() - began_s)
+    is_short = found.num_slices > 1 and any(pipeline.recomputed.any() for pipeline in found.pipelines)
+    if is_short and options.equal == "time" and options.rule == "best-fit" and left_s > 0:
+        with suppress(InfeasibleError):
+            by_tokens = _best_cut(costs, sizes, replace(options, equal="tokens", limit_s=left_s))
+            found = min(found, by_tokens, key=lambda plan: plan.step_s)
+    return found
+
+
+def _best_cut(costs: ChunkCosts, sizes: Ints, options: BatchOptions) -> SequencePlan:
     began_s = time.perf_counter()
     limit = token_limit(costs, int(sizes.max()))
     ranked = sorted(estimated_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
@@ -199,7 +207,7 @@ def plan_with_cut(
 
 def _with_cut(costs: ChunkCosts, sizes: Ints, cut: Cut, options: BatchOptions) -> SequencePlan:
     limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
-    law = _cut_law(total_law(costs, as_load(sizes)), sizes, options)
+    law = cut_law(total_law(costs, as_load(sizes)), sizes, cut.equal)
     batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
     ranked = [_fallback(costs, cut, batch)]
     grouped = _grouped(costs, ranked, replace(options, several_pipelines=False), CandidateBudget(0))
@@ -216,7 +224,7 @@ def _over_stages(costs: ChunkCosts, plan: SequencePlan, limit_s: float) -> Seque
 
 
 def _grouped(
-    costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions, budget: CandidateBudget
+    costs: ChunkCosts, ranked: Sequence[EstimatedCut], options: BatchOptions, budget: CandidateBudget
 ) -> list[_Grouped]:
     """Groups that memory makes of the cuts, the best first; none of those that can't win or are beyond the budget.
 
@@ -235,10 +243,16 @@ def _grouped(
 
 
 def _groups(
-    costs: ChunkCosts, one: _Estimated, options: BatchOptions, *, several: bool, limit_s: float, budget: CandidateBudget
+    costs: ChunkCosts,
+    one: EstimatedCut,
+    options: BatchOptions,
+    *,
+    several: bool,
+    limit_s: float,
+    budget: CandidateBudget,
 ) -> Iterator[_Grouped]:
     """Groups of one cut, one for every extra warm-up; of several pipelines only if they may be below `limit_s`."""
-    for extra in dict.fromkeys(_hiding_warm_ups(costs, one.batch.load, one.trips, options)):
+    for extra in dict.fromkeys(hiding_warm_ups(costs, one.batch.load, one.trips, options)):
         grouping = Grouping(extra, options.checkpointing, several, options.shrinks)
         if several and one.seconds + refill_s(costs, one.batch.load, grouping) >= limit_s:
             continue
@@ -254,7 +268,7 @@ def _finer(
     sizes: Ints,
     limit: int,
     options: BatchOptions,
-    ranked: Sequence[_Estimated],
+    ranked: Sequence[EstimatedCut],
     budget: CandidateBudget,
 ) -> list[_Grouped]:
     """Groups of the first cut that fits, of more and more slices, where no cut that is fast fits.
@@ -263,12 +277,12 @@ def _finer(
     has found to fit. Of equal time, the first slices of the next sequence come in longer than the last ones of the one
     before go out, which takes up to 1.41 times the longest sequence however many they are.
     """
-    law = _cut_law(total_law(costs, as_load(sizes)), sizes, replace(options, equal="tokens"))
+    law = cut_law(total_law(costs, as_load(sizes)), sizes, "tokens")
     longest = int(sizes.max())
     longest_s = law.pair_s * longest**2 / 2 + law.token_s * longest
     slices = 2 * max(num_slices_within(longest, one.cut, law) for one in ranked)
     while slices <= min(longest, MAX_SLICES):
-        cut = Cut(longest_s / slices, limit, options.rule)
+        cut = Cut(longest_s / slices, limit, options.rule, equal="tokens")
         batch = cut_batch(sizes, cut, law)
         if batch.num_chunks > MAX_CHUNKS:
             break
@@ -279,29 +293,12 @@ def _finer(
     return []
 
 
-def _fallback(costs: ChunkCosts, cut: Cut, batch: SliceTable) -> _Estimated:
+def _fallback(costs: ChunkCosts, cut: Cut, batch: SliceTable) -> EstimatedCut:
     """A cut that competes with no other."""
-    return _Estimated(0.0, cut, batch, _trips(costs, batch))
+    return EstimatedCut(0.0, cut, batch, mean_trips(costs, batch))
 
 
-def _trips(costs: ChunkCosts, batch: SliceTable) -> tuple[Floats, Floats]:
-    return costs.trips(float(batch.length.sum()) / batch.num_chunks)
-
-
-def _hiding_warm_ups(
-    costs: ChunkCosts, load: Load, trips: tuple[Floats, Floats], options: BatchOptions
-) -> Iterator[tuple[int, ...]]:
-    """Extra warm-up that hides links wholly, nearly, by half, not at all: the less, the less memory."""
-    if options.hide_links:
-        pace_s = max(float(law.of_load(load).mean()) for law in {stage.laws.total for stage in costs.stages})
-        whole = extra_forwards(*trips, pace_s, load.tokens.size)
-        yield whole
-        yield extra_forwards(*trips, pace_s, load.tokens.size, whole=False)
-        yield tuple(-(-more // 2) for more in whole)
-    yield (0,) * costs.num_stages
-
-
-def _infeasible(costs: ChunkCosts, ranked: Sequence[_Estimated], options: BatchOptions) -> InfeasibleError:
+def _infeasible(costs: ChunkCosts, ranked: Sequence[EstimatedCut], options: BatchOptions) -> InfeasibleError:
     """Error of the cut that is nearest to fitting: the one with the shortest chunks."""
     one = max(ranked, key=lambda each: each.batch.num_chunks)
     grouping = Grouping((0,) * costs.num_stages, options.checkpointing, False, options.shrinks)
@@ -318,80 +315,6 @@ def _hint(options: BatchOptions) -> str:
     if options.num_slices is not None:
         return f"; more than {options.num_slices} slices may fit"
     return "; more memory, more stages or more devices for each stage would help"
-
-
-def total_law(costs: ChunkCosts, load: Load) -> Law:
-    """Forward and backward of the stage that is slowest over these chunks."""
-    laws = [stage.laws.total for stage in costs.stages]
-    return max(laws, key=lambda law: float(law.of_load(load).sum()))
-
-
-def estimated_cuts(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions) -> Iterator[_Estimated]:
-    """Every cut that is different from those before it, with an estimate."""
-    law = _cut_law(total_law(costs, as_load(sizes)), sizes, options)
-    seen: set[tuple[int, int]] = set()
-    for cut in dict.fromkeys(_candidates(costs, sizes, limit, options, law)):  # targets below one slice are the same
-        batch = cut_batch(sizes, cut, law)
-        key = (batch.num_chunks, num_slices_within(int(sizes.max()), cut, law))
-        if key in seen:
-            continue
-        seen.add(key)
-        trips = _trips(costs, batch)
-        extra = next(_hiding_warm_ups(costs, batch.load, trips, options))
-        yield _Estimated(estimate_s(costs, batch, Grouping(extra, shrinks=options.shrinks), trips), cut, batch, trips)
-
-
-def _cut_law(law: Law, sizes: Ints, options: BatchOptions) -> Law:
-    """Law that measures slices and chunks: time, or tokens at the time of the batch's mean token.
-
-    Tokens, too, where chunks take only a fixed time, as measured ones of a tiny model may.
-    """
-    if options.equal == "time" and law.pair_s + law.token_s > 0:
-        return law
-    load = as_load(sizes)
-    return Law(token_s=float(law.of_load(load).sum() / load.tokens.sum()) or 1.0)
-
-
-def _candidates(costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, law: Law) -> Iterator[Cut]:
-    """Targets from as many chunks as stages to many times that, as equal slices of the longest sequence.
-
-    Before them the fewest slices: a whole sequence has no keys and values to wait for, and may fit where slices don't.
-    Whole ones are packed to the longest one's tokens, too: short ones in its time have more, and would be recomputed.
-    """
-    seconds = law.pair_s * sizes.astype(np.float64) ** 2 / 2 + law.token_s * sizes
-    total_s, longest_s, longest = float(seconds.sum()), float(seconds.max()), int(sizes.max())
-    cut_s = law.of_slices.pair_s * float(longest) ** 2 / 2 + law.token_s * longest
-    counts = range(round(_TARGETS_PER_DOUBLING * math.log2(MAX_CHUNKS_PER_STAGE)) + 1)
-    targets = [total_s / (costs.num_stages * 2 ** (power / _TARGETS_PER_DOUBLING)) for power in counts]
-    if (options.num_slices or 1) > longest:
-        raise InfeasibleError(
-            f"{options.num_slices} slices: the longest sequence has {longest} tokens, and a slice at least one; "
-            f"take at most {longest}"
-        )
-    if costs.num_stages == 1 and options.packs_to_memory and longest <= limit:
-        yield from (Cut(total_s, limit, fill_limit=most) for most in fill_limits(sizes, unrecomputed_tokens(costs)))
-    for wanted_s in (longest_s, *targets):
-        slices = options.num_slices or max(1, math.ceil(longest_s / wanted_s * (1 - 1e-9)))
-        cut = Cut(max(wanted_s, longest_s) if slices == 1 else cut_s / slices, limit, options.rule)
-        slices = num_slices_within(longest, cut, law)
-        if options.num_slices not in (None, slices):
-            first = int(slice_offsets(longest, min(options.num_slices or 1, longest), law)[0])
-            raise InfeasibleError(
-                f"{options.num_slices} slices of {longest} tokens have up to {first} tokens, and a chunk of more than "
-                f"{limit} does not fit; take {slices} slices"
-            )
-        yield cut if slices == 1 else Cut(cut_s / slices, limit, options.rule)
-        if slices == 1 and longest < limit and options.rule == "best-fit":
-            yield replace(cut, token_limit=longest)
-        if 1 < slices <= _FEW_SLICES and options.num_slices is None:
-            yield Cut(wanted_s, limit, options.rule)
-
-
-def estimate_s(costs: ChunkCosts, batch: SliceTable, grouping: Grouping, trips: tuple[Floats, Floats]) -> float:
-    """The step in one pipeline that recomputes nothing, if no message waits for its link."""
-    load, order = batch.load, chunk_order(batch.follows, grouping.extra, shrinks=grouping.shrinks)
-    forward, input_grad, weight_grad = costs.seconds(load)
-    return makespan_s(order, forward, input_grad + weight_grad, *trips) + costs.overhead_s
 
 
 def _planned(costs: ChunkCosts, one: _Grouped) -> SequencePlan:

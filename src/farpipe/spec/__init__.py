@@ -1,6 +1,16 @@
 """The user's input: the model, its training, the cluster, and the job that joins them."""
 
-from farpipe.spec.cluster import Cluster, CongestionControl, Device, LocalLink, Prices, Site, SiteLink, rack_share
+from farpipe.spec.cluster import (
+    Cluster,
+    CongestionControl,
+    Device,
+    LocalLink,
+    Prices,
+    Site,
+    SiteLink,
+    differing_keys,
+    rack_share,
+)
 from farpipe.spec.job import Job, Pins, Request
 from farpipe.spec.load import (
     job_of,
@@ -53,6 +63,7 @@ __all__ = [
     "Training",
     "WireType",
     "Zero",
+    "differing_keys",
     "job_of",
     "load_cluster",
     "load_job",

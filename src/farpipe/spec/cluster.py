@@ -21,7 +21,7 @@ from farpipe.spec.part import (
 )
 from farpipe.spec.training import Rate
 from farpipe.strict import nearest
-from farpipe.units import format_bytes
+from farpipe.units import format_bytes, format_rate, format_seconds
 
 Place = tuple[str | int, ...]
 
@@ -235,3 +235,24 @@ class Cluster(Part):
     def num_devices(self) -> int:
         """Devices of all sites."""
         return sum(site.num_devices for site in self.sites)
+
+
+def differing_keys(one: Site, other: Site) -> list[str]:
+    """The keys in which two sites differ, each with both values, as far as one pipeline can't stand for both.
+
+    Name and number of devices do not count, nor machines larger than all that the smaller site has.
+    """
+    smaller = min(one.num_devices, other.num_devices)
+    pairs = {
+        "device": (one.device.name, other.device.name),
+        "devices_per_machine": tuple(min(site.devices_per_machine, smaller) for site in (one, other)),
+        "machine_link": (_speed(one.machine_link), _speed(other.machine_link)),
+        "site_link": (_speed(one.site_link), _speed(other.site_link)),
+        "memory_reserve": tuple(format_bytes(site.memory_reserve_bytes) for site in (one, other)),
+    }
+    found = [f"{key} ({a}, {b})" for key, (a, b) in pairs.items() if a != b]
+    return found or ([] if one.device == other.device else [f"the figures of device {one.device.name}"])
+
+
+def _speed(link: LocalLink) -> str:
+    return f"{format_rate(link.bandwidth_bytes_per_s)} after {format_seconds(link.latency_s)}"

@@ -319,18 +319,22 @@ class Job(Request):
             raise fault(f"{batch} {words}", "training", "global_batch")
 
     def _check_packing(self) -> None:
-        """Chunks take the place of microbatches: nothing that counts those."""
-        if self.data.packing is None:
-            return
+        if self.data.packing is not None:
+            for place, why in self.not_of_chunks().items():
+                raise fault(f"not with data.packing = {self.data.packing!r}: {why}", *place)
+
+    def not_of_chunks(self) -> dict[tuple[str, str], str]:
+        """Pinned keys that chunks of documents can't keep, each with the reason and what to do."""
         given = {
             ("training", "microbatch_size"): self.training.microbatch_size,
             ("layout", "num_microbatches"): self.layout.num_microbatches,
         }
-        for place, value in given.items():
-            if value is not None:
-                raise fault(
-                    f"not with data.packing = {self.data.packing!r}, whose chunks have no such; leave it out", *place
-                )
+        found = {place: "chunks have no such; leave it out" for place, value in given.items() if value is not None}
+        if self.training.recompute != "auto":
+            found["training", "recompute"] = "each chunk recomputes the layers that it has to; leave it out"
+        if self.layout.context_exchange == "ring":
+            found["layout", "context_exchange"] = "devices that share chunks exchange as Ulysses does; leave it out"
+        return found
 
     def _check_evaluation(self) -> None:
         if self.training.evaluate_every_steps and not self.data.held_out:
