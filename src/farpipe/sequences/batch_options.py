@@ -15,7 +15,7 @@ class BatchOptions:
     """Slices of the longest sequence."""
     rule: PackRule = "best-fit"
     equal: Measure = "time"
-    """What the slices of a sequence have in common and chunks are filled up to. ``tokens``, Seq1F1B's, is tried beside
+    """Measure that a sequence's slices have in common and chunks are filled to. ``tokens``, Seq1F1B's, is tried beside
     ``time`` where slices are recomputed."""
     checkpointing: CheckpointRule = "chunk"
     may_keep_attention: bool = True

@@ -35,7 +35,7 @@ class Cut:
     fill_limit: int | None = None
     """Tokens up to which short sequences are packed, where that is less than what a sequence alone may have."""
     equal: Measure = "time"
-    """What slices have in common; `target_s` is then the time of so many mean tokens."""
+    """Measure that slices have in common; `target_s` is then the time of so many mean tokens."""
 
 
 def fill_limits(lengths: Ints, most: int) -> list[int]:
