@@ -49,8 +49,8 @@ class Cell(NamedTuple):
         return 4 if self.width == "narrow" else 1
 
     def draws(self, count: int) -> int:
-        """Draws, of `count` in the other cells: rigid jobs as wide as their regions differ most from draw to draw."""
-        return 2 * count if self.width == "wide" and not self.elastic else count
+        """Draws, of `count` in elastic cells: rigid wide jobs differ most by draw, policies of narrow ones least."""
+        return count * (1 if self.elastic else 2 if self.width == "wide" else 5)
 
 
 CELLS: Final = tuple(Cell(*c) for c in product((3, 6), ("wide", "narrow"), (0.02, 0.2, 1.0), (0.6, 1.2), (False, True)))

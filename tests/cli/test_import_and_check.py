@@ -287,6 +287,17 @@ def test_lists_of_jobs_and_prices_become_what_a_fleet_reads(farpipe, tmp_path):
         assert message in failed.stderr.replace("\n", " ")
 
 
+@pytest.mark.parametrize("head", ["submit_s,duration_s,num_gpus", ",0", "when;price"])
+def test_a_table_that_is_not_known_is_told_what_a_fleet_reads(farpipe, tmp_path, head):
+    """Not that its cells are no actions of a schedule."""
+    (tmp_path / "own.csv").write_text(f"{head}\n2024-01-01 00:00:00+01:00,0.1,8\n")
+    failed = farpipe("import", "own.csv")
+    assert failed.returncode == 3
+    assert "own.csv: line 1: " in failed.stderr
+    assert "expected an action" not in failed.stderr
+    assert "fleet reads" in failed.stderr if head == ",0" else "JOBS.csv" in failed.stderr
+
+
 def test_a_log_becomes_its_steps(imported, farpipe, tmp_path):
     """A table, JSON and a CSV that `check` reads; with the job the log of another training is refused."""
     lines = [megatron(step, 9000.0 if step in (1, 8) else 2250.0) for step in range(1, 12)]

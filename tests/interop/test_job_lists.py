@@ -90,6 +90,48 @@ SKYPILOT = [
     | {"end_at": 1714557720, "user_name": "ada"},
 ]
 
+KUEUE_YAML = """\
+apiVersion: v1
+items:
+- apiVersion: kueue.x-k8s.io/v1beta1
+  kind: Workload
+  metadata: {creationTimestamp: "2024-01-01T00:00:00Z", name: w, namespace: n}
+  spec:
+    podSets:
+    - count: 2
+      template: {spec: {containers: [{resources: {requests: {nvidia.com/gpu: "8"}}}]}}
+    queueName: q
+  status:
+    conditions:
+    - {lastTransitionTime: "2024-01-01T01:00:00Z", status: "True", type: Admitted}
+    - {lastTransitionTime: "2024-01-01T02:00:00Z", status: "True", type: Finished}
+kind: List
+"""
+SACCT_JSON = {
+    "jobs": [
+        {
+            "job_id": 7,
+            "account": "vision",
+            "user": "ada",
+            "time": {"submission": 1714557600, "start": 1714557700, "end": 1714561300, "elapsed": 3600},
+            "tres": {
+                "allocated": [
+                    {"type": "cpu", "name": "", "count": 64},
+                    {"type": "gres", "name": "gpu", "count": 16},
+                    {"type": "gres", "name": "gpu:a100", "count": 16},
+                ]
+            },
+        },
+        {
+            "job_id": 8,
+            "account": "",
+            "user": "bob",
+            "time": {"submission": {"number": 1714557601}, "end": {"number": 0}, "elapsed": {"number": 5}},
+            "tres": {"requested": [{"type": "gres", "name": "gpu", "count": {"number": 8}}]},
+        },
+    ]
+}
+
 
 def rows_of(tmp_path, content, name, zone="UTC"):
     path = tmp_path / name
@@ -109,6 +151,8 @@ def rows_of(tmp_path, content, name, zone="UTC"):
         (KUEUE, "Kueue", ["lab/job-a,0.0,3600.0,32,gpus"]),
         (VOLCANO, "Volcano", ["default/job-v,0.0,1800.0,24,research"]),
         (SKYPILOT, "SkyPilot", ["7,0.0,3600.0,16,", "8,10.0,100.0,4,ada"]),
+        (KUEUE_YAML, "Kueue", ["n/w,0.0,3600.0,16,q"]),
+        (SACCT_JSON, "Slurm's sacct", ["7,0.0,3600.0,16,vision"]),
     ],
 )
 def test_a_list_of_jobs_becomes_a_trace_that_a_fleet_reads(tmp_path, content, form, rows):
@@ -141,6 +185,52 @@ def test_lines_of_sacct_with_a_bar_at_the_end_and_days_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("resources", "num_devices"),
+    [
+        ("2x[H100:8]", 16),
+        ("1x[A100]", 1),
+        ("1x[CPU:4+]", 0),
+        ("1x[CPU:4+, Mem:8+]", 0),
+        ("2x[CPU:2+, A100:4]", 8),
+        ("1x(gpus=A100-80GB:8, ...)", 8),
+        ("1x(n1-standard-8, cpus=8)", 0),
+        ("2x AWS(p4d.24xlarge, {'A100': 8})", 16),
+        ("3x[tpu-v3-8]", 3),
+        ("1x[A100:0.5]", 1),
+        ("-", 0),
+    ],
+)
+def test_accelerators_of_skypilot_are_no_cores(tmp_path, resources, num_devices):
+    (tmp_path / "jobs.json").write_text(json.dumps([SKYPILOT[0] | {"resources": resources}]))
+    assert read_jobs_of(tmp_path / "jobs.json")[1][0].num_devices == num_devices
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices"),
+    [
+        ("nvidia.com/gpu", 24),
+        ("huawei.com/Ascend910", 24),
+        ("habana.ai/gaudi", 24),
+        ("aws.amazon.com/neuron", 24),
+        ("nvidia.com/mig-1g.5gb", 24),
+        ("volcano.sh/vgpu-number", 24),
+        ("volcano.sh/vgpu-memory", 0),
+        ("huawei.com/Ascend910-memory", 0),
+        ("memory", 0),
+    ],
+)
+def test_devices_of_any_vendor_count_and_their_memory_does_not(tmp_path, name, num_devices):
+    (tmp_path / "jobs.json").write_text(json.dumps(VOLCANO).replace("nvidia.com/gpu", name))
+    assert read_jobs_of(tmp_path / "jobs.json")[1][0].num_devices == num_devices
+
+
+def test_raw_ids_and_gres_of_older_slurm_are_read(tmp_path):
+    head = "JobIDRaw|Submit|End|ElapsedRaw|AllocGRES\n"
+    line = "1|2024-01-01T00:00:00|2024-01-01T01:00:00|3600|gpu:a100:8(S:0-1),craynetwork:1\n"
+    assert rows_of(tmp_path, head + line, "jobs.txt")[1] == ["1,0.0,3600.0,8,"]
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("JobID|State\n1|FAILED\n", "line 1: Submit, End, ElapsedRaw and AllocTRES are needed, found JobID, State"),
@@ -166,7 +256,10 @@ def test_what_is_wrong_with_a_list_of_jobs_is_named(tmp_path, content, message):
         rows_of(tmp_path, content, "jobs.txt")
 
 
-@pytest.mark.parametrize("text", ["job,submit_s\n", "[1, 2]", '{"items": []}', "JobID\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["job,submit_s\n", "[1, 2]", '{"items": []}', "JobID\n", "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\n"],
+)
 def test_other_files_are_no_lists_of_jobs(tmp_path, text):
     (tmp_path / "other").write_text(text)
     assert read_jobs_of(tmp_path / "other") is None

@@ -46,6 +46,14 @@ Datetime (UTC),Country,Zone name,Zone id,Carbon intensity gCO₂eq/kWh (direct),
 2024-01-01 01:00:00,France,France,FR,,50,ENTSO-E
 """  # noqa: E501
 
+LIBRARY = (
+    "InstanceCode\tDateTime(UTC)\tAreaTypeCode\tMapCode\tContractType\tSequence\tPrice[Currency/MWh]\tCurrency\n"
+    "1\t2024-01-01 00:00:00.000\tBZN\tDE_LU\tDay-ahead\t1\t10\tEUR\n"
+    "2\t2024-01-01 00:00:00.000\tBZN\tDE_LU\tIntraday\t\t99\tEUR\n"
+    "3\t2024-01-01 00:00:00.000\tBZN\tDE_LU\tDay-ahead\t2\t98\tEUR\n"
+    "4\t2024-01-01 00:00:00.000\tBZN\tFR\tDay-ahead\t\t20\tEUR\n"
+)
+
 
 def table_of(tmp_path, *texts, **given):
     points = []
@@ -63,6 +71,7 @@ def table_of(tmp_path, *texts, **given):
         (ENTSOE, ["utc,FR", "2025-01-01T00:00:00,20.812", "2025-01-01T01:00:00,-4.95"]),
         (SEQUENCES, ["utc,DE-LU", "2025-01-01T00:00:00,2.376"]),
         (GRIDSTATUS, ["utc,CAPITL,N.Y.C.", "2024-01-01T05:00:00,25.02,26.5", "2024-01-01T06:00:00,20,"]),
+        (LIBRARY, ["utc,DE_LU,FR", "2024-01-01T00:00:00,11,22"]),
         (HOSTED, ["utc,HB_NORTH", "2024-01-01T00:00:00,-3.1"]),
         (HOSTED.replace("+00:00", ""), ["utc,HB_NORTH", "2024-01-01T00:00:00,-3.1"]),
     ],
@@ -112,7 +121,8 @@ def test_several_zones_become_one_table_that_a_fleet_reads(tmp_path):
         (ENTSOE + ENTSOE.splitlines()[1].replace("18.92", "19"), {"EUR": "1"}, "line 4: FR at .* is 19 here and 18.92"),
         (GRIDSTATUS.replace("-05:00", ""), {}, "line 2: Interval Start: .* names no time zone"),
         (MAPS, {"carbon": "all"}, "carbon=all: expected direct or life-cycle"),
-        (MAPS.replace("(direct)", "(x)"), {}, r"there is no column .*\(direct\)"),
+        (MAPS.replace("(direct)", "(x)"), {}, r"there is no column .*\(direct\)'; .* --set carbon=life-cycle"),
+        (",0\n2024-01-01 00:00:00+01:00,0.1\n", {}, "line 1: this series, as entsoe-py gives it, .*index_label='utc'"),
     ],
 )
 def test_what_is_wrong_with_an_export_is_named(tmp_path, text, given, message):

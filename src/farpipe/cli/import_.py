@@ -1,5 +1,6 @@
 """``farpipe import``: settings of other frameworks as a job, and schedules from elsewhere."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,7 +90,10 @@ def import_(options: ImportOptions) -> None:
         import_log(files, options.job, output, as_json) or import_lists(files, pairs(options.given), output, as_json)
     ):
         return
-    if form == "torch-csv" or (form == "auto" and files[0].suffix == ".csv"):
+    is_table = form == "auto" and files[0].suffix == ".csv"
+    if is_table:
+        _expect_schedule(files[0])
+    if form == "torch-csv" or is_table:
         _import_schedule(files, options.method, output, as_json)
         return
     if not _is_traced(files, options.job, output, as_json):
@@ -237,6 +241,18 @@ def _report(draft: "Draft", output: Path | None) -> None:
     log(
         f"{sum(map(len, draft.tables.values()))} values read, {len(draft.not_understood)} not understood, "
         f"{len(draft.without_effect)} without effect on a step"
+    )
+
+
+def _expect_schedule(file: Path) -> None:
+    """InputError for a table that has a name of a column, but nothing like an action, in its first line."""
+    first = next((line for line in read_text(file).splitlines() if re.search(r"\w", line)), "")
+    if not first or any(re.match(r"\(?\d+[A-Z]", cell.strip()) for cell in first.split(",")):
+        return
+    raise InputError(
+        f"{file}: line 1: no list of jobs, no prices, no log and no schedule that is known, found {first[:80]!r}"
+        "\na table of jobs needs no import once its columns are job, submit_s, duration_s, devices and tenant "
+        "(JOBS.csv), nor one of prices or carbon once they are utc and a name for each zone, in USD/MWh or g/kWh"
     )
 
 

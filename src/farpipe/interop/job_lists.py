@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from farpipe.errors import InputError
 from farpipe.interop.cells import head_of, number
+from farpipe.interop.yaml_files import yaml_documents
 from farpipe.strict import as_utc, parse_json, read_csv, read_text
 
 HEADER: Final = ("job", "submit_s", "duration_s", "devices", "tenant")
@@ -88,19 +90,26 @@ def as_trace(jobs: Iterable[ListedJob]) -> tuple[str, list[str]]:
 def _form(head: str) -> tuple[str, Reader] | None:
     """Name and reader of the list that begins with `head`."""
     first = head.partition("\n")[0].strip()
-    if "|" in first and "JobID" in first.split("|"):
+    if "|" in first and {"JobID", "JobIDRaw"} & set(first.split("|")):
         return "Slurm's sacct", _slurm
     if {"job_id", "gpu_num", "submit_time", "duration"} <= set(first.split(",")):
         return "Acme or Helios", _acme
-    known = _JSON_FORMS if head.lstrip()[:1] in ("[", "{") else ()
+    is_yaml = first.startswith(("apiVersion:", "items:", "---")) and "creationTimestamp:" in head  # no manifest
+    known = _FORMS if is_yaml or head.lstrip()[:1] in ("[", "{") else ()
     return next(((form, reader) for mark, form, reader in known if mark in head), None)
 
 
 def _records(path: Path) -> list[Any]:
-    data = parse_json(read_text(path), str(path))
-    rows = data.get("items", [data]) if isinstance(data, dict) else data
+    text = read_text(path)
+    if text.lstrip()[:1] in ("[", "{"):
+        data = parse_json(text, str(path))
+    else:
+        documents = [one for one in yaml_documents(text, str(path)) if one is not None]
+        data = documents[0] if len(documents) == 1 else documents
+    key = "jobs" if isinstance(data, dict) and "jobs" in data else "items"
+    rows = data.get(key, [data]) if isinstance(data, dict) else data
     if not isinstance(rows, list):
-        raise InputError(f"{path}: items: expected a list, found {rows!r:.40}")
+        raise InputError(f"{path}: {key}: expected a list, found {rows!r:.40}")
     return rows
 
 
@@ -111,7 +120,8 @@ Table = tuple[list[str], Iterator[tuple[str, dict[str, str]]]]
 def _slurm(source: str, table: Table, zone: tzinfo) -> Iterator[ListedJob]:
     """Lines of ``sacct -P`` (or ``-p``); those of steps (``12.batch``) are passed over."""
     names, rows = table
-    tres = next((name for name in ("AllocTRES", "ReqTRES") if name in names), None)
+    ids = next(name for name in ("JobID", "JobIDRaw") if name in names)
+    tres = next((name for name in ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES") if name in names), None)
     elapsed = next((name for name in ("ElapsedRaw", "Elapsed") if name in names), None)
     if "Submit" not in names or "End" not in names or tres is None or elapsed is None:
         raise InputError(
@@ -119,14 +129,14 @@ def _slurm(source: str, table: Table, zone: tzinfo) -> Iterator[ListedJob]:
             "sacct -P --allocations --format=JobID,User,Account,Submit,End,ElapsedRaw,AllocTRES"
         )
     for place, row in rows:
-        if "." in row["JobID"]:
+        if "." in row[ids]:
             continue
         ended = row["End"] not in ("", "Unknown", "None")
         yield ListedJob(
-            row["JobID"],
+            row[ids],
             _moment(row["Submit"], f"{place}: Submit", zone),
             _elapsed_s(row[elapsed], f"{place}: {elapsed}") if ended else None,
-            _gpus_of_tres(row[tres], f"{place}: {tres}"),
+            (_gpus_of_tres if tres.endswith("TRES") else _gpus_of_gres)(row[tres], f"{place}: {tres}"),
             row.get("Account") or row.get("User") or "",
         )
 
@@ -136,6 +146,33 @@ def _gpus_of_tres(text: str, place: str) -> int:
     counts = dict(part.split("=", 1) for part in text.split(",") if part.startswith("gres/gpu") and "=" in part)
     whole = [counts["gres/gpu"]] if "gres/gpu" in counts else list(counts.values())
     return round(sum(number(count, place) for count in whole))
+
+
+def _gpus_of_gres(text: str, place: str) -> int:
+    """GPUs of ``gpu:8`` or ``gpu:a100:8(S:0-1),craynetwork:1``, as Slurm before 20.11 lists them."""
+    parts = (re.sub(r"\(.*?\)", "", part).removeprefix("gres:") for part in text.split(","))
+    return round(sum(number(part.rpartition(":")[2], place) for part in parts if part.startswith("gpu:")))
+
+
+def _slurm_json(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJob]:
+    """Jobs of ``sacct --json``."""
+    for index, row in enumerate(rows):
+        place, time = f"{source}: jobs[{index}]", row["time"]
+        tres = row["tres"].get("allocated") or row["tres"].get("requested") or ()
+        gpus = [one for one in tres if one["type"] == "gres" and str(one["name"]).partition(":")[0] == "gpu"]
+        whole = [one for one in gpus if one["name"] == "gpu"] or gpus  # the total, else the sum over types
+        yield ListedJob(
+            str(row["job_id"]),
+            _moment(_plain(time["submission"]) or None, f"{place}: time.submission", zone),
+            number(str(_plain(time["elapsed"])), f"{place}: time.elapsed") if _plain(time["end"]) else None,
+            round(sum(number(str(_plain(one["count"])), f"{place}: tres") for one in whole)),
+            str(row.get("account") or row.get("user") or ""),
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A figure of Slurm's JSON, which newer versions write as a table with ``number``."""
+    return value["number"] if isinstance(value, dict) else value
 
 
 def _elapsed_s(text: str, place: str) -> float:
@@ -180,7 +217,6 @@ def _skypilot(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[Listed
     for index, row in enumerate(rows):
         place = f"{source}: [{index}]"
         resources = str(row.get("resources") or row.get("cluster_resources"))
-        asked = re.match(r"(\d+)x[\[(].*?[\w.-]+:(\d+)", resources)  # 2x[H100:8], 2x(gpus=H100:8, ...)
         ended = row.get("end_at") is not None
         spent = row.get("job_duration")
         seconds = number(str(spent), f"{place}: job_duration") if spent else None
@@ -189,9 +225,25 @@ def _skypilot(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[Listed
             f"{row['job_id']}{task}",
             _moment(row.get("submitted_at"), f"{place}: submitted_at", zone),
             (seconds or _span_s(row, "start_at", "end_at", place, zone)) if ended else None,
-            int(asked[1]) * int(asked[2]) if asked else 0,
+            _gpus_of_sky(resources),
             str(row.get("user_name") or row.get("username") or ""),
         )
+
+
+def _gpus_of_sky(text: str) -> int:
+    """Accelerators of ``2x[H100:8]``, ``1x[A100]`` (one), ``1x(gpus=H100:8, cpus=8+)`` or ``1x AWS(p4d, {'A100': 8})``.
+
+    Cores and memory (``1x[CPU:4+]``) are none; of several that may be taken the first counts.
+    """
+    match = re.match(r"(\d+)x[^\[(]*([\[(])(.*)[\])]", text)
+    if match is None:
+        return 0
+    # instance types stand in round brackets, too: there an accelerator is marked
+    mark = r"(?:^|,)\s*" if match[2] == "[" else r"(?:\bgpus=|\{)"
+    found = re.search(
+        mark + r"'?(?!(?:v?cpu|mem|disk)\b)([a-z][\w.-]*)'?(?::\s*(\d+(?:\.\d+)?))?\s*(?=[,}]|$)", match[3], re.I
+    )
+    return int(match[1]) * math.ceil(float(found[2] or 1)) if found else 0
 
 
 def _kubernetes(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJob]:
@@ -222,20 +274,29 @@ def _conditions(item: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield item.get("type") or str(item.get("status")), item.get("lastTransitionTime")
 
 
+_DEVICE: Final = re.compile(
+    r".+/(gpu(\.shared)?|tpu|npu|dcu|mlu|xpu|gaudi\d?|neuron(device)?|i915|xe|vgpu(-number)?|Ascend\d\w*|mig-[\w.]+)"
+)
+"""Extended resources that count devices, or parts of them that a pod gets as one (MIG, vGPU); none of memory or cores:
+NVIDIA, AMD, Intel (GPU, Gaudi), Google, AWS, Huawei, Cambricon, Hygon, Kunlunxin, Volcano's vGPU."""
+
+
 def _gpus_of_pod(spec: Mapping[str, Any], place: str) -> int:
-    """Devices of any vendor that the containers of a pod ask for (``nvidia.com/gpu``, ``amd.com/gpu``)."""
+    """Devices of any vendor that the containers of a pod ask for (``nvidia.com/gpu``, ``huawei.com/Ascend910``)."""
     asked = [box.get("resources") or {} for box in spec["containers"]]
     wanted = [{**(one.get("limits") or {}), **(one.get("requests") or {})} for one in asked]
-    counts = [count for one in wanted for name, count in one.items() if re.search(r"/(gpu|tpu)$", name)]
+    counts = [count for one in wanted for name, count in one.items() if _DEVICE.fullmatch(name)]
     return sum(round(number(str(count), f"{place}: resources")) for count in counts)
 
 
-_JSON_FORMS: Final[tuple[tuple[str, str, Reader], ...]] = (
+_FORMS: Final[tuple[tuple[str, str, Reader], ...]] = (
+    ('"submission"', "Slurm's sacct", _slurm_json),
     ('"attempts"', "Philly", _philly),
     ('"submitted_at"', "SkyPilot", _skypilot),
     ("kueue.x-k8s.io/", "Kueue", _kubernetes),
     ("batch.volcano.sh/", "Volcano", _kubernetes),
     ('"kind": "List"', "Kubernetes", _kubernetes),
+    ("kind: List", "Kubernetes", _kubernetes),
 )
 """Key of a record, or part of its apiVersion, by which a list is known."""
 

@@ -23,6 +23,11 @@ _ZONES: Final = {
 _OFFSETS: Final = {"WET": 0, "WEST": 1, "CET": 1, "CEST": 2, "EET": 2, "EEST": 3}
 _MISSING: Final = ("", "-", "n/e", "N/A", "nan")
 
+_UNNAMED: Final = (
+    "this series, as entsoe-py gives it, names neither zone nor currency; write it as a fleet reads it, such as "
+    "(1.08 * series).tz_convert('UTC').rename('DE-LU').to_csv('prices.csv', index_label='utc')"
+)
+
 Measure = Literal["USD/MWh", "g/kWh"]
 
 
@@ -45,6 +50,11 @@ def read_prices(path: Path, given: Mapping[str, str]) -> tuple[Measure, list[Pri
     by_name = {name.lower(): name for name in names}
     price = next((by_name[name] for name in ("lmp", "spp") if name in by_name), None)
     time = next((name for name in ("interval_start_utc", "Interval Start", "Time") if name in names), None)
+    if names == ["", "0"]:
+        raise InputError(f"{path}: line 1: {_UNNAMED}")
+    if {"DateTime(UTC)", "MapCode", "Currency"} <= set(names[0].split("\t")):
+        columns, rows = read_csv(path, "\t")
+        return "USD/MWh", list(_entsoe_library(path, columns, rows, given))
     if names[0].startswith("MTU ("):
         names, rows = read_csv(path)
         return "USD/MWh", list(_entsoe(path, names, rows, given))
@@ -96,6 +106,19 @@ def _entsoe(path: Path, names: Sequence[str], rows: Rows, given: Mapping[str, st
         yield PricePoint(place, utc, (area or row["Area"]).removeprefix("BZN|"), factor * number(row[column], place))
 
 
+def _entsoe_library(path: Path, names: Sequence[str], rows: Rows, given: Mapping[str, str]) -> Iterator[PricePoint]:
+    """Day-ahead prices of the bidding zones of a monthly file of ENTSO-E's file library (12.1.D)."""
+    price = next((name for name in names if name.startswith("Price[")), None)
+    if price is None:
+        raise InputError(f"{path}: line 1: expected 'Price[Currency/MWh]', found {', '.join(names)[:80]!r}")
+    for place, row in rows:
+        is_taken = row.get("ContractType", "Day-ahead") == "Day-ahead" and row.get("AreaTypeCode", "BZN") == "BZN"
+        if is_taken and row[price] not in _MISSING and row.get("Sequence", "") in ("", "1"):
+            factor = _usd_per(row["Currency"], path, given)
+            utc = as_utc(row["DateTime(UTC)"], f"{place}: DateTime(UTC)", UTC)
+            yield PricePoint(place, utc, row["MapCode"], factor * number(row[price], place))
+
+
 def _interval_start(text: str, place: str, zone: tzinfo, before: datetime | None) -> datetime:
     """Beginning of ``31/12/2023 23:00:00 (CET) - ...`` in UTC; the hour that comes twice in autumn is told by order."""
     match = re.match(r"(\d\d)[./](\d\d)[./](\d{4}) (\d\d):(\d\d)(?::\d\d)?(?: \((\w+)\))?", text)
@@ -128,10 +151,14 @@ def _electricity_maps(
     which = given.get("carbon", "direct")
     if which not in endings:
         raise InputError(f"carbon={which}: expected direct or life-cycle")
-    columns = (name for low, name in names.items() if low.startswith("carbon i") and low.endswith(endings[which]))
-    column = next(columns, None)
+    carbon = {low: name for low, name in names.items() if low.startswith("carbon i")}
+    column = next((name for low, name in carbon.items() if low.endswith(endings[which])), None)
     if column is None:
-        raise InputError(f"{path}: line 1: there is no column 'Carbon intensity gCO₂eq/kWh {endings[which][0]}'")
+        there = [other for other, ends in endings.items() if any(low.endswith(ends) for low in carbon)]
+        raise InputError(
+            f"{path}: line 1: there is no column 'Carbon intensity gCO₂eq/kWh {endings[which][0]}'"
+            + "".join(f"; it has {other} carbon: --set carbon={other}" for other in there)
+        )
     for place, row in rows:
         if row[column].strip() not in _MISSING:
             utc = as_utc(row[names["datetime (utc)"]], place, UTC)
