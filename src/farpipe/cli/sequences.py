@@ -1,8 +1,9 @@
 """``farpipe sequences plan JOB --lengths FILE``: one batch as chunks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -13,9 +14,14 @@ from farpipe.report.tables import TableView, to_rich
 from farpipe.units import counted, format_about, format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
+    from farpipe.report.views import RunView
     from farpipe.sequences import BatchOptions, BatchPlan, SequencePlan
     from farpipe.sequences.chunk import Ints
     from farpipe.spec import Job
+
+_MOST_GROUPS: Final = 4
+"""Groups of devices with charts of their own on a page, those that end last."""
+_OF_GROUPS: Final = "Chunks, timelines and memory further down are those of the groups that end last, four at most."
 
 sequences = typer.Typer(
     name="sequences",
@@ -114,29 +120,51 @@ def _obstacle(job: "Job", plan: "BatchPlan") -> str:
 
 
 def _write_page(plan: "BatchPlan", name: str, path: Path, obstacle: str) -> None:
-    """The report of a batch: the chunk map and timeline of every replica, the other kinds of layouts."""
+    """The report of a batch: the other kinds of layouts, and the chunk map and timeline of every replica, or of the
+    groups of devices that end last, under a picture of all."""
     from farpipe.report.page import write_report
-    from farpipe.report.views import RunReport, RunView
+    from farpipe.report.views import Picture, RunReport
+
+    views = [_view(plan, index) for index in range(len(plan.replicas))]
+    pictures, shown = tuple[Picture, ...](), views
+    if plan.places:
+        pictures = (Picture("Devices", _devices_svg(plan, views), "Pale boxes are forwards. " + _OF_GROUPS),)
+        ends_s = [place.begin_s + view.predicted.makespan_s for place, view in zip(plan.places, views, strict=True)]
+        shown = [views[index] for index in sorted(range(len(views)), key=lambda index: -ends_s[index])[:_MOST_GROUPS]]
+    tables = (_kind_table(plan),) * bool(plan.others) + (_group_table(plan),) * bool(plan.places)
+    what = f"A step takes {format_seconds(plan.step_s)}. {plan.why} {obstacle}".rstrip()
+    step_s = plan.step_s if len(views) > 1 else None
+    write_report(RunReport(name, tuple(shown), what, tables, pictures=pictures, step_s=step_s), path)
+
+
+def _view(plan: "BatchPlan", index: int) -> "RunView":
+    """One replica or group of devices."""
+    from farpipe.report.views import RunView
     from farpipe.sequences import step_plan
     from farpipe.simulate import simulate
 
-    views = []
-    for index, (replica, layout) in enumerate(zip(plan.replicas, plan.layouts, strict=True)):
-        step = step_plan(replica)
-        problem = step.problem(layout.costs)
-        view = RunView(
-            _run_name(plan, index, step.schedule.method),
-            problem,
-            simulate(problem, step.schedule),
-            step_overhead_s=replica.overhead_s,
-            chunks=step.chunks,
-            recomputed=step.recomputed,
-            keeps_attention=step.keeps_attention,
-        )
-        views.append(view)
-    tables = (_kind_table(plan),) * bool(plan.others) + (_group_table(plan),) * bool(plan.places)
-    what = f"A step takes {format_seconds(plan.step_s)}. {plan.why} {obstacle}".rstrip()
-    write_report(RunReport(name, tuple(views), what, plan_tables=tables), path)
+    replica, step = plan.replicas[index], step_plan(plan.replicas[index])
+    problem = step.problem(plan.layouts[index].costs)
+    return RunView(
+        _run_name(plan, index, step.schedule.method),
+        problem,
+        simulate(problem, step.schedule),
+        step_overhead_s=replica.overhead_s,
+        chunks=step.chunks,
+        recomputed=step.recomputed,
+        keeps_attention=step.keeps_attention,
+    )
+
+
+def _devices_svg(plan: "BatchPlan", views: Sequence["RunView"]) -> str:
+    from farpipe.report.group_chart import GroupRun, draw_groups
+
+    each, tensor = zip(plan.places, views, strict=True), plan.layout.layout.tensor
+    runs = [
+        GroupRun(p.first_device * tensor, p.layout.devices_per_stage, p.begin_s, view.chunks, view.predicted)
+        for p, view in each
+    ]
+    return draw_groups(runs, plan.layout.num_devices, plan.step_s).svg()
 
 
 def _run_name(plan: "BatchPlan", index: int, method: str) -> str:

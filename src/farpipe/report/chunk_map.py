@@ -143,7 +143,9 @@ def stage_table(view: RunView) -> TableView:
     filled = [(name, cells) for name, cells in columns if len(cells) == view.problem.num_stages]
     rows = tuple(zip(*(cells for _, cells in filled), strict=True))
     names = tuple(name for name, _ in filled)
-    note = "Time in forwards and backwards of the step that is drawn. Error: (predicted - measured) / measured."
+    note = "Time in forwards and backwards of the step that is drawn."
+    if measured:
+        note += " Error: (predicted - measured) / measured."
     if len(filled) > 6:
         note += " Held: activations, keys and values and their gradients, without weights and working memory."
     return TableView("Time and memory of the stages", names, rows, frozenset(range(1, len(names))), note=note)

@@ -39,7 +39,7 @@ def render(report: RunReport) -> str:
     """The page as HTML text."""
     rows = [step_row(view) for view in report.runs]
     sections = [
-        _section("Step time", list(_step_time(rows))),
+        _section("Step time", list(_step_time(rows, report.step_s))),
         *(_section(picture.title, list(_picture(picture))) for picture in report.pictures),
         _section("Plan", list(_plan(report))),
         _section("Chunks", list(_chunks(report.runs))),
@@ -72,14 +72,17 @@ def _section(title: str, content: Sequence[str]) -> Markup:
     return tag("section", tag("h2", title), *content) if content else Markup("")
 
 
-def _step_time(rows: Sequence[StepRow]) -> Iterator[Markup]:
+def _step_time(rows: Sequence[StepRow], step_s: float | None) -> Iterator[Markup]:
     if rows:
-        yield _key_figures(rows[0], named=len(rows) > 1)
+        if step_s is None:
+            yield _described(_key_figures(rows[0], named=len(rows) > 1), rows[0].name)
+        else:
+            yield _described([("predicted step", format_seconds(step_s))], "the step")
         view = step_time_view(rows)
         yield _table(turned(view) if len(rows) <= MAX_TURNED else view, captioned=False)
 
 
-def _key_figures(row: StepRow, named: bool) -> Markup:
+def _key_figures(row: StepRow, named: bool) -> list[tuple[str, str]]:
     """The few numbers that people look for first, of the first run."""
     figures = [("run", row.name)] if named else []
     figures.append(("predicted step", format_seconds(row.predicted_s)))
@@ -90,8 +93,12 @@ def _key_figures(row: StepRow, named: bool) -> Markup:
     figures.append(("exposed between sites", format_percent(row.exposed_inter_site_s / step_s if step_s else 0.0)))
     if row.last_loss is not None:
         figures.append(("last loss", f"{row.last_loss:.3f}"))
+    return figures
+
+
+def _described(figures: Sequence[tuple[str, str]], whose: str) -> Markup:
     cells = [tag("div", tag("dt", name), tag("dd", value)) for name, value in figures]
-    return tag("dl", *cells, class_="key-figures", aria_label=f"Key figures of {row.name}")
+    return tag("dl", *cells, class_="key-figures", aria_label=f"Key figures of {whose}")
 
 
 def _table(view: TableView, *, captioned: bool = True) -> Markup:

@@ -73,3 +73,5 @@ class RunReport:
     notices: tuple[str, ...] = ()
     """Notices that a reader has to know before all else, such as that a run did not end well."""
     pictures: tuple[Picture, ...] = ()
+    step_s: float | None = None
+    """Predicted seconds of the step of which the runs are parts; None: each is a step of its own."""
