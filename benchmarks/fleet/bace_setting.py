@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -23,8 +24,7 @@ from farpipe.fleet.play import play, quotes_of
 from farpipe.fleet.policies import orders, places, policy_of
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy, View
-from farpipe.fleet.policies.queueing import QueuePolicy
-from farpipe.fleet.quotes import Devices, PlannerQuotes
+from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
 from farpipe.fleet.snapshot import Space
 from farpipe.optical.confidence import mean_interval
@@ -103,29 +103,18 @@ def step_times(quotes: PlannerQuotes) -> Callable[[Kind, int], float]:
     return step_s
 
 
-def _alone(best: Callable[[View, Space, Devices], float], view: View, space: Space, job: JobState, num: int) -> Any:
-    found = [d for d in places.alone(space, num) if view.start(space, job, d)]
-    return min(found, key=lambda devices: best(view, space, devices), default=None)
-
-
-CHEAPEST: Final = partial(_alone, lambda view, space, devices: view.usd_per_mwh(devices[0][0]))
+BACE: Final = partial(replace, policy_of("bace"))  # type: ignore[type-var]
+"""`bace` but for some of its parts."""
 
 
 def policies() -> dict[str, Policy]:
     """By the names of the table: the baselines of the paper, simple rules, BACE in two readings, and ours."""
-    largest = partial(_alone, lambda view, space, devices: -space.devices[devices[0][0]])
     ageing = partial(orders.bace_priority, ageing_s=14 * 24 * HOUR_S)
     return {
         "bace": policy_of("bace"),
-        "bace, ageing 14 days": QueuePolicy("bace", ageing, places.bace),
-        "lcf": QueuePolicy("lcf", orders.by_arrival, CHEAPEST, when_blocked="wait"),
-        "ldf": QueuePolicy("ldf", orders.by_arrival, largest, when_blocked="wait"),
-        "cr-lcf": policy_of("cost-first"),
-        "cr-ldf": policy_of("delay-first"),
-        "easy": policy_of("easy"),
-        "sjf": policy_of("sjf"),
-        "srtf": policy_of("srtf"),
-        "farpipe": FarpipePolicy(),
+        "bace, ageing 14 days": BACE(order=ageing),
+        "bace, the most devices": BACE(fastest=False),
+        **{name: policy_of(name) for name in ("lcf", "ldf", "cr-lcf", "cr-ldf", "easy", "sjf", "srtf", "farpipe")},
         "farpipe for JCT and electricity": FarpipePolicy(electricity_only=True),
     }
 
@@ -143,9 +132,9 @@ def ablation() -> dict[str, Policy]:
     """`bace` and `farpipe` whole, and without each of their parts."""
     return {
         "bace": policy_of("bace"),
-        "bace without priority (arrival)": QueuePolicy("bace", orders.by_arrival, places.bace),
-        "bace without paths (one region, the cheapest)": QueuePolicy("bace", orders.bace_priority, CHEAPEST),
-        "bace without prices (the fastest path)": QueuePolicy("bace", orders.bace_priority, _fastest_path),
+        "bace without priority (arrival)": BACE(order=orders.by_arrival),
+        "bace without paths (one region, the cheapest)": BACE(place=places.cheapest_region),
+        "bace without prices (the fastest path)": BACE(place=_fastest_path),
         "farpipe": FarpipePolicy(),
         "farpipe without its order (arrival)": FarpipePolicy(order="arrival"),
         "farpipe without stops": FarpipePolicy(preempts=False),

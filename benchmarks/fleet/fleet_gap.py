@@ -29,8 +29,8 @@ from farpipe.spec.cluster import SiteLink
 RULES = {
     "bace": places.bace,
     "fcfs, easy, srtf, ...": places.compact,
-    "cost-first": places.cost_first,
-    "delay-first": places.delay_first,
+    "cr-lcf": places.cost_first,
+    "cr-ldf": places.delay_first,
     "single-region": places.single_region,
     "atlas": places.atlas,
     "random": places.anywhere,

@@ -37,7 +37,7 @@ def simulated(policy, cluster, jobs, *, stops=None, **options):
     return Simulator(first_state(cluster, POLICIES[policy], SimpleQuotes(), stops), **options).run(jobs)
 
 
-@pytest.mark.parametrize("policy", ["easy", "srtf", "bace", "atlas", "delay-first", "farpipe"])
+@pytest.mark.parametrize("policy", ["easy", "srtf", "bace", "atlas", "cr-ldf", "farpipe"])
 def test_a_job_wider_than_three_sites_is_started_and_blocks_nobody(policy):
     jobs = [job("wide", 32), *(job(f"narrow{index}", 8) for index in range(4))]
     outcome = simulated(policy, fleet_of([8] * 5, mesh(5)), jobs)

@@ -82,6 +82,27 @@ def test_a_fleet_in_which_no_job_can_ever_run_is_infeasible(files):
         assert "num_jobs" in run.stdout
 
 
+@pytest.mark.slow
+def test_a_fleet_in_which_no_job_finishes_is_infeasible(files):
+    files[0].write_text(FLEET + "[failures]\ndevice_hours = 0.001\n")
+    for command in (["simulate"], ["compare", "--policies", "fcfs,bace"]):
+        run = CliRunner().invoke(app, ["fleet", *command, str(files[0]), "--jobs", str(files[1])])
+        assert isinstance(run.exception, FarpipeError)
+        assert (run.exception.exit_code, "none of the 3 jobs finished" in str(run.exception)) == (4, True)
+        assert "0 of 3" in run.stdout
+
+
+def test_several_policies_have_a_row_for_every_tenant_and_small_figures_show(files):
+    files[1].write_text(JOBS.replace("8,16,,", "8,16,ada,").replace("8,8,,", "8,8,bob,"))
+    run = CliRunner().invoke(
+        app, ["fleet", "compare", str(files[0]), "--jobs", str(files[1]), "--policies", "fcfs,sjf"]
+    )
+    rows = [line.split()[:2] for line in run.stdout.splitlines() if line.split()[:1] in (["ada"], ["bob"])]
+    assert rows == [["ada", "fcfs"], ["bob", "fcfs"], ["ada", "sjf"], ["bob", "sjf"]]
+    assert "656.1 Wh" in run.stdout
+    assert "$0.02" in run.stdout
+
+
 def test_why_a_job_waits_carbon_deadlines_and_tenants_are_printed(tmp_path):
     (tmp_path / "fleet.toml").write_text(
         '[clock]\nstart = "2024-01-01"\n[[sites]]\nname = "a"\ndevice = "a100-80gb"\nnum_devices = 8\ncarbon = 400\n'

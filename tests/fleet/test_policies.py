@@ -113,9 +113,32 @@ def test_shortest_first_and_preemption():
 
 def test_cost_first_follows_the_price():
     prices = PriceChanged(0.0, {"s0": Price(90.0, 0.0), "s1": Price(-5.0, 0.0), "s2": Price(40.0, 0.0)})
-    for name in ("cost-first", "bace"):
+    for name in ("cr-lcf", "bace"):
         final = run(name, [job("only", 10.0)], cluster(8, 8, 8), [prices])["only"].final
         assert list(final.spent.device_s) == ["s1"], name
+
+
+def test_the_paper_s_baselines_take_the_cheapest_and_the_largest_region():
+    prices = PriceChanged(0.0, {"s0": Price(90.0, 0.0), "s1": Price(5.0, 0.0), "s2": Price(40.0, 0.0)})
+    for name, site in (("lcf", "s1"), ("ldf", "s2")):
+        records = run(name, [job("only", 10.0), job("wide", 20.0, least=48, most=48)], cluster(8, 16, 32), [prices])
+        assert list(records["only"].final.spent.device_s) == [site], name
+        assert records["wide"].finished_s is None, "one region at a time"
+
+
+class EightAreFastest(SimpleQuotes):
+    """More devices than eight only slow a step."""
+
+    def placement(self, kind, devices, rates):
+        found = super().placement(kind, devices, rates)
+        return found and replace(found, step_s=float(max(8, found.num_devices)))
+
+
+@pytest.mark.parametrize("name", ["bace", "lcf", "ldf", "cr-lcf", "cr-ldf"])
+def test_policies_of_bace_s_paper_take_the_size_with_the_shortest_step(name):
+    state = first_state(cluster(32), POLICIES[name], EightAreFastest())
+    _, (start,) = state.handle(JobSubmitted(0.0, job("only", least=8, most=32)))
+    assert start.placement.num_devices == 8
 
 
 def test_bace_crosses_only_where_links_do_not_stall_it():

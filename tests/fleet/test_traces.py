@@ -362,8 +362,8 @@ def test_a_written_link_goes_before_that_of_the_matrices(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('site = "b"', 'site = "c"', r"outages\[0\]"),
-        ("to_s = 200", "to_s = 50", r"outages\[0\]"),
+        ('site = "b"', 'site = "c"', r"outages\[0\]\.site: no site 'c'"),
+        ("to_s = 200", "to_s = 50", r"outages\[0\]: ends at 50 s, but begins at 100 s; give a to_s after from_s"),
         ('column = "X"', 'column = "Z"', "no column 'Z'"),
         ('start = "2024-01-01T00:00:00"', 'start = "soon"', "clock.start"),
         ("num_devices = 16", "num_device = 16", "num_device: unknown key"),

@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -19,6 +20,7 @@ from farpipe.report.fleet import (
     _draw_marks,
     _draw_prices,
     coastlines,
+    coloured,
     draw_charts,
     draw_fleet,
     has_prices,
@@ -107,6 +109,15 @@ def test_charts_are_drawn_with_and_without_locations(tmp_path):
     for name, locations in (("map.svg", known), ("circle.svg", {})):
         draw_charts(done, tmp_path / name, locations)
         assert (tmp_path / name).read_text().count('<g id="axes_') >= 6
+
+
+def test_of_many_policies_the_best_and_the_last_have_colours():
+    done = [outcome(0, "bace")] * 3 + [outcome(0, "fcfs")]
+    assert coloured(done) == done
+    best = replace(done[0], policy="best")
+    late = replace(done[0], policy="late", records=done[0].records[:1])
+    many = [late, *(replace(best, policy=f"best {index}") for index in range(6)), replace(late, policy="last")]
+    assert [one.policy for one in coloured(many)] == [*(f"best {index}" for index in range(5)), "last"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from farpipe.cli.fleet_units import ENERGIES, MASSES, TIMES, in_unit, in_usd
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 from farpipe.errors import InfeasibleError, UsageError
@@ -105,18 +106,22 @@ def compare(
     if as_json:
         print_json([{k: v for k, v in outcome.to_data().items() if k != "jobs"} for outcome in outcomes])
     else:
-        console().print(_table(outcomes))
+        _print_tables(outcomes)
     _print_left(outcomes)
 
 
 def _print_outcome(outcome: "FleetOutcome", waits: "Waits") -> None:
-    console().print(_table([outcome]))
-    if len(outcome.tenants()) > 1:
-        console().print(_tenants_table(outcome))
+    _print_tables([outcome])
     for time_s, reason in waits.found:
         typer.echo(f"{time_s:,.0f} s: {reason or 'it does not wait any more'}")
     if waits.name and not waits.found:
         typer.echo(f"{waits.name!r} never waits")
+
+
+def _print_tables(outcomes: "list[FleetOutcome]") -> None:
+    console().print(_table(outcomes))
+    if len(outcomes[0].tenants()) > 1:
+        console().print(_tenants_table(outcomes))
 
 
 @fleet.command("policies")
@@ -163,20 +168,33 @@ def _logged(path: Path | None, run: "Callable[[TextIO | None], FleetOutcome]") -
 
 
 def _table(outcomes: "list[FleetOutcome]") -> "FittedTable":
-    with_deadlines = any(record.job.deadline_s is not None for record in outcomes[0].records)
-    head: tuple[str, ...] = ("policy", "finished", "mean JCT", "p95 JCT", "p99 wait", "max wait", "use", "energy")
-    head += ("idle", "carbon", "electricity", "rent", "egress", *(["in time"] if with_deadlines else []))
-    rows = [_row(outcome) + ((_in_time(outcome),) if with_deadlines else ()) for outcome in outcomes]
+    data = [outcome.to_data() for outcome in outcomes]
+    columns = {"policy": [outcome.policy for outcome in outcomes]}
+    columns["finished"] = [f"{one['num_finished']} of {one['num_jobs']}" for one in data]
+    times = {"mean JCT": "mean_jct_s", "p95 JCT": "p95_jct_s", "p99 wait": "p99_wait_s", "max wait": "max_wait_s"}
+    columns |= {name: in_unit([one[key] for one in data], TIMES, 2) for name, key in times.items()}
+    columns["use"] = [format_percent(one["utilization"], 0) for one in data]
+    for name, part in (("energy", "jobs"), ("idle", "idle")):
+        columns[name] = in_unit([sum(one["energy_kwh"][part].values()) for one in data], ENERGIES, 1)
+    columns["carbon"] = in_unit([sum(one["carbon_g"].values()) for one in data], MASSES, 1)
+    for kind in ("electricity", "rent", "egress"):
+        columns[kind] = in_usd([sum(one["money"][kind].values()) for one in data])
+    if any(record.job.deadline_s is not None for record in outcomes[0].records):
+        columns["in time"] = [_in_time(outcome) for outcome in outcomes]
     title = f"{len(outcomes[0].records)} jobs on {sum(outcomes[0].num_devices.values())} devices"
-    return to_rich(
-        TableView(title, head, tuple(rows), frozenset(range(1, len(head))), expendable=(8, 9, 7, 1, 3, 5, 12))
-    )
+    return _shown(title, columns, (8, 9, 7, 1, 3, 5, 12))
+
+
+def _shown(title: str, columns: "dict[str, list[str]]", expendable: tuple[int, ...] = ()) -> "FittedTable":
+    rows = tuple(zip(*columns.values(), strict=True))
+    right = frozenset(index for index, name in enumerate(columns) if name not in ("policy", "tenant"))
+    return to_rich(TableView(title, tuple(columns), rows, right, expendable=expendable))
 
 
 def _print_left(outcomes: "list[FleetOutcome]") -> None:
     """Jobs that can never run, with what would help; jobs that did not finish; and decisions that were not possible.
 
-    InfeasibleError if none can ever run.
+    InfeasibleError if none can ever run, or none did finish or end by itself.
     """
     refused = [record.refused for record in outcomes[0].records if record.refused]
     _print_named("not taken", refused)
@@ -189,6 +207,11 @@ def _print_left(outcomes: "list[FleetOutcome]") -> None:
             typer.echo(
                 f"{outcome.num_refused} decisions of {outcome.policy} were not possible; --events names them", err=True
             )
+    if all(record.refused or record.unfinished for outcome in outcomes for record in outcome.records):
+        names = ", ".join(outcome.policy for outcome in outcomes)
+        raise InfeasibleError(
+            f"none of the {len(outcomes[0].records)} jobs finished under {names}; see the reasons above"
+        )
 
 
 def _print_named(what: str, reasons: list[str]) -> None:
@@ -198,37 +221,22 @@ def _print_named(what: str, reasons: list[str]) -> None:
         typer.echo(f"{what}: {more} more jobs; `farpipe fleet simulate --json` names each with its reason", err=True)
 
 
-def _row(outcome: "FleetOutcome") -> tuple[str, ...]:
-    data = outcome.to_data()
-    hours = [_hours(data[key]) for key in ("mean_jct_s", "p95_jct_s", "p99_wait_s", "max_wait_s")]
-    money = [_usd(sum(data["money"][kind].values())) for kind in ("electricity", "rent", "egress")]
-    energy = [f"{sum(data['energy_kwh'][part].values()) / 1000:,.1f} MWh" for part in ("jobs", "idle")]
-    carbon = f"{sum(data['carbon_g'].values()) / 1e6:,.1f} t"
-    finished = f"{data['num_finished']} of {data['num_jobs']}"
-    return (outcome.policy, finished, *hours, format_percent(data["utilization"], 0), *energy, carbon, *money)
-
-
 def _in_time(outcome: "FleetOutcome") -> str:
     found = [record.is_in_time for record in outcome.records if record.is_in_time is not None]
     return f"{sum(found)} of {len(found)}"
 
 
-def _tenants_table(outcome: "FleetOutcome") -> "FittedTable":
-    head = ("tenant", "jobs", "mean JCT", "max wait", "device-hours", "money")
-    rows = [
-        (
-            *(name or "-", str(one["num_jobs"]), _hours(one["mean_jct_s"]), _hours(one["max_wait_s"])),
-            *(f"{one['device_hours']:,.0f}", _usd(one["total_usd"])),
-        )
-        for name, one in outcome.tenants().items()
-    ]
-    return to_rich(TableView("tenants", head, tuple(rows), frozenset(range(1, len(head)))))
-
-
-def _usd(amount: float) -> str:
-    """Whole dollars; energy may have a negative price."""
-    return f"{'-' if round(amount) < 0 else ''}${abs(amount):,.0f}"
-
-
-def _hours(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds / 3600:.2f} h"
+def _tenants_table(outcomes: "list[FleetOutcome]") -> "FittedTable":
+    """A row for every tenant, under every policy where there are several."""
+    found = [(outcome.policy, name, one) for outcome in outcomes for name, one in outcome.tenants().items()]
+    tenants = [one for _, _, one in found]
+    columns = {"tenant": [name or "-" for _, name, _ in found]}
+    if len(outcomes) > 1:
+        columns["policy"] = [policy for policy, _, _ in found]
+    columns["jobs"] = [str(one["num_jobs"]) for one in tenants]
+    columns["mean JCT"] = in_unit([one["mean_jct_s"] for one in tenants], TIMES, 2)
+    columns["max wait"] = in_unit([one["max_wait_s"] for one in tenants], TIMES, 2)
+    num_digits = 0 if max(one["device_hours"] for one in tenants) >= 10 else 2
+    columns["device-hours"] = [f"{one['device_hours']:,.{num_digits}f}" for one in tenants]
+    columns["money"] = in_usd([one["total_usd"] for one in tenants])
+    return _shown("tenants", columns)

@@ -300,10 +300,12 @@ def _outages(written: FleetFile, cluster: Cluster, path: Path) -> list[Event]:
     names, links = [site.name for site in cluster.sites], [link.name for link in cluster.links]
     events: list[Event] = []
     for index, outage in enumerate(written.outages):
-        if outage.site not in names or outage.to_s <= outage.from_s:
+        if outage.site not in names:
+            raise InputError(f"{path}: outages[{index}].site: no site {outage.site!r}{nearest(outage.site, names)}")
+        if outage.to_s <= outage.from_s:
             raise InputError(
-                f"{path}: outages[{index}]: from {outage.from_s:g} to {outage.to_s:g} s at {outage.site!r}"
-                f"{nearest(outage.site, names)}; the site must exist, and the end come after the start"
+                f"{path}: outages[{index}]: ends at {outage.to_s:g} s, but begins at {outage.from_s:g} s; "
+                "give a to_s after from_s"
             )
         events += [
             SiteLost(outage.from_s, outage.site, written.stops.checkpoint_every_s / 2),

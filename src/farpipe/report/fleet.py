@@ -2,6 +2,7 @@
 
 import csv
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -191,6 +192,9 @@ def queue_levels(outcome: FleetOutcome) -> tuple[list[float], list[int]]:
 Location = tuple[float, float]
 """Latitude and longitude in degrees."""
 LINKS_SHOWN: Final = 12
+MAX_COLOURED: Final = 6
+"""Most policies that charts tell apart by colours."""
+Style = Mapping[str, Any]
 POINTS: Final = 400
 """Points along the axis of time."""
 
@@ -200,16 +204,21 @@ def draw_charts(
 ) -> None:
     """Six panels; the last two, links and map, are of the last outcome.
 
-    Sites without a location in `locations` lie on a circle.
+    Of more outcomes than `MAX_COLOURED` those with the shortest mean completion time and the last one have colours, and
+    the others are grey, cut off where they exceed these. Sites without a location in `locations` lie on a circle.
     """
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(3, 2, figsize=(13, 12), layout="constrained")
-    palette = pyplot.get_cmap("tab20")
-    for index, outcome in enumerate(outcomes):
-        style = {"color": palette(2 * index % 20 + (2 * index // 20) % 2), "label": outcome.policy, "linewidth": 1.4}
-        _draw_completion(axes[0][0], outcome, style)
-        _draw_over_time(axes[0][1], axes[1][0], outcome, style)
-        _draw_money(axes[1][1], outcome, outcomes, style)
+    panels, chosen = [axes[0][0], axes[0][1], axes[1][0], axes[1][1]], coloured(outcomes)
+    palette, grey = pyplot.get_cmap("tab10"), [outcome for outcome in outcomes if outcome not in chosen]
+    for index, outcome in enumerate(chosen):
+        _draw_lines(panels, outcome, outcomes, {"color": palette(index), "label": outcome.policy, "linewidth": 1.4})
+    for panel in panels if grey else ():
+        panel.set(xlim=panel.get_xlim(), ylim=panel.get_ylim())
+    names = textwrap.fill("grey: " + ", ".join(outcome.policy for outcome in grey), 28, break_on_hyphens=False)
+    for outcome in grey:
+        style = {"color": "#c8c8c8", "linewidth": 0.8, "zorder": 1, "label": names if outcome is grey[0] else None}
+        _draw_lines(panels, outcome, outcomes, style)
     _draw_links(axes[2][0], outcomes[-1])
     _draw_map(axes[2][1], outcomes[-1], dict(locations or {}))
     axes[0][0].legend(fontsize=8)
@@ -217,7 +226,24 @@ def draw_charts(
     pyplot.close(figure)
 
 
-def _draw_completion(axis: Any, outcome: FleetOutcome, style: Mapping[str, Any]) -> None:
+def coloured(outcomes: Sequence[FleetOutcome]) -> list[FleetOutcome]:
+    """Outcomes that have a colour in charts, in their order: the best in completion times, and the last one."""
+    if len(outcomes) <= MAX_COLOURED:
+        return list(outcomes)
+    jcts = [outcome.jcts_s for outcome in outcomes]
+    ranked = sorted(range(len(jcts)), key=lambda index: (-len(jcts[index]), sum(jcts[index])))
+    chosen = {*ranked[: MAX_COLOURED - 1], len(outcomes) - 1}
+    return [outcome for index, outcome in enumerate(outcomes) if index in chosen]
+
+
+def _draw_lines(panels: Sequence[Any], one: FleetOutcome, outcomes: Sequence[FleetOutcome], style: Style) -> None:
+    completion, use, queue, money = panels
+    _draw_completion(completion, one, style)
+    _draw_over_time(use, queue, one, style)
+    _draw_money(money, one, outcomes, style)
+
+
+def _draw_completion(axis: Any, outcome: FleetOutcome, style: Style) -> None:
     hours = [seconds / HOUR_S for seconds in outcome.jcts_s]
     shares = [index / len(hours) for index in range(len(hours) + 1)] if hours else []
     axis.step(hours[:1] + hours, shares, where="post", **style)
@@ -225,7 +251,7 @@ def _draw_completion(axis: Any, outcome: FleetOutcome, style: Mapping[str, Any])
     _title(axis, "share of the finished jobs that took no longer")
 
 
-def _draw_over_time(use: Any, queue: Any, outcome: FleetOutcome, style: Mapping[str, Any]) -> None:
+def _draw_over_time(use: Any, queue: Any, outcome: FleetOutcome, style: Style) -> None:
     total = sum(outcome.num_devices.values())
     times_s, held = levels(outcome.changes, lambda change: sum(change.devices.values()))
     use.step([t / HOUR_S for t in times_s], [number / total for number in held], where="post", **style)
@@ -238,7 +264,7 @@ def _draw_over_time(use: Any, queue: Any, outcome: FleetOutcome, style: Mapping[
         axis.set_xlabel("hours")
 
 
-def _draw_money(axis: Any, outcome: FleetOutcome, outcomes: Sequence[FleetOutcome], style: Mapping[str, Any]) -> None:
+def _draw_money(axis: Any, outcome: FleetOutcome, outcomes: Sequence[FleetOutcome], style: Style) -> None:
     """Money over time; of several policies what each has spent more than the first one, as they do the same work."""
     begin_s, end_s = min(one.begin_s for one in outcomes), max(one.end_s for one in outcomes)
     grid_s = [begin_s + (end_s - begin_s) * i / POINTS for i in range(POINTS + 1)]

@@ -17,19 +17,23 @@ POLICIES: Final[dict[str, Policy]] = {
         QueuePolicy("sjf", orders.by_length, places.compact),
         PreemptivePolicy("srtf", orders.by_what_is_left, places.compact),
         PreemptivePolicy("las", orders.by_attained_service, places.compact),
-        QueuePolicy("delay-first", orders.by_arrival, places.delay_first, fastest=True, when_blocked="wait"),
-        QueuePolicy("cost-first", orders.by_arrival, places.cost_first, when_blocked="wait"),
+        QueuePolicy("lcf", orders.by_arrival, places.cheapest_region, fastest=True, when_blocked="wait"),
+        QueuePolicy("ldf", orders.by_arrival, places.largest_region, fastest=True, when_blocked="wait"),
+        QueuePolicy("cr-lcf", orders.by_arrival, places.cost_first, fastest=True, when_blocked="wait"),
+        QueuePolicy("cr-ldf", orders.by_arrival, places.delay_first, fastest=True, when_blocked="wait"),
         QueuePolicy("single-region", orders.by_arrival, places.single_region, when_blocked="wait"),
         QueuePolicy("random", orders.by_arrival, places.anywhere),
         QueuePolicy("atlas", orders.by_arrival, places.atlas),
-        QueuePolicy("bace", orders.bace_priority, places.bace),
+        QueuePolicy("bace", orders.bace_priority, places.bace, fastest=True),
         FarpipePolicy(),
     )
 }
 """Policies by their names."""
 GONE: Final = {
     "oracle": "completion times and electricity were those of bace; take bace",
-    "sailor": "it was delay-first whose queue does not wait for its first job, with the same figures; take delay-first",
+    "sailor": "it was cr-ldf whose queue does not wait for its first job, with the same figures; take cr-ldf",
+    "cost-first": "it has the name that BACE-Pipe's paper gives it, cr-lcf",
+    "delay-first": "it has the name that BACE-Pipe's paper gives it, cr-ldf",
 }
 """Policies of earlier versions, each with the reason."""
 

@@ -126,6 +126,18 @@ def single_region(view: View, space: Space, job: JobState, num_devices: int) -> 
     return min(_running(view, space, job, alone(space, num_devices)), key=_left_over(space), default=None)
 
 
+def cheapest_region(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
+    """One site, the one with the cheapest electricity (LCF of BACE-Pipe's paper)."""
+    found = _running(view, space, job, alone(space, num_devices))
+    return min(found, key=lambda devices: view.usd_per_mwh(devices[0][0]), default=None)
+
+
+def largest_region(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
+    """One site, the one with most free devices (LDF of BACE-Pipe's paper)."""
+    found = _running(view, space, job, alone(space, num_devices))
+    return max(found, key=lambda devices: space.devices[devices[0][0]], default=None)
+
+
 def compact(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
     """One site if there is one; else the fewest sites whose links don't slow the job."""
     pipelines = _free_of_stalls(view, space, job, num_devices)
@@ -134,12 +146,12 @@ def compact(view: View, space: Space, job: JobState, num_devices: int) -> Device
 
 
 def delay_first(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """The place with the shortest step, whatever it costs."""
+    """The place with the shortest step, whatever it costs (CR-LDF of BACE-Pipe's paper)."""
     return _least(view, space, job, num_devices, lambda placement: placement.step_s)
 
 
 def cost_first(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """The cheapest electricity per step, whatever the links do to its time."""
+    """The cheapest electricity per step, whatever the links do to its time (CR-LCF of BACE-Pipe's paper)."""
     return _least(view, space, job, num_devices, lambda placement: electricity_usd_per_step(view, placement))
 
 
@@ -152,11 +164,9 @@ def bace(view: View, space: Space, job: JobState, num_devices: int) -> Devices |
 
 def atlas(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
     """Atlas-like: the fewest sites, the largest free ones first, whatever the links do to the step."""
-    whole = _running(view, space, job, alone(space, num_devices))
-    if whole:
-        return max(whole, key=lambda devices: space.devices[devices[0][0]])
     pipelines = wide(view, space, job, num_devices, lambda site: -space.devices[site])
-    return next((devices for devices in pipelines if view.start(space, job, devices)), None)
+    possible = (devices for devices in pipelines if view.start(space, job, devices))
+    return largest_region(view, space, job, num_devices) or next(possible, None)
 
 
 def anywhere(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
