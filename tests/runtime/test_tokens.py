@@ -6,7 +6,9 @@ import time
 from itertools import chain
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from farpipe.errors import InputError, RunError
@@ -58,9 +60,6 @@ def test_a_folder_is_read_in_order_of_names_without_hidden_files(tmp_path):
 
 
 def test_json_lines_and_parquet_have_documents(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     lines = data_of(tmp_path, "a.jsonl", '{"text": "ä b", "x": 1}\n\n{"text": "c"}\n')
     assert bytes(listed(lines)) == "ä b\n\nc".encode()
     other = data_of(tmp_path, "b.jsonl", '{"body": "c"}\n', text_key="body")
@@ -191,7 +190,7 @@ def test_what_can_not_be_read_is_named(tmp_path, tokenizer):
         (data_of(tmp_path, "d.parquet", "PAR1 no"), r"d\.parquet: not a table of Parquet"),
         (data_of(tmp_path, "e.npy", "no"), r"e\.npy: not an array"),
         (data_of(tmp_path, "empty.npy", ""), r"empty\.npy: not an array"),
-        (data_of(tmp_path, "f.bin", "no"), r"f\.json: can't be read"),
+        (data_of(tmp_path, "f.bin", "no"), r"f\.bin: neither a header f\.json nor .*f\.idx beside"),
         (data_of(tmp_path, "t.txt", "x", tokenizer=str(tmp_path / "a.jsonl")), r"data\.tokenizer: .*not a tokenizer"),
         (data_of(tmp_path, "t.txt", "x", tokenizer=str(tokenizer), end_of_text="<eos>"), "has no token '<eos>'"),
         (data_of(tmp_path, "t.txt", "x", tokenizer=str(tmp_path / "absent.json")), r"absent\.json: can't be read"),
@@ -450,6 +449,53 @@ def test_tables_of_tokens_are_trained_on_as_they_are(tmp_path):
     assert found.counted[0].tolist() == [label != -100 for label in chain(*LABELS)]
     with pytest.raises(InputError, match=r"data\.prompt_key: .* has tokens"):
         load_tokens(Data(source=str(tmp_path / "set"), cache=str(tmp_path / "cache"), prompt_key="ask"))
+
+
+def test_padding_is_neither_read_nor_trained_on(tmp_path):
+    ids, masks = [[0, 1, 2, 3], [4, 5, 0, 0], [0, 0]], [[0, 1, 1, 1], [1, 1, 0, 0], [0, 0]]
+    labels = [[-100, -100, 2, 3], [4, 5, 0, 0], [0, 0]]
+    parquet.write_table(
+        pyarrow.table({"input_ids": ids, "attention_mask": masks, "labels": labels}), tmp_path / "a.parquet"
+    )
+    found = load_tokens(Data(source=str(tmp_path / "a.parquet"), cache=str(tmp_path / "cache")))
+    assert found.shards[0].tolist() == [1, 2, 3, 4, 5]
+    assert found.lengths.tolist() == [3, 2]
+    assert found.counted[0].tolist() == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"body": ["a"]}, r"no column 'text' \(data\.text_key\), only body; name the column .*'input_ids'$"),
+        ({"messages": ["a"]}, "only messages; .*chats need a template first"),
+        ({"text": ["a", "", None]}, r"row 2 \(from 0\): .*'text' \(data\.text_key\): there is none \(null\)"),
+        ({"text": [1]}, r"row 0 \(from 0\): expected an object with text under 'text' .*found 1, which is"),
+        ({"input_ids": [[1], [1, 2]], "labels": [[1], [1]]}, r"row 1 \(from 0\): 2 tokens, but 1 in column 'labels'"),
+        (
+            {"input_ids": [[1, 2, 3, 4]], "attention_mask": [[0, 1, 0, 1]]},
+            r"row 0 \(from 0\): attention_mask is 0 at token 2",
+        ),
+    ],
+)
+def test_tables_that_can_not_be_trained_on_name_row_cause_and_remedy(tmp_path, columns, problem):
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=problem):
+        load_tokens(Data(source=str(tmp_path / "a.parquet"), cache=str(tmp_path / "cache")))
+
+
+def test_a_folder_called_like_a_table_is_a_folder_of_tables(tmp_path):
+    (tmp_path / "a.parquet").mkdir()
+    data = Data(source=str(tmp_path / "a.parquet"), cache=str(tmp_path / "cache"))
+    with pytest.raises(InputError, match="has no files in it"):
+        load_tokens(data)
+    parquet.write_table(pyarrow.table({"text": ["abc"]}), tmp_path / "a.parquet" / "part-0.parquet")
+    assert bytes(listed(data)) == b"abc"
+
+
+def test_a_megatron_index_without_its_tokens_names_them(tmp_path):
+    (tmp_path / "a.idx").write_bytes(b"")
+    with pytest.raises(InputError, match=r"no file or folder '.*a\.bin'"):
+        load_tokens(Data(source=str(tmp_path / "a.idx")))
 
 
 def test_data_sets_of_megatron_are_trained_on_as_they_are(tmp_path):

@@ -6,11 +6,12 @@ from typing import NamedTuple
 import typer
 
 from farpipe.cli.output import status
-from farpipe.runtime.data.tokens import load_tokens
-from farpipe.sequences import has_texts, read_lengths
+from farpipe.errors import InputError
+from farpipe.runtime.data.documents import is_text
+from farpipe.runtime.data.tokens import Tokens, load_tokens
+from farpipe.sequences import has_documents, read_lengths
 from farpipe.sequences.chunk import Ints
-from farpipe.sequences.lengths import cut_lengths
-from farpipe.sequences.tables import is_table
+from farpipe.sequences.lengths import ENDS, cut_lengths
 from farpipe.spec import Data, Job
 
 
@@ -23,12 +24,16 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(file: Path, column: str | None, data: Data | None) -> Corpus:
-    """The lengths in a file, or of the documents in it by the tokenizer of `data`, a job's."""
-    data = data or Data()
-    is_corpus = has_texts(file, data.text_key) or (file.is_dir() and not is_table(file))
-    if column is not None or not is_corpus:
+    """The lengths in a file, or of the documents in it as a job with `data` would train on them."""
+    settings = data or Data()
+    file = _of_ends(file)
+    if column is not None or not has_documents(file, settings.text_key):
         return Corpus(read_lengths(file, column))
-    return _tokenized(data.model_copy(update={"source": str(file), "format": "auto"}))
+    settings = settings.model_copy(update={"source": str(file), "format": "auto"})
+    found = _tokenized(settings)
+    if data is None and is_text(settings):
+        typer.echo("tokens are bytes; the tokenizer of --job (data.tokenizer) counts others", err=True)
+    return found
 
 
 def trained_corpus(job: Job) -> Corpus:
@@ -39,9 +44,27 @@ def trained_corpus(job: Job) -> Corpus:
     return found._replace(lengths=cut_lengths(found.lengths, job.training.sequence_length))
 
 
+def _of_ends(file: Path) -> Path:
+    """The file of tokens whose ends of documents `file` has, where it is beside it; else `file`."""
+    if not file.name.endswith(ENDS):
+        return file
+    name = file.name.removesuffix(ENDS)
+    beside = (file.with_name(name + suffix) for suffix in (".npy", ".bin"))
+    return next((tokens for tokens in beside if tokens.exists()), file)
+
+
 def _tokenized(data: Data) -> Corpus:
-    with status("reading the text"):
+    with status("reading the documents"):
         tokens = load_tokens(data)
-    if data.tokenizer == "bytes" and tokens.vocab_size == 256:
-        typer.echo("tokens are bytes; the tokenizer of --job (data.tokenizer) counts others", err=True)
-    return Corpus(tokens.lengths, tokens.num_counted if tokens.is_masked else None)
+    lengths = tokens.lengths
+    if not lengths.size:
+        raise InputError(f"data.source: {data.source}: there are no documents with tokens; name a source that has some")
+    return Corpus(lengths, _num_counted(tokens) if tokens.is_masked else None)
+
+
+def _num_counted(tokens: Tokens) -> int:
+    """Tokens that are trained on; a corpus without them is warned of, for training on it learns nothing."""
+    found = tokens.num_counted
+    if not found:
+        typer.echo("warning: no token is trained on: labels, masks or prompts leave out all of them", err=True)
+    return found

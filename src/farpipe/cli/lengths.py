@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from farpipe.cli.corpus import Corpus
     from farpipe.sequences.chunk import Ints
     from farpipe.sequences.length_summary import Gain, LengthSummary
+    from farpipe.spec import Job
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,12 @@ class LengthsOptions:
     ] = None
     column: LengthColumn = None
     job: Annotated[Path | None, typer.Option(help="A job (.toml): report the gain of chunks on its cluster.")] = None
-    batch: Annotated[int, typer.Option(min=1, help="With --job: sequences of the batch that is planned.")] = 512
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --job: sequences of the batch that is planned. Default: its training.global_batch."
+        ),
+    ] = None
     seed: Seed = 0
     devices_per_stage: DevicesPerStage = None
     as_json: AsJson = False
@@ -41,43 +47,43 @@ class LengthsOptions:
 def lengths(context: typer.Context, options: LengthsOptions) -> None:
     """Show the lengths of a corpus: tokens beyond each length, slices, and what chunks would gain."""
     from farpipe.sequences import summarize
+    from farpipe.spec import load_job
 
     if options.job is None:
         of_job = typed(context, batch="--batch", seed="--seed", devices_per_stage="--devices-per-stage")
         refuse(of_job, "is for the batch that --job plans: give that too")
-    corpus = _read(options)
+    job = load_job(options.job) if options.job else None
+    corpus = _read(options, job)
     summary = summarize(corpus.lengths)
-    gain = _gain(corpus.lengths, options.job, options) if options.job else None
+    gain, batch = _gain(job, corpus.lengths, options) if job else (None, 0)
     if options.as_json:
         counted = {} if corpus.num_counted is None else {"num_trained_tokens": corpus.num_counted}
         print_json(summary.to_data() | counted | ({"gain": vars(gain) | {"speedup": gain.speedup}} if gain else {}))
         return
     _show(summary, corpus.num_counted)
     if gain is not None:
-        typer.echo(_gain_text(gain, min(options.batch, corpus.lengths.size)))
+        typer.echo(_gain_text(gain, batch))
 
 
-def _read(options: LengthsOptions) -> "Corpus":
+def _read(options: LengthsOptions, job: "Job | None") -> "Corpus":
     """The lengths in a file, or of the documents in it or in the job's own text, by the job's tokenizer."""
     from farpipe.cli.corpus import read_corpus, trained_corpus
-    from farpipe.spec import load_job
 
-    job = options.job
     if options.file is not None:
-        return read_corpus(options.file, options.column, load_job(job).data if job else None)
+        return read_corpus(options.file, options.column, job.data if job else None)
     if job is None:
         raise UsageError("give a file of lengths, or --job, whose text is then read")
-    return trained_corpus(load_job(job))
+    return trained_corpus(job)
 
 
-def _gain(found: "Ints", job: Path, options: LengthsOptions) -> "Gain":
+def _gain(job: "Job", found: "Ints", options: LengthsOptions) -> tuple["Gain", int]:
+    """Gain of chunks for one batch of a corpus, and the number of its sequences."""
     from farpipe.cli.compiling import compilation_announced
     from farpipe.sequences import gain_of_chunks, sample_lengths
-    from farpipe.spec import load_job
 
-    drawn = sample_lengths(found, min(options.batch, found.size), options.seed)
+    batch = min(options.batch or job.training.global_batch, found.size)
     with compilation_announced(), status("planning a batch"):
-        return gain_of_chunks(load_job(job), drawn, options.devices_per_stage)
+        return gain_of_chunks(job, sample_lengths(found, batch, options.seed), options.devices_per_stage), batch
 
 
 def _show(summary: "LengthSummary", num_counted: int | None) -> None:

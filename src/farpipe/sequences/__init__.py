@@ -7,7 +7,7 @@ from farpipe.sequences.chunk import Chunk, Slice, followed
 from farpipe.sequences.group_steps import group_problem, plan_group_step
 from farpipe.sequences.layout import chunk_costs, shares
 from farpipe.sequences.length_summary import gain_of_chunks, summarize
-from farpipe.sequences.lengths import has_texts, read_lengths, sample_lengths
+from farpipe.sequences.lengths import has_documents, read_lengths, sample_lengths
 from farpipe.sequences.planner import SequencePlan, plan_sequences, plan_with_cut
 from farpipe.sequences.step_plan import Packing, StepPlan, options_of, step_plan
 
@@ -23,7 +23,7 @@ __all__ = [
     "followed",
     "gain_of_chunks",
     "group_problem",
-    "has_texts",
+    "has_documents",
     "options_of",
     "plan_batch",
     "plan_group_step",

@@ -1,19 +1,20 @@
-"""Lengths of sequences: read from a file or a data set, or drawn from a corpus by seed."""
+"""Lengths of sequences: read from a file, or drawn from a corpus by seed."""
 
 import csv
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from farpipe.errors import InputError
 from farpipe.sequences.chunk import Ints
-from farpipe.sequences.tables import TOKEN_IDS, column_names, is_table, rows, table_files, token_counts
-from farpipe.sequences.token_files import COMPRESSED, INDEX, expect_whole, opened, plain_suffix, read_index
-from farpipe.strict import expect_format, nearest, parse_json, read_text
+from farpipe.sequences.tables import TOKEN_IDS, about_chats, column_names, is_table, row_of, rows, table_files
+from farpipe.sequences.token_files import COMPRESSED, INDEX, opened, plain_suffix
+from farpipe.strict import nearest, parse_json, read_text
 
 MAX_LENGTH: Final = 1 << 40
 MAX_SEQUENCES: Final = 1 << 26
@@ -21,10 +22,10 @@ MAX_SEQUENCES: Final = 1 << 26
 _COLUMNS: Final = ("length", "lengths", "tokens", "num_tokens", "token_count")
 _COUNTS: Final = ("count", "counts", "num_sequences")
 """Names of the second column of a histogram."""
-_ENDS: Final = ".ends.npy"
+ENDS: Final = ".ends.npy"
 """End of the name of the array with the ends of the documents of a file of tokens."""
-_TOKENS: Final = "farpipe/tokens/1"
-"""Format of the header file of a .bin of tokens."""
+COUNTED: Final = ".counted.npy"
+"""End of the name of the array that marks the tokens of a file that are trained on."""
 _BINARY: Final = {
     b"PAR1": "Parquet",
     b"ARROW1": "Arrow",
@@ -38,12 +39,10 @@ _BINARY: Final = {
 def read_lengths(path: Path | str, column: str | None = None) -> Ints:
     """The lengths in a file, in its order: text with one number per line, CSV with a header, JSON lines, .npy, tables.
 
-    A CSV of two columns, lengths and counts, has each length so many times. Files of tokens, .npy or .bin, have the
-    lengths of the documents whose ends are in ``NAME.ends.npy`` or in the .idx of Megatron-LM. Tables are Parquet,
-    Arrow and folders of `datasets`, with a column of lengths or of lists of tokens (``input_ids``). Text may be
-    compressed.
+    A CSV of two columns, lengths and counts, has each length so many times. An array ``NAME.ends.npy`` has the ends of
+    documents. Tables are Parquet, Arrow and folders of `datasets`. Text may be compressed.
     `column` names the column of a CSV, JSON lines or a table; None: the only one that is called after lengths or
-    tokens. InputError names the line of what is no whole number from 1 on.
+    tokens. InputError names the line or row of what is no whole number from 1 on.
     """
     path = Path(path)
     if path.suffix in (".npy", ".bin", INDEX):
@@ -57,17 +56,28 @@ def read_lengths(path: Path | str, column: str | None = None) -> Ints:
     return _read_json_lines(text, path, column) if first.startswith("{") else _read_csv(text, path, column)
 
 
-def has_texts(path: Path, key: str) -> bool:
-    """True if the first row of JSON lines or a table has a text under `key`, as what is trained on, and no length."""
+def has_documents(path: Path, key: str) -> bool:
+    """True if a file has documents, tokens or texts under `key`, as what is trained on, rather than their lengths."""
+    if path.suffix == ".npy":
+        return any(path.with_suffix(end).exists() for end in (ENDS, COUNTED))
+    if path.suffix in (".bin", INDEX) or (path.is_dir() and not is_table(path)):
+        return True
+    names = _names(path)
+    if key in names:
+        return not _columns(names)
+    return is_table(path) and TOKEN_IDS in names
+
+
+def _names(path: Path) -> list[str]:
+    """Columns of a table, or keys of the first of JSON lines; none where a file is neither."""
     if is_table(path) and path.exists():
-        names = column_names(table_files(path)[0])
-        return key in names and TOKEN_IDS not in names and not _columns(names)
+        return column_names(table_files(path)[0])
     if plain_suffix(path) not in (".jsonl", ".ndjson") or not path.is_file():
-        return False
+        return []
     with opened(path) as file:
         first = next((line for line in file if line.strip()), b"")
     data = parse_json(first.decode(errors="replace"), f"{path}:1") if first else None
-    return isinstance(data, dict) and isinstance(data.get(key), str) and not _columns(list(data))
+    return list(data) if isinstance(data, dict) else []
 
 
 def _text_of(path: Path) -> str:
@@ -88,43 +98,55 @@ def _text_of(path: Path) -> str:
 
 
 def _read_table(path: Path, column: str | None) -> Ints:
-    """Lengths in the named column, in the only one that is called after lengths, or of the lists of tokens."""
+    """Lengths in the named column, or in the only one that is called after lengths."""
     files = table_files(path)
     names = column_names(files[0])
-    if column is None and TOKEN_IDS in names and not _columns(names):
-        found = np.concatenate([token_counts(file) for file in files])
-        found = found[found > 0]
-    else:
-        name = names[_column_of(names, path, column)]
-        found = np.concatenate([_whole(batch, name, file) for file in files for batch in rows(file, [name])])
+    name = names[_column_of(names, path, column)]
+    found = np.concatenate([np.empty(0, np.int64), *(part for file in files for part in _numbers_in(file, name))])
     if not found.size:
-        raise InputError(f"{path}: there are no rows with tokens")
-    return _checked(found, path)
+        raise InputError(f"{path}: there are no rows; name a table that has some")
+    return found
 
 
-def _whole(batch: Any, name: str, path: Path) -> Ints:
-    """A column of whole numbers."""
-    column = batch.column(0).to_numpy(zero_copy_only=False)
-    if not np.issubdtype(column.dtype, np.integer):
-        raise InputError(f"{path}: column {name!r}: expected whole numbers of tokens, found {batch.column(0).type}")
-    return np.asarray(column, np.int64)
+def _numbers_in(path: Path, name: str) -> Iterator[Ints]:
+    """Parts of a column of lengths."""
+    first = 0
+    for batch in rows(path, [name]):
+        column = batch.column(0)
+        if column.null_count:
+            row = row_of(path, first + column.is_null().to_pylist().index(True))
+            raise InputError(f"{row}: column {name!r}: there is no length (null); leave out such rows")
+        numbers = column.to_numpy(zero_copy_only=False)
+        if not np.issubdtype(numbers.dtype, np.integer):
+            raise InputError(f"{path}: column {name!r}: expected whole numbers of tokens, found {column.type}")
+        if (wrong := _no_lengths(numbers)).size:
+            row = row_of(path, first + int(wrong[0]))
+            raise InputError(f"{row}: column {name!r}: {_problem(int(numbers[wrong[0]]))}")
+        first += numbers.size
+        yield numbers.astype(np.int64)
 
 
 def _read_array(path: Path, column: str | None) -> Ints:
     if column is not None:
         raise InputError(f"{path}: an array has no column {column!r}")
-    ends = path if path.name.endswith(_ENDS) else path.with_suffix(_ENDS)
-    if ends.exists() and path.suffix != INDEX:
-        return _between(_load(ends), ends)
-    if path.suffix == INDEX or (path.suffix == ".bin" and path.with_suffix(INDEX).exists()):
-        index = read_index(path.with_suffix(INDEX))
-        expect_whole(index, path.with_suffix(".bin"))
-        return _between(index.ends, path.with_suffix(INDEX))
-    if path.suffix == ".bin":
+    array = _load(path)
+    if path.name.endswith(ENDS):
+        return _between(array, path)
+    if (wrong := _no_lengths(array)).size:
         raise InputError(
-            f"{path}: a file of tokens is one document unless {ends.name} or Megatron-LM's .idx beside it has its ends"
+            f"{path}: entry {wrong[0]}: {_problem(int(array[wrong[0]]))}; tokens need an array "
+            f"{path.with_suffix(ENDS).name} of the ends of documents beside them"
         )
-    return _checked(_load(path), path)
+    return array.astype(np.int64)
+
+
+def _no_lengths(numbers: NDArray[np.integer]) -> Ints:
+    """Places of what can't be lengths."""
+    return np.flatnonzero((numbers < 1) | (numbers > MAX_LENGTH))
+
+
+def _problem(length: int) -> str:
+    return f"{length} is no length of a sequence: expected 1 to {MAX_LENGTH} tokens"
 
 
 def _expect_text(path: Path) -> None:
@@ -217,16 +239,25 @@ def _column_of(header: list[str], path: Path, column: str | None) -> int:
     if len(known) == 1:
         return known[0]
     raise InputError(
-        f"{path}:1: expected one number per line, or a CSV or JSON lines with one column of lengths "
-        f"({', '.join(_COLUMNS[:3])}, ..._tokens), found {', '.join(header)[:80]!r}; name the column (--column)"
+        f"{_expected(path)}, found {', '.join(header)[:80]!r}; name the column (--column){about_chats(header)}"
     )
+
+
+def _expected(path: Path) -> str:
+    """Place and words for what a file may have, by its name."""
+    lengths = f"one column of lengths ({', '.join(_COLUMNS[:3])}, ..._tokens)"
+    if is_table(path):
+        return f"{path}: expected {lengths}, of texts ('text', or data.text_key of --job) or of tokens ({TOKEN_IDS!r})"
+    if plain_suffix(path) in (".jsonl", ".ndjson"):
+        return f"{path}:1: expected {lengths}, or of texts ('text', or data.text_key of --job)"
+    return f"{path}:1: expected one number per line, or a CSV or JSON lines with {lengths}"
 
 
 def _columns(header: list[str]) -> list[int]:
     return [i for i, name in enumerate(header) if name in _COLUMNS or name.endswith(("_tokens", "_length"))]
 
 
-def _load(path: Path) -> Ints:
+def _load(path: Path) -> NDArray[np.integer]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -235,44 +266,17 @@ def _load(path: Path) -> Ints:
         raise InputError(f"{path}: expected one list of integers, found an archive of arrays")
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or not array.size:
         raise InputError(f"{path}: expected a list of integers, found {array.dtype} of shape {array.shape}")
-    if (most := int(array.max())) > np.iinfo(np.int64).max:
-        raise InputError(f"{path}: entry {int(array.argmax())}: {most} can't be a number of tokens")
-    return np.asarray(array, np.int64)
-
-
-def _checked(array: Ints, path: Path) -> Ints:
-    wrong = np.flatnonzero((array < 1) | (array > MAX_LENGTH))
-    if wrong.size:
-        raise InputError(
-            f"{path}: entry {wrong[0]}: {array[wrong[0]]} is no length of a sequence; tokens need an array "
-            f"{path.with_suffix(_ENDS).name} of the ends of documents beside them"
-        )
     return array
 
 
-def _between(ends: Ints, path: Path) -> Ints:
+def _between(ends: NDArray[np.integer], path: Path) -> Ints:
     """Lengths of documents that end after so many tokens; empty documents are left out, as in training."""
-    lengths = np.diff(ends, prepend=0)
-    if lengths.min(initial=0) < 0 or not lengths.any():
+    if (most := int(ends.max())) > np.iinfo(np.int64).max:
+        raise InputError(f"{path}: entry {int(ends.argmax())}: {most} can't be a number of tokens")
+    lengths = np.asarray(np.diff(ends.astype(np.int64), prepend=0), np.int64)
+    if lengths.min() < 0 or not lengths.any():
         raise InputError(f"{path}: expected ascending numbers of tokens at which documents end")
-    num_tokens = _num_tokens(path)
-    if num_tokens not in (None, ends[-1]):
-        raise InputError(
-            f"{path}: the last document ends at token {ends[-1]}, and the file of tokens has {num_tokens}; write the "
-            "ends of these tokens"
-        )
     return lengths[lengths > 0]
-
-
-def _num_tokens(ends: Path) -> int | None:
-    """Tokens of the file that `ends` lies beside; None where no array or header says it."""
-    name = ends.name.removesuffix(_ENDS)
-    array, header = ends.with_name(f"{name}.npy"), ends.with_name(f"{name}.json")
-    if array.exists():
-        return int(_load(array).size)
-    if header.exists():
-        return expect_format(parse_json(read_text(header), str(header)), _TOKENS, str(header)).get("num_tokens")
-    return None
 
 
 def sample_lengths(corpus: Ints, num_sequences: int, seed: int, step: int = 0) -> Ints:

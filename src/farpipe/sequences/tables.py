@@ -17,6 +17,8 @@ TOKEN_IDS: Final = "input_ids"
 """Column of documents that are tokens already."""
 COUNTED: Final = ("labels", "loss_mask", "completion_mask", "assistant_masks")
 """Columns beside it that say which tokens are trained on: `labels` that are not IGNORED, others that are not 0."""
+ATTENDED: Final = "attention_mask"
+"""Column beside it that is 0 where a row is filled up to the length of others."""
 IGNORED: Final = -100
 """Label of a token that is not trained on."""
 _ROWS: Final = 1024
@@ -26,7 +28,20 @@ _STATE: Final = "state.json"
 
 def is_table(path: Path) -> bool:
     """True for Parquet and Arrow files, and for folders that `datasets` has saved."""
-    return path.suffix in TABLES or (path / _STATE).is_file() or (path / _SPLITS).is_file()
+    if path.is_dir():
+        return (path / _STATE).is_file() or (path / _SPLITS).is_file()
+    return path.suffix in TABLES
+
+
+def row_of(path: Path, number: int) -> str:
+    """Place of a row in messages, counted as pandas and `datasets` do."""
+    return f"{path}: row {number} (from 0)"
+
+
+def about_chats(names: Sequence[str]) -> str:
+    """Advice for columns that are chats; empty for others."""
+    is_chat = not {"messages", "conversations"}.isdisjoint(names)
+    return "; chats need a template first: save the input_ids that it gives" if is_chat else ""
 
 
 def table_files(path: Path) -> list[Path]:
@@ -74,27 +89,36 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def token_rows(path: Path) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_] | None]]:
-    """Tokens of every row, and which are trained on (None: all); InputError for what are no lists of tokens."""
+    """Tokens of every row without padding, and which are trained on (None: all); InputError for no lists of tokens."""
     names = column_names(path)
     beside = next((name for name in COUNTED if name in names), None)
-    for batch in rows(path, [TOKEN_IDS, *([beside] if beside else [])]):
-        tokens = _lists(batch, TOKEN_IDS, path)
-        masks = _lists(batch, beside, path) if beside else [None] * len(tokens)
-        for each, mask in zip(tokens, masks, strict=True):
-            if mask is not None and mask.size != each.size:
-                raise InputError(f"{path}: a row has {each.size} tokens and {mask.size} in column {beside!r}")
-            yield each, None if mask is None else mask != (IGNORED if beside == "labels" else 0)
+    columns = [TOKEN_IDS, *([beside] if beside else []), *([ATTENDED] if ATTENDED in names else [])]
+    number = itertools.count()
+    for batch in rows(path, columns):
+        for lists in zip(*(_lists(batch, name, path) for name in columns), strict=True):
+            row = dict(zip(columns, lists, strict=True))
+            part = _unpadded(row, row_of(path, next(number)))
+            marks = row[beside][part] != (IGNORED if beside == "labels" else 0) if beside else None
+            yield row[TOKEN_IDS][part], marks
 
 
-def token_counts(path: Path) -> NDArray[np.int64]:
-    """Tokens of every row, without reading them."""
-    from pyarrow import compute
-
-    found = []
-    for batch in rows(path, [TOKEN_IDS]):
-        _lists_of(batch, TOKEN_IDS, path)
-        found.append(compute.list_value_length(batch.column(0)).to_numpy(zero_copy_only=False))
-    return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+def _unpadded(row: dict[str, NDArray[np.int64]], place: str) -> slice:
+    """The tokens of a row that are no padding."""
+    size = row[TOKEN_IDS].size
+    for name, values in row.items():
+        if values.size != size:
+            raise InputError(f"{place}: {size} tokens, but {values.size} in column {name!r}; save as many of both")
+    if ATTENDED not in row:
+        return slice(size)
+    kept = np.flatnonzero(row[ATTENDED])
+    begin, end = (int(kept[0]), int(kept[-1]) + 1) if kept.size else (0, 0)
+    if kept.size != end - begin:
+        hole = int(np.setdiff1d(np.arange(begin, end), kept)[0])
+        raise InputError(
+            f"{place}: {ATTENDED} is 0 at token {hole}, between tokens where it is not; padding is at the ends of a "
+            f"row: leave such tokens out of {TOKEN_IDS}, or leave out the column"
+        )
+    return slice(begin, end)
 
 
 def _lists(batch: Any, name: str, path: Path) -> list[NDArray[np.int64]]:

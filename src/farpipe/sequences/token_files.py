@@ -50,6 +50,7 @@ def _zstandard(file: BinaryIO, path: Path) -> Any:
 
 
 INDEX: Final = ".idx"
+_ANEW: Final = "write it and its .bin anew with Megatron's tools (tools/preprocess_data.py)"
 _MAGIC: Final = b"MMIDIDX\x00\x00"
 _HEADER: Final = np.dtype([("version", "<u8"), ("code", "u1"), ("num_sequences", "<u8"), ("num_ends", "<u8")])
 _TYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -74,7 +75,7 @@ def _index_bytes(path: Path) -> bytes:
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
     if not data.startswith(_MAGIC) or len(data) < len(_MAGIC) + _HEADER.itemsize:
-        raise InputError(f"{path}: not an index of Megatron-LM (MMIDIDX)")
+        raise InputError(f"{path}: not an index of Megatron-LM (MMIDIDX); {_ANEW}")
     return data
 
 
@@ -93,16 +94,26 @@ def read_index(path: Path) -> MegatronIndex:
     firsts = np.frombuffer(data, "<i8", num_ends, begin + 12 * num_sequences)
     dtype = np.dtype(_TYPES[code]).newbyteorder("<")
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    is_sorted = firsts.size > 0 and firsts[0] == 0 and firsts[-1] == num_sequences and (np.diff(firsts) >= 0).all()
-    if (lengths < 0).any() or not is_sorted:
-        raise InputError(
-            f"{path}: damaged: sequences of {lengths.min(initial=0)} tokens, documents that end at {firsts[-1:]}"
-        )
+    if (lengths < 0).any():
+        raise InputError(f"{path}: damaged: sequence {lengths.argmin()} has {lengths.min()} tokens; {_ANEW}")
+    _expect_ascending(firsts, num_sequences, path)
     if not np.array_equal(places, ends[:-1] * dtype.itemsize):
-        raise InputError(
-            f"{path}: sequences are not one after the other in its .bin; write it anew with Megatron's tools"
-        )
+        raise InputError(f"{path}: sequences are not one after the other in its .bin; {_ANEW}")
     return MegatronIndex(dtype, ends[firsts[1:]])
+
+
+def _expect_ascending(firsts: NDArray[np.int64], num_sequences: int, path: Path) -> None:
+    """InputError unless documents begin with sequence 0, follow each other and end with the last sequence."""
+    if not firsts.size or firsts[0] != 0 or firsts[-1] != num_sequences:
+        found = f"from {firsts[0]} to {firsts[-1]}" if firsts.size else "of none"
+        raise InputError(f"{path}: damaged: documents {found} of {num_sequences} sequences; {_ANEW}")
+    back = np.flatnonzero(np.diff(firsts) < 0)
+    if back.size:
+        first, last = firsts[back[0]], firsts[back[0] + 1]
+        raise InputError(
+            f"{path}: documents are out of order: document {back[0]} begins with sequence {first} and ends before "
+            f"{last}; {_ANEW}"
+        )
 
 
 def expect_whole(index: MegatronIndex, tokens: Path) -> None:

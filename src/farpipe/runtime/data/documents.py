@@ -1,10 +1,10 @@
 """Documents: the texts in the files that the user names and their tokens, one after the other, never all at once."""
 
 import hashlib
+import itertools
 import json
 import sysconfig
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -12,10 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.sequences.tables import TOKEN_IDS, column_names, is_table, rows, table_files, token_rows
+from farpipe.sequences.lengths import COUNTED, ENDS
+from farpipe.sequences.tables import (
+    TOKEN_IDS,
+    about_chats,
+    column_names,
+    is_table,
+    row_of,
+    rows,
+    table_files,
+    token_rows,
+)
 from farpipe.sequences.token_files import INDEX, opened, plain_suffix
 from farpipe.spec import Data
-from farpipe.strict import read_text
+from farpipe.strict import nearest, read_text
 
 Form = Literal["text", "jsonl", "parquet", "arrow", "tokens"]
 
@@ -48,13 +58,9 @@ def source_files(data: Data) -> list[Path]:
         if path.is_dir():
             files = table_files(path) if is_table(path) else sorted(_visible_files(path))
     if not path.exists():
-        raise InputError(f'data.source: there is no file or folder {data.source!r}; "stdlib" is always there')
+        raise InputError(f'data.source: there is no file or folder {str(path)!r}; "stdlib" is always there')
     if form_of(data, files) == "tokens":
-        files = [
-            file
-            for file in files
-            if file.suffix in (".npy", ".bin") and not file.name.endswith((".ends.npy", ".counted.npy"))
-        ]
+        files = [file for file in files if file.suffix in (".npy", ".bin") and not file.name.endswith((ENDS, COUNTED))]
         if not files:
             raise InputError(f"data.source: {str(path)!r}: tokens are in files that end in .npy or .bin")
     if not files:
@@ -94,6 +100,12 @@ def documents(data: Data, files: list[Path]) -> Iterator[TrainingText]:
             yield from _table_rows(file, data)
         else:
             yield TrainingText(read_whole(file).decode("utf-8"))
+
+
+def is_text(data: Data) -> bool:
+    """True if what ``data.source`` has is text, which a tokenizer turns into tokens."""
+    files = source_files(data)
+    return form_of(data, files) != "tokens" and not has_tokens(data, files)
 
 
 def has_tokens(data: Data, files: list[Path]) -> bool:
@@ -163,15 +175,35 @@ def _document(row: Any, data: Data, place: str) -> TrainingText:
 
 def _text_of(row: Any, key: str, setting: str, place: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get(key), str):
-        found = "no object" if not isinstance(row, dict) else f"keys {', '.join(map(repr, row))}"
-        raise InputError(f"data.source: {place}: expected an object with text under {key!r} (data.{setting}): {found}")
+        raise InputError(
+            f"data.source: {place}: expected an object with text under {key!r} (data.{setting}): {_instead(row, key)}"
+        )
     return str(row[key])
 
 
+def _instead(row: Any, key: str) -> str:
+    """Words for a row without a text under `key`."""
+    if not isinstance(row, dict):
+        return "no object"
+    if key not in row:
+        return f"keys {', '.join(map(repr, row))}{about_chats([*row])}"
+    if row[key] is None:
+        return "there is none (null); leave out such rows"
+    return f"found {repr(row[key])[:40]}, which is no text; name another key"
+
+
 def _table_rows(path: Path, data: Data) -> Iterator[TrainingText]:
-    columns = [data.text_key, *([] if data.prompt_key is None else [data.prompt_key])]
-    for batch in rows(path, columns):
-        yield from (_document(row, data, str(path)) for row in batch.to_pylist())
+    columns = {data.text_key: "text_key"} | ({} if data.prompt_key is None else {data.prompt_key: "prompt_key"})
+    names = column_names(path)
+    for key, setting in columns.items():
+        if key not in names:
+            raise InputError(
+                f"data.source: {path}: there is no column {key!r} (data.{setting}), only {', '.join(names)}"
+                f"{nearest(key, names)}; name the column of texts, or save tokens as {TOKEN_IDS!r}{about_chats(names)}"
+            )
+    number = itertools.count()
+    for batch in rows(path, [*columns]):
+        yield from (_document(row, data, row_of(path, next(number))) for row in batch.to_pylist())
 
 
 class Encoded(NamedTuple):
@@ -185,7 +217,7 @@ class Encoded(NamedTuple):
 class TokenRows:
     """Documents that are tokens already: the column ``input_ids`` of tables."""
 
-    key, vocab_size, dtype = TOKEN_IDS, 0, np.dtype("uint32")
+    key, vocab_size, dtype = f"{TOKEN_IDS} without padding", 0, np.dtype("uint32")
     """Vocabulary: at least that many; the greatest token tells."""
 
     def encoded(self, files: Iterable[Path]) -> Iterator[Encoded]:
@@ -238,7 +270,7 @@ class LearnedTokenizer:
     def encoded(self, documents: Iterable[TrainingText]) -> Iterator[Encoded]:
         """The tokens of all texts, with the end of text behind each document."""
         marked = _marked(documents)
-        while group := [*islice(marked, _PIECES_AT_ONCE)]:
+        while group := [*itertools.islice(marked, _PIECES_AT_ONCE)]:
             batch = self._tokenizer.encode_batch([piece.text for piece in group], add_special_tokens=False)
             for found, piece in zip(batch, group, strict=True):
                 ends = [self._end] if piece.is_last and self._end is not None else []

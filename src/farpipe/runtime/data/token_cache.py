@@ -25,11 +25,10 @@ from farpipe.runtime.data.documents import (
     has_tokens,
 )
 from farpipe.runtime.data.known_files import KnownFiles
+from farpipe.sequences.lengths import COUNTED, ENDS
 from farpipe.spec import Data
 
 FORMAT: Final = "farpipe/tokens/1"
-ENDS: Final = ".ends.npy"
-COUNTED: Final = ".counted.npy"
 LIMIT_S: Final = 12 * 3600.0
 """Longest wait for another process that tokenizes the same text."""
 _POLL_S: Final = 0.1

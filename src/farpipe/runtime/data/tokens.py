@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from farpipe.errors import InputError
 from farpipe.runtime.data.documents import BETWEEN_TEXTS, NUM_BYTES, form_of, read_whole, source_files, unreadable
 from farpipe.runtime.data.known_files import KnownFiles, OpenedFile
-from farpipe.runtime.data.token_cache import COUNTED, FORMAT, cache_folder, ends_of, tokenize_once
+from farpipe.runtime.data.token_cache import FORMAT, cache_folder, ends_of, tokenize_once
+from farpipe.sequences.lengths import COUNTED
 from farpipe.sequences.token_files import INDEX, expect_whole, read_index
 from farpipe.spec import Data, Model
 from farpipe.strict import expect_format, parse_json, read_text
@@ -204,8 +205,10 @@ def _marks(path: Path, num_tokens: int) -> NDArray[Any] | None:
         return None
     marks = _mapped(place)
     if not isinstance(marks, np.ndarray) or marks.shape != (num_tokens,) or marks.dtype.kind not in "uib":
+        found = f"{marks.dtype} {list(marks.shape)}" if isinstance(marks, np.ndarray) else "several arrays"
         raise InputError(
-            f"data.source: {place}: expected a number for each of {num_tokens} tokens, 0 where it is only read"
+            f"data.source: {place}: expected a number for each of {num_tokens} tokens, 0 where it is only read, found "
+            f"{found}; write it for these tokens"
         )
     return marks
 
@@ -223,7 +226,11 @@ def _ends(path: Path, num_tokens: int) -> NDArray[np.int64]:
         or (np.diff(ends.astype(np.int64), prepend=0) < 0).any()
         or [*ends[-1:]] != [num_tokens] * bool(num_tokens)
     ):
-        raise InputError(f"data.source: {place}: expected ascending numbers of tokens, the last of them {num_tokens}")
+        found = f"found {ends.size} that end at {ends[-1]}" if is_list and ends.size else "found none"
+        raise InputError(
+            f"data.source: {place}: expected ascending numbers of tokens, the last of them {num_tokens}, {found}; "
+            "write the ends of these tokens"
+        )
     return np.array(ends, np.int64)
 
 
@@ -277,6 +284,11 @@ def _open_bin(path: Path, known: KnownFiles) -> tuple[NDArray[Any], int | None]:
     header = path.with_suffix(".json")
     if not header.exists() and path.with_suffix(INDEX).exists():
         return _open_indexed(path), None
+    if not header.exists():
+        raise InputError(
+            f"data.source: {path}: neither a header {header.name} nor Megatron-LM's {path.with_suffix(INDEX).name} "
+            "beside it says what numbers it has; write one of them, or save the tokens as .npy"
+        )
     body = expect_format(parse_json(read_text(header), str(header)), FORMAT, str(header))
     counts = (body.get("num_tokens"), body.get("vocab_size", 1))
     if body.keys() - _HEADER_KEYS or body.get("dtype") not in _DTYPES or {*map(type, counts)} != {int}:
