@@ -214,19 +214,24 @@ def assignments(
     """(makespan, groups), each once, for the fewest devices and for the least seconds of all, improved by moves.
 
     Moves, in so many `passes`, where chunks' fixed times are paid by the token, which has fewer local optima; then
-    where they are paid whole; and the latter alone.
+    where they are paid whole; and the latter alone. The first ones are also placed as if they were paid by the token.
     """
     devices = np.array(degrees, np.float64)[:, None]
     whole, smooth = (
         Devices(each, degrees, num_devices, num_sites) for each in (times, DocumentTimes.by_token(times.seconds))
     )
     ideal_s = float((times.seconds * devices).min(axis=0).sum()) / num_devices
-    found: list[Ints] = []
+    found, firsts = list[Ints](), list[Ints]()
     for costs in (devices, times.seconds * devices):
         starts = [fewest(times.seconds, costs, ideal_s / share) for share in _TRIED_SHARES]
         first = smooth.moved(smooth.shortest(starts), passes)
         found += [first, whole.moved(first, passes), whole.moved(whole.shortest(starts), passes)]
-    return [whole.grouped(one) for one in {one.tobytes(): one for one in found}.values()]
+        firsts += [first] if times.fixed_s.any() else []  # else both place alike
+    return [
+        each.grouped(one)
+        for each, chosen in ((whole, found), (smooth, firsts))
+        for one in {one.tobytes(): one for one in chosen}.values()
+    ]
 
 
 def plan_groups(jobs: Sequence[Job], sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan | None:
