@@ -115,6 +115,20 @@ def test_groups_of_devices_are_shown_with_the_documents_of_each_size(farpipe, jo
     assert (data["is_trainable"], data["groups"], data["devices_per_stage"]) == (True, [], 1)
 
 
+def test_pins_that_chunks_can_not_keep_are_told(farpipe, job):
+    text = job.read_text()
+    job.write_text(text.replace("[training]", '[training]\nmicrobatch_size = 1\nrecompute = "full"'))
+    shown = farpipe("sequences", "plan", job, "--lengths", "lengths.txt")
+    assert "training.microbatch_size is not used: chunks have no such; leave it out" in shown.stdout
+    data = json.loads(farpipe("sequences", "plan", job, "--lengths", "lengths.txt", "--json").stdout)
+    assert data["unused"] == ["training.microbatch_size", "training.recompute"]
+    job.write_text(text + '\n[data]\npacking = "elastic"\n')
+    assert json.loads(farpipe("sequences", "plan", job, "--lengths", "lengths.txt", "--json").stdout)["unused"] == []
+    job.write_text(job.read_text().replace("[training]", '[training]\nrecompute = "full"'))
+    refused = farpipe("sequences", "plan", job, "--lengths", "lengths.txt")
+    assert (refused.returncode, "each chunk recomputes the layers that it has to" in refused.stderr) == (3, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

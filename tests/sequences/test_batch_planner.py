@@ -138,19 +138,6 @@ def test_plans_of_all_kinds_have_all_documents():
     assert len(plan.others) > 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"training": {"recompute": "full"}}, r"training.recompute: .* recomputes the layers that it has to"),
-        ({"training": {"microbatch_size": 1}}, "training.microbatch_size: .* have no such"),
-        ({"context": 2, "context_exchange": "ring"}, "layout.context_exchange: .* as Ulysses does"),
-    ],
-)
-def test_pins_that_chunks_can_not_keep_are_refused(changes, reason):
-    with pytest.raises(InputError, match=reason):
-        plan_batch(job(**changes), LENGTHS)
-
-
 def test_several_stages_on_each_rank_may_be_pinned_alone():
     plan = plan_batch(job(devices=2, virtual=2), LENGTHS)
     assert plan.layout.layout.virtual == 2

@@ -100,13 +100,15 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     batch = _batch(job, options)
     with compilation_announced(), status(f"planning {batch.size} sequences"):
         found = plan_batch(job, batch, options.planner_options, options.devices_per_stage)
-    obstacle = _obstacle(job, found)
+    obstacle, unused = _obstacle(job, found), {".".join(key): why for key, why in job.not_of_chunks().items()}
     if options.html is not None:
         _write_page(found, options.job.name, options.html, obstacle)
     if options.as_json:
-        print_json(found.to_data() | {"is_trainable": not obstacle})
+        print_json(found.to_data() | {"is_trainable": not obstacle, "unused": list(unused)})
         return
     _show(found, _uncompared(job, found, int(batch.max())), obstacle)
+    for key, why in unused.items():
+        console().print(f"{key} is not used: {why}", markup=False)
 
 
 def _obstacle(job: "Job", plan: "BatchPlan") -> str:

@@ -9,7 +9,8 @@ same plan everywhere.
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -65,8 +66,6 @@ def plan_batch(
     sizes, options = np.asarray(lengths, np.int64), options or BatchOptions()
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
-    for place, why in job.not_of_chunks().items():
-        raise InputError(f"{'.'.join(place)}: not for chunks of documents: {why}")
     with planning_time() as gone_s:
         candidates, errors = _candidates(job, sizes, devices_per_stage)
         part = replace(options, budget=options.budget // min(MAX_PLANNED, len(candidates)))
@@ -86,8 +85,12 @@ def plan_batch(
 def _searched(
     candidates: Sequence[_Candidate], sizes: Ints, options: BatchOptions, errors: list[FarpipeError]
 ) -> dict[str, BatchPlan]:
-    """The best plan of every kind; `errors` gets why layouts do not fit."""
+    """The best plan of every kind; `errors` gets why layouts do not fit.
+
+    A layout's replicas are planned one by one, as long as it is the most promising one.
+    """
     best: dict[str, BatchPlan] = {}
+    begun: dict[int, BatchPlan] = {}
     num_planned: Counter[str] = Counter()
     num_tried: Counter[str] = Counter()
     open_ones = [(one.bound_s, index, False) for index, one in enumerate(candidates)]
@@ -95,23 +98,53 @@ def _searched(
     while open_ones:
         least_s, index, is_estimated = heapq.heappop(open_ones)
         one = candidates[index]
-        if one.kind in best and least_s >= min(
-            best[one.kind].step_s, _FAR * min(plan.step_s for plan in best.values())
-        ):
+        is_far = least_s >= min([_FAR * plan.step_s for plan in best.values()], default=math.inf)
+        if one.kind in best or (is_far and any(plan.kind == one.kind for plan in begun.values())):
             continue
-        if num_planned[one.kind] == MAX_PLANNED or num_tried[one.kind] == _MAX_TRIED:
+        if index not in begun and (num_planned[one.kind] == MAX_PLANNED or num_tried[one.kind] == _MAX_TRIED):
             continue
         try:
-            if is_estimated:
-                num_tried[one.kind] += 1
-                found = _planned(one, sizes, options, best[one.kind].step_s if one.kind in best else math.inf)
-                num_planned[one.kind] += found.step_s <= _FAR * least_s
-                best[one.kind] = min(best.get(one.kind, found), found, key=lambda plan: plan.step_s)
-            else:
+            if not is_estimated:
                 heapq.heappush(open_ones, (max(least_s, _estimated_s(one, sizes, options)), index, True))
+                continue
+            if index not in begun:
+                num_tried[one.kind] += 1
+                begun[index] = _begun(one, sizes, options)
+                num_planned[one.kind] += begun[index].step_s <= _FAR * least_s
+            elif len(begun[index].replicas) < len(one.parts):
+                begun[index] = _continued(begun[index], one, sizes, options)
+            else:  # and no other of its kind can be faster
+                best[one.kind] = begun[index]
+                continue
+            heapq.heappush(open_ones, (begun[index].step_s, index, True))
         except InfeasibleError as error:
+            begun.pop(index, None)
             errors.append(error)
-    return best
+    return best | _far_ones(best, begun, candidates, sizes, options)
+
+
+def _far_ones(
+    best: Mapping[str, BatchPlan],
+    begun: Mapping[int, BatchPlan],
+    candidates: Sequence[_Candidate],
+    sizes: Ints,
+    options: BatchOptions,
+) -> dict[str, BatchPlan]:
+    """The best of what was begun of the other kinds, to be told beside the fastest."""
+    found = dict[str, BatchPlan]()
+    open_ones = [(plan.step_s, index, plan) for index, plan in begun.items() if plan.kind not in best]
+    heapq.heapify(open_ones)
+    while open_ones:
+        _, index, plan = heapq.heappop(open_ones)
+        if plan.kind in found:
+            continue
+        if len(plan.replicas) == len(candidates[index].parts):
+            found[plan.kind] = plan
+            continue
+        with suppress(InfeasibleError):
+            plan = _continued(plan, candidates[index], sizes, options)
+            heapq.heappush(open_ones, (plan.step_s, index, plan))
+    return found
 
 
 def _candidates(job: Job, sizes: Ints, devices_per_stage: int | None) -> tuple[list[_Candidate], list[FarpipeError]]:
@@ -249,14 +282,19 @@ def _kind(found: ChunkLayout) -> str:
     return kind + ", no pipeline" * (found.costs.num_stages == 1)
 
 
-def _planned(one: _Candidate, sizes: Ints, options: BatchOptions, below_s: float) -> BatchPlan:
-    """Plans of all replicas, the hardest first; of the first ones up to one that is not below `below_s`."""
-    plans = list[SequencePlan]()
-    for mine in one.parts:
-        plans.append(plan_sequences(one.layout.costs, sizes[mine], options).numbered(mine))
-        if plans[-1].step_s >= below_s:
-            break
-    return BatchPlan(one.kind, one.zero, one.layout, tuple(plans))
+def _begun(one: _Candidate, sizes: Ints, options: BatchOptions) -> BatchPlan:
+    """A layout with the plan of its hardest replica."""
+    return BatchPlan(one.kind, one.zero, one.layout, (_replica(one, 0, sizes, options),))
+
+
+def _continued(plan: BatchPlan, one: _Candidate, sizes: Ints, options: BatchOptions) -> BatchPlan:
+    """The same with the plan of one replica more."""
+    return replace(plan, replicas=(*plan.replicas, _replica(one, len(plan.replicas), sizes, options)))
+
+
+def _replica(one: _Candidate, index: int, sizes: Ints, options: BatchOptions) -> SequencePlan:
+    mine = one.parts[index]
+    return plan_sequences(one.layout.costs, sizes[mine], options).numbered(mine)
 
 
 def _finished(plan: BatchPlan, sizes: Ints, options: BatchOptions) -> BatchPlan:
