@@ -200,6 +200,11 @@ def test_policies_are_compared(farpipe, small_step):
         (("--nodes", "1,4,99"), 3, "there is no node '99'"),
         (("--nodes", "zurich=1"), 2, "has no sites"),
         (("--nodes", "1,4,10", "--policy", "cd-cbaa"), 2, "did you mean 'cd-cba'"),
+        (("--nodes", "1,4,10", "--trace", TRACE, "--seeds", "2"), 2, "--seeds is for random traffic"),
+        (("--nodes", "1,4,10", "--trace", TRACE, "--load", "9"), 2, "--load is for random traffic"),
+        (("--nodes", "1,4,10", "--trace", TRACE, "--set", "rates=4-5"), 2, "--set rates is for random traffic"),
+        (("--nodes", "1,4,10", "--trace", TRACE, "--set", "begin=1e7"), 3, "the last request of"),
+        (("--placements", "2", "--seeds", "2"), 2, "--seeds is for one placement"),
         (("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--policy", "ksp-ff"), 4, "never finds 3 units"),
     ],
 )
@@ -207,6 +212,50 @@ def test_simulate_says_what_is_wrong(farpipe, small_step, options, code, says):
     run = farpipe("optical", "simulate", small_step, *options)
     assert run.returncode == code, run.stderr
     assert says in run.stderr
+
+
+def test_a_trace_is_one_background(farpipe, small_step):
+    options = (
+        "--nodes",
+        "1,4,10",
+        "--trace",
+        TRACE,
+        "--policies",
+        "ksp-ff,widen",
+        "--steps",
+        "1",
+        "--modulation",
+        "64qam",
+    )
+    shown = farpipe("optical", "compare", small_step, *options, "--order", "1f1b")
+    assert "order 1f1b, 1 background;" in shown.stdout, shown.stderr
+    assert "±" not in shown.stdout
+    found = json.loads(farpipe("optical", "compare", small_step, *options, "--order", "1f1b", "--json").stdout)
+    assert found["seeds"] == 1
+
+
+def test_replicas_inside_sites_stay_off_the_light_paths(farpipe, tmp_path):
+    job, plan, across = (tmp_path / name for name in ("job.toml", "plan.json", "across.json"))
+    training = '[training]\nsequence_length = 64\nglobal_batch = 8\nprecision = "fp32"\n'
+    pins = "[layout]\npipeline = 2\ndata = 2\nreplicas = {!r}\n"
+    cluster = cluster_text().replace("num_devices = 1\n", "num_devices = 2\n")
+    job.write_text(SMALL_MODEL + training + pins.format("inside") + cluster)
+    assert farpipe("plan", job, "--output", plan).returncode == 0
+    shown = farpipe("optical", "simulate", plan, "--nodes", "zurich=1,lugano=4", "--load", "0")
+    assert "s per step" in shown.stdout, shown.stderr
+    assert re.search(r"left out: \d+ collectives inside sites, which no light path carries; in the plan", shown.stderr)
+    job.write_text(job.read_text().replace("'inside'", "'across'"))
+    assert farpipe("plan", job, "--output", across).returncode == 0
+    refused = farpipe("optical", "simulate", across, "--placements", "2")
+    assert (refused.returncode, 'replicas = "inside"' in refused.stderr) == (3, True), refused.stderr
+
+
+def test_a_site_that_is_none_is_named(farpipe, tmp_path):
+    job = tmp_path / "job.toml"
+    training = '[training]\nsequence_length = 64\nglobal_batch = 8\nprecision = "fp32"\n'
+    job.write_text(SMALL_MODEL + training + "[layout]\npipeline = 2\ndata = 1\n" + cluster_text())
+    refused = farpipe("optical", "simulate", job, "--nodes", "zurich=1,lugan=4")
+    assert "there is no site 'lugan'; did you mean 'lugano'?" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.slow

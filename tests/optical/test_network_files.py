@@ -115,6 +115,21 @@ def test_every_format_gives_the_same_network(tmp_path, name, text):
     assert {tuple(sorted((edge.a, edge.b))): edge.km for edge in network.edges} == KM
 
 
+def test_weights_that_are_all_1_are_no_km(tmp_path):
+    """Graph libraries write such weights beside the lengths."""
+    document = json.loads(node_link("distance"))
+    for edge in document["links"]:
+        edge["weight"] = 1
+    network = read(tmp_path, "n.json", json.dumps(document))
+    assert {tuple(sorted((edge.a, edge.b))): edge.km for edge in network.edges} == KM
+    for edge in document["links"]:
+        del edge["distance"]
+    with pytest.raises(
+        InputError, match=r"no edge between two nodes has a length.*\(weights that are all 1 are none\)"
+    ):
+        read(tmp_path, "n.json", json.dumps(document))
+
+
 @pytest.mark.parametrize(("name", "text"), [("n.txt", sndlib_native()), ("n.xml", sndlib_xml())])
 def test_sndlib_s_edges_are_as_long_as_their_ends_are_apart(tmp_path, name, text):
     network = read(tmp_path, name, text)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farpipe.cli.optical_blocking import Guard, Modulation, Network, PathsFile, SlotGhz, Slots, net_called
-from farpipe.cli.options import Given, settings
-from farpipe.cli.output import status
-from farpipe.errors import UsageError
+from farpipe.cli.options import Given, refuse, settings, typed
+from farpipe.cli.output import log, status
+from farpipe.errors import InputError, UsageError
+from farpipe.strict import nearest
+from farpipe.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.cli.light_settings import LightSettings
@@ -96,6 +98,18 @@ class LightOptions:
 
         return find_modulation(self.modulation)
 
+    def expect_one_source(self, context: typer.Context) -> None:
+        """UsageError for options of random draws beside a trace, or beside placements, of which each has one."""
+        if self.trace is not None:
+            random = [f"--set {name}" for name in ("mean_holding", "rates") if name in self.settings.model_fields_set]
+            refuse(typed(context, seeds="--seeds", load="--load") + random, "is for random traffic, not for a trace")
+        if self.placements is not None:
+            refuse(typed(context, seeds="--seeds"), "is for one placement: of several each has a background of its own")
+
+    def num_backgrounds(self, seeds: int) -> int:
+        """Backgrounds of one placement."""
+        return 1 if self.trace is not None else seeds
+
     def node_choices(self, loaded: "Loaded") -> list[tuple[str, ...]]:
         """The node of every rank: given, or in so many random placements."""
         problem, _, plan = loaded
@@ -129,6 +143,11 @@ class LightOptions:
         from farpipe.optical import PoissonTraffic, k_shortest, load_paths, load_trace
 
         traffic = load_trace(self.trace, self.net) if self.trace else None
+        if traffic and (self.settings.begin or 0.0) >= (last_s := float(traffic.arrival_s[-1])):
+            raise InputError(
+                f"--set begin={self.settings.begin:g}: the last request of {self.trace} comes after {last_s:g} s; "
+                "begin earlier"
+            )
         pairs = traffic.pairs if traffic else None
         paths = load_paths(self.paths, self.net) if self.paths else k_shortest(self.net, pairs, k=4)
         if traffic or not self.load:
@@ -180,6 +199,23 @@ class LightOptions:
         return LightTraining(nominal, chosen, nodes)
 
 
+def without_collectives(loaded: "Loaded") -> "Loaded":
+    """The same step with its messages alone; a line on stderr says what is left out."""
+    from farpipe.optical.transfers import messages_alone
+    from farpipe.simulate import simulate
+
+    problem, schedule, plan = loaded
+    if not problem.collectives:
+        return loaded
+    alone = messages_alone(problem)
+    left_out = f"left out: {counted(len(problem.collectives), 'collective')} inside sites, which no light path carries"
+    if schedule is not None:
+        whole_s, alone_s = (simulate(one, schedule).makespan_s for one in (problem, alone))
+        left_out += f"; in the plan they take {format_seconds(whole_s - alone_s)} of {format_seconds(whole_s)}"
+    log(left_out)
+    return alone, schedule, plan
+
+
 def _nodes_of_ranks(nodes: str | None, num_ranks: int, sites: "Sequence[str]") -> tuple[str, ...]:
     """The node of every rank."""
     if nodes is None:
@@ -188,6 +224,8 @@ def _nodes_of_ranks(nodes: str | None, num_ranks: int, sites: "Sequence[str]") -
     if all("=" in word for word in words):
         of_site = dict(word.split("=", 1) for word in words)
         missing = [site for site in dict.fromkeys(sites) if site not in of_site]
+        if sites and (unknown := [site for site in of_site if site not in sites]):
+            raise UsageError(f"--nodes: there is no site {unknown[0]!r}{nearest(unknown[0], sites)}")
         if missing or not sites:
             raise UsageError(
                 f"--nodes: no node for site {missing[0]!r}"

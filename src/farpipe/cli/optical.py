@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.light_options import LightOptions
+from farpipe.cli.light_options import LightOptions, without_collectives
 from farpipe.cli.optical_blocking import Seeds, blocking
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
@@ -59,6 +59,7 @@ class LightOutputs:
 @optical.command()
 @with_groups
 def simulate(
+    context: typer.Context,
     job: StepFile,
     options: LightOptions,
     *,
@@ -74,6 +75,7 @@ def simulate(
     window_s = _window_s(outputs.window)
     files = (outputs.plot, outputs.report, outputs.light_paths, outputs.log)
     check_folder(*files, keeping=(job, *options.inputs))
+    options.expect_one_source(context)
     cases, runs = _run(job, options, [policy], seeds)
     facts = _facts(cases, policy, runs.runs[policy])
     _draw(outputs, window_s, cases[0], options.policy(policy), policy)
@@ -90,6 +92,7 @@ def simulate(
 @optical.command()
 @with_groups
 def compare(
+    context: typer.Context,
     job: StepFile,
     options: LightOptions,
     policies: Annotated[str, typer.Option(help="Policies to compare, the baseline first.")] = COMPARED,
@@ -97,10 +100,15 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare policies for a training's light paths on the same background traffic and order."""
+    options.expect_one_source(context)
     cases, found = _run(job, options, [name.strip() for name in policies.split(",")], seeds)
     rows, order = found.to_data(), cases[0][1].schedule.method
     if as_json:
-        draws = {"seeds": seeds} if options.placements is None else {"placements": options.placements}
+        draws = (
+            {"seeds": options.num_backgrounds(seeds)}
+            if options.placements is None
+            else {"placements": options.placements}
+        )
         print_json({"order": order, **draws, "policies": rows})
         return
     typer.echo(f"order {order}, {_draws(options, seeds)}; change against {found.baseline}")
@@ -108,7 +116,9 @@ def compare(
 
 
 def _draws(options: LightOptions, seeds: int) -> str:
-    return counted(seeds, "background") if options.placements is None else counted(options.placements, "placement")
+    if options.placements is not None:
+        return counted(options.placements, "placement")
+    return counted(options.num_backgrounds(seeds), "background")
 
 
 def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":
@@ -116,14 +126,14 @@ def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tup
     from farpipe.cli.planned import load_step
     from farpipe.optical.study import PolicyComparison, compare_policies
 
-    policies, loaded = {name: options.policy(name) for name in names}, load_step(job)
+    policies, loaded = {name: options.policy(name) for name in names}, without_collectives(load_step(job))
     cases: list[Case] = []
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for draw, nodes in enumerate(options.node_choices(loaded)):
         scenario = options.scenario(options.candidates(names[0], nodes))
         training = options.training(loaded, nodes, scenario, policies[names[0]])
         settings = {name: (training, policies[name], options.candidates(name, nodes)) for name in names}
-        drawn = range(seeds) if options.placements is None else [draw]
+        drawn = range(options.num_backgrounds(seeds)) if options.placements is None else [draw]
         with progress_bar("simulating", "runs") as progress:
             found = compare_policies(
                 scenario,

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -116,27 +116,35 @@ def _graph(nodes: Mapping[Any, Attributes], edges: list[tuple[Any, Any, Attribut
 
 def _network(name: str, graph: Graph, source: str, *, shared: bool) -> Network:
     """The network of a graph; of parallel edges the shortest, loops and nodes without a known edge left out."""
-    names = _names(graph.names)
+    names, keys = _names(graph.names), _length_keys(graph)
     edges: dict[frozenset[str], tuple[str, str, float]] = {}
     for index, (a, b, attributes) in enumerate(graph.edges):
         for node in (a, b):
             if node not in names:
                 raise InputError(f"{source}: edge {index}: there is no node {node!r}")
-        km, ends = _edge_km(f"{source}: edge {index}", graph, (a, b), attributes), frozenset((names[a], names[b]))
+        km, ends = _edge_km(f"{source}: edge {index}", graph, (a, b), attributes, keys), frozenset((names[a], names[b]))
         if km is not None and len(ends) == 2 and (ends not in edges or km < edges[ends][2]):
             edges[ends] = (names[a], names[b], km)
     if graph.edges and not edges:
         raise InputError(
-            f"{source}: no edge between two nodes has a length: give km of fibre as one of {', '.join(FIBRE_KM_KEYS)}, "
-            "or longitude and latitude of the nodes"
+            f"{source}: no edge between two nodes has a length: give km of fibre as one of {', '.join(FIBRE_KM_KEYS)} "
+            "(weights that are all 1 are none), or longitude and latitude of the nodes"
         )
     left_out = tuple(dict.fromkeys(names[node] for a, b, _ in graph.edges for node in (a, b)))
     return build_network(name, rows_of(source, edges.values()), shared=shared, given=left_out)
 
 
-def _edge_km(place: str, graph: Graph, ends: tuple[Any, Any], attributes: Attributes) -> float | None:
+def _length_keys(graph: Graph) -> tuple[str, ...]:
+    """Keys of lengths in this graph: weights that are all 1 are what graph libraries write, and no km."""
+    weights = {str(attributes.get("weight")) for _, _, attributes in graph.edges}
+    return tuple(key for key in FIBRE_KM_KEYS if key != "weight" or not weights <= {"1", "1.0"})
+
+
+def _edge_km(
+    place: str, graph: Graph, ends: tuple[Any, Any], attributes: Attributes, keys: Sequence[str]
+) -> float | None:
     """Fibre km of an edge: given, or estimated from the great circle, ``dist`` or between positions; None: unknown."""
-    for key in FIBRE_KM_KEYS:
+    for key in keys:
         if key in attributes:
             return number(place, key, attributes[key], exclusive=True)
     if "dist" in attributes:

@@ -45,10 +45,7 @@ class LightTraining:
         if len(self.nodes) != self.problem.num_ranks:
             raise InputError(f"nodes: expected one per rank, {self.problem.num_ranks}, found {len(self.nodes)}")
         if self.problem.collectives:
-            place = self.problem.collectives[0].place
-            raise InputError(
-                f"{place}: collectives over light paths are not simulated; take a problem with one replica"
-            )
+            raise InputError(f"{self.problem.collectives[0].place}: no light path carries it; take `messages_alone`")
         self._expect_bytes()
         check(self.problem, self.schedule, memory=False)
 
@@ -114,6 +111,17 @@ class LightTraining:
             num_stages=stages,
             num_microbatches=self.problem.num_microbatches,
         )
+
+
+def messages_alone(problem: Problem) -> Problem:
+    """The step without its collectives inside sites, which take no light path; InputError for one between sites."""
+    for one in problem.collectives:
+        if one.transfer is not None and any(problem.between_sites[name] for name in one.transfer.links):
+            raise InputError(
+                f"{one.place}: collectives between sites are not simulated over light paths; plan with all replicas of "
+                'a stage at one site: replicas = "inside" in the job\'s [layout]'
+            )
+    return problem.changed(sync=None, exchanges=()) if problem.collectives else problem
 
 
 @dataclass(frozen=True)
