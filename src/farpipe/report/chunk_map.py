@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.report.axis import PLAIN, Scale, duration, ticks
+from farpipe.report.axis import PLAIN, Quantity, Scale, duration, ticks
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.report.tables import TableView
 from farpipe.report.views import RunView
@@ -57,7 +57,7 @@ def draw_chunk_map(
         for first, line in zip([True, *[False] * len(lines)], lines, strict=False)
     ]
     text = _description(len(lengths), len(chunks), num_left_out, int(layers.max()), keeps_attention)
-    body = stack([_axis(scale), *(Block(row, _PITCH_PX) for row in rows)])
+    body = stack([top_axis(scale, PLAIN, "token", whole=True), *(Block(row, _PITCH_PX) for row in rows)])
     return Figure(key, "Chunk map", text, WIDTH_PX, body)
 
 
@@ -115,7 +115,8 @@ def _lines(shorter: Sequence[tuple[Slice, int]], longest: int) -> tuple[list[lis
     return lines, 0
 
 
-def _axis(scale: Scale) -> Block:
+def top_axis(scale: Scale, quantity: Quantity, name: str = "", *, whole: bool = False) -> Block:
+    """An axis above rows: its ticks, and `name` in the gutter; `whole` as of `ticks`."""
     marks = [
         at(
             scale(tick.value),
@@ -123,9 +124,10 @@ def _axis(scale: Scale) -> Block:
             tag("text", tick.label, x=0, y=10, text_anchor="middle"),
             tag("path", d="M0 13V17", class_="axis"),
         )
-        for tick in ticks(scale.low, scale.high, PLAIN, 10, whole=True)
+        for tick in ticks(scale.low, scale.high, quantity, 10, whole=whole)
     ]
-    return Block(join([tag("text", "token", x=_GUTTER_PX - 8, y=10, text_anchor="end"), *marks]), 20.0)
+    label = [tag("text", name, x=scale.start - 8, y=10, text_anchor="end")] if name else []
+    return Block(join([*label, *marks]), 20.0)
 
 
 def stage_table(view: RunView) -> TableView:

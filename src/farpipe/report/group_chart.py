@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from farpipe.report.axis import TIME, Scale, duration, ticks
+from farpipe.report.axis import TIME, Scale, duration
+from farpipe.report.chunk_map import top_axis
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.sequences import Chunk
 from farpipe.simulate.timeline import Timeline
@@ -49,7 +50,7 @@ def draw_groups(runs: Sequence[GroupRun], num_devices: int, step_s: float) -> Fi
     ]
     counts = [(degree, sum(run.degree == degree for run in runs)) for degree in degrees]
     told = ", ".join(f"{counted(count, 'group')} of {counted(degree, 'device')}" for degree, count in counts)
-    body = stack([_key(degrees, hues), _axis(scale), Block(join([*labels, *boxes]), num_devices * row_px)], 4)
+    body = stack([_key(degrees, hues), top_axis(scale, TIME), Block(join([*labels, *boxes]), num_devices * row_px)], 4)
     return Figure("groups", "Devices", f"{told}, one after the other from the largest on.", WIDTH_PX, body)
 
 
@@ -77,16 +78,3 @@ def _key(degrees: Sequence[int], hues: dict[int, float]) -> Block:
         box = tag("rect", x=0, y=0, width=12, height=12, fill=f"hsl({hues[degree]:.0f} 55% 66%)")
         parts.append(at(_GUTTER_PX + 110 * number, 0, box, tag("text", counted(degree, "device"), x=17, y=10)))
     return Block(join(parts), 18.0)
-
-
-def _axis(scale: Scale) -> Block:
-    marks = [
-        at(
-            scale(tick.value),
-            0,
-            tag("text", tick.label, x=0, y=10, text_anchor="middle"),
-            tag("path", d="M0 13V17", class_="axis"),
-        )
-        for tick in ticks(scale.low, scale.high, TIME, 10)
-    ]
-    return Block(join(marks), 20.0)
