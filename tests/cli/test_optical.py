@@ -139,6 +139,7 @@ def test_the_frozen_coupled_check_by_command(farpipe, tmp_path):
     found = json.loads(farpipe("optical", "simulate", path, *where, *traffic, *how, "--json").stdout)
     assert round(sum(found["steps"][0]), 6) == 40.278631
     assert round(found["refused_ratio"] * 2880) == 45
+    assert found["background_accepted"] == 1050
 
 
 def test_policies_are_compared_over_random_placements(farpipe, small_step):

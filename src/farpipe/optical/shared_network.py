@@ -161,13 +161,19 @@ def play_steps(
     begin_s: float = 0.0,
     skipped: int = 0,
     num_logged: int = 0,
+    to_end: bool = False,
 ) -> PlayedSteps:
-    """Play a training: `num_steps` steps after `skipped` more, in which a policy that learns from steps settles."""
+    """Play a training: `num_steps` steps after `skipped` more, in which a policy that learns from steps settles.
+
+    `to_end`: the background goes on alone until its last request.
+    """
     player = NetworkPlayer(shared, training, policy.rule, begin_s=begin_s, num_logged=num_logged)
     last, steps = None, []
     for _ in range(skipped + num_steps):
         last = player.step(policy.demands(training, last))
         steps.append(last)
+    if to_end and shared.traffic is not None:
+        player.wait_until(float(shared.traffic.arrival_s[-1]))
     return PlayedSteps(training.schedule, tuple(steps[skipped:]), player.background_path, player.log)
 
 

@@ -102,6 +102,7 @@ class Run:
             "mean_units": _mean_units(self.played),
             "held_slots": float(np.mean([step.held_slot_s / step.makespan_s for step in steps])),
             "background_refused_ratio": _refused_share(self.played),
+            "background_accepted": float(np.count_nonzero(self.played.background_path >= 0)),
             "harm": self.harm,
             "harm_by_slots": self.harm_by_slots,
         }
@@ -131,9 +132,10 @@ def run_once(
     until_s = scenario.begin_s + (skipped + num_steps) * 2 * bound_s(scenario, training, paths)
     while True:
         shared = scenario.shared(seed, until_s, paths)
-        played = play_steps(shared, training, policy, num_steps=num_steps, begin_s=scenario.begin_s, skipped=skipped)
-        end_s = played.steps[-1].end_s
         traffic = shared.traffic
+        settings: dict[str, Any] = {"num_steps": num_steps, "begin_s": scenario.begin_s, "skipped": skipped}
+        played = play_steps(shared, training, policy, **settings, to_end=traffic is scenario.background)
+        end_s = played.steps[-1].end_s
         if traffic is None or traffic is scenario.background or end_s < traffic.arrival_s[-1]:
             return Run(played, *_harm(shared, training, played))
         until_s = 1.5 * max(until_s, end_s)
