@@ -40,6 +40,23 @@ def test_blocking_needs_no_files_but_the_trace(farpipe, small_trace):
     assert "requests: 50 accepted" in farpipe("optical", "blocking", "--trace", small_trace).stdout
 
 
+def test_every_request_of_a_trace_is_listed(farpipe, small_trace, tmp_path):
+    options = ("--network", LINKS, "--paths", BY_KM, "--log", tmp_path / "log.csv", "--slots", "20", "--json")
+    found = json.loads(farpipe("optical", "blocking", "--trace", TRACE, *options).stdout)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "log.csv").read_text())))
+    assert [int(row["request"]) for row in rows] == list(range(1200))
+    lit = [row for row in rows if row["accepted"] == "1"]
+    assert (len(lit), len(rows) - len(lit)) == (found["accepted"], found["blocked"])
+    assert found["blocked"] > 0
+    assert all((row["nodes"].split("-")[0], row["nodes"].split("-")[-1]) == (row["src"], row["dst"]) for row in lit)
+    assert all(0 <= int(row["first_slot"]) <= 20 - int(row["slots"]) for row in lit)
+    refused = farpipe("optical", "blocking", "--load", "5", "--log", tmp_path / "log.csv")
+    assert (refused.returncode, "--trace: give that too" in refused.stderr) == (2, True)
+    kept = farpipe("optical", "blocking", "--trace", small_trace, "--log", small_trace)
+    assert kept.returncode == 3
+    assert small_trace.read_text().startswith("request,arrival_s")
+
+
 def test_poisson_blocking_has_an_interval(farpipe):
     options = ("--load", "300", "--set", "requests=2000", "--set", "warm_up=500", "--seeds", "3", "--set", "truncate=2")
     found = json.loads(farpipe("optical", "blocking", *options, "--json").stdout)

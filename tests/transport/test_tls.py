@@ -15,7 +15,7 @@ from farpipe.errors import InputError, RunError
 from farpipe.transport import Rendezvous, Tag, TransportConfig, connect, handshake
 from farpipe.transport.security import authority
 from farpipe.transport.security.authority import init, issue
-from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
+from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, check_site, secure
 from transports import MemoryStore, connected, in_parallel, tls_files
 from waiting import wait_until
 
@@ -134,6 +134,19 @@ def test_a_connection_without_a_certificate_is_turned_away(tmp_path):
         with socket.create_connection(first._dialler._ranks[0].address, timeout=5) as sock, pytest.raises(ssl.SSLError):
             old.wrap_socket(sock)
         first.send(1, "forward", Tag(0, 0, 0), b"1111")
+
+
+def test_a_connection_that_is_closed_while_it_is_checked_is_an_error_of_the_network(tmp_path):
+    """A rank that ends closes the connections that its threads are just admitting."""
+    first, second = tls_files(tmp_path, SITES)
+    ends = socket.socketpair()
+    contexts = Credentials(first).context(server=True), Credentials(second).context(server=False)
+    secured = in_parallel(*(lambda i=i: secure(ends[i], contexts[i], server=not i) for i in range(2)))
+    check_site(secured[0], SITES[1])
+    secured[1].close()
+    secured[0].close()
+    with pytest.raises(OSError, match="closed while its certificate was read"):
+        check_site(secured[0], SITES[1])
 
 
 @pytest.mark.slow

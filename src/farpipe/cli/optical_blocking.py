@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farpipe.cli.options import AsJson, Given, refuse, settings, typed, with_groups
-from farpipe.cli.output import log, print_json, status
+from farpipe.cli.output import check_folder, log, print_json, status
 from farpipe.errors import UsageError
+from farpipe.strict import write_text
 from farpipe.units import format_percent
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class BlockingOptions:
         bool, typer.Option("--defragment", help="Move light paths to lower slots when a request does not fit.")
     ] = False
     given: Given = None
+    log: Annotated[Path | None, typer.Option(help="Of a trace: write every request and its light path as CSV.")] = None
     as_json: AsJson = False
 
     @cached_property
@@ -106,6 +108,7 @@ def net_called(name: str, *, shared: bool) -> "OpticalNetwork":
 def blocking(context: typer.Context, options: BlockingOptions) -> None:
     """Requests that an optical network refuses, from a trace or under random traffic."""
     _expect_one_source(context, options)
+    check_folder(options.log, keeping=(options.trace, options.paths, Path(options.network), Path(options.modulation)))
     facts = _poisson_facts(options) if options.trace is None else _trace_facts(options, options.trace)
     _show(facts, options.as_json)
 
@@ -114,6 +117,8 @@ def _expect_one_source(context: typer.Context, options: BlockingOptions) -> None
     if (options.trace is None) == (options.load is None):
         raise UsageError("give the traffic as --trace FILE or as --load ERLANG, one of them")
     named = options.details.model_fields_set
+    if options.trace is None:
+        refuse(["--log"] if options.log is not None else [], "is of the requests of --trace: give that too")
     if options.trace is not None:
         of_poisson = [f"--set {name}" for name in ("requests", "truncate", "rates") if name in named]
         refuse(typed(context, seeds="--seeds") + of_poisson, "is for --load, not for a trace")
@@ -124,15 +129,19 @@ def _expect_one_source(context: typer.Context, options: BlockingOptions) -> None
 
 def _trace_facts(options: BlockingOptions, trace: Path) -> dict[str, Any]:
     from farpipe.optical import load_trace, play_traffic
+    from farpipe.optical.blocking import request_rows
 
     traffic = load_trace(trace, options.net)
+    candidates = options.candidates(traffic.pairs)
     outcome = play_traffic(
         traffic,
-        options.candidates(traffic.pairs),
+        candidates,
         *options.setting,
         warm_up=options.details.warm_up or 0,
         defragment=options.defragment,
     )
+    if options.log is not None:
+        write_text(options.log, "\n".join(request_rows(outcome, candidates)) + "\n")
     return outcome.to_data() | _broken_up(outcome)
 
 

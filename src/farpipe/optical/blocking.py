@@ -1,6 +1,6 @@
 """Blocking: how much of some traffic a network refuses under a policy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,6 +158,16 @@ def play_traffic(
         defragment,
     )
     return TrafficOutcome(traffic, *out, warm_up, int(moved), grid, spectrum[0])
+
+
+def request_rows(outcome: TrafficOutcome, paths: PathTable) -> Iterator[str]:
+    """Lines of a CSV of all requests, those of the warm-up too: the light path that each got, with its guard."""
+    yield "request,arrival_s,src,dst,gbit_s,accepted,nodes,first_slot,slots"
+    traffic = outcome.traffic
+    columns = (traffic.arrival_s, traffic.pair, traffic.gbit_s, outcome.path, outcome.start, outcome.slots)
+    for index, (arrival_s, pair, gbit_s, path, start, slots) in enumerate(zip(*columns, strict=True)):
+        lit = f"1,{'-'.join(paths.paths[path][0])},{start},{slots}" if path >= 0 else "0,,,"
+        yield f"{index},{arrival_s:.9g},{','.join(traffic.pairs[pair])},{gbit_s:.9g},{lit}"
 
 
 @dataclass(frozen=True)

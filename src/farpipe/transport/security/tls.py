@@ -175,9 +175,13 @@ def check_address(sock: socket.socket, address: str) -> None:
 
 
 def _names(sock: socket.socket, kind: str) -> list[str]:
-    certificate = (sock.getpeercert() or {}) if isinstance(sock, ssl.SSLSocket) else {}
-    found: Any = certificate.get("subjectAltName", ())
-    return [name for key, name in found if key == kind]
+    if not isinstance(sock, ssl.SSLSocket):
+        return []
+    try:
+        certificate: Any = sock.getpeercert() or {}
+    except AttributeError:  # ssl's own answer when another thread has closed the socket
+        raise ConnectionAbortedError("closed while its certificate was read") from None
+    return [name for key, name in certificate.get("subjectAltName", ()) if key == kind]
 
 
 def _resolve(host: str) -> list[str]:
