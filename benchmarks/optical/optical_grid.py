@@ -1,6 +1,6 @@
 """Trainings over light paths against the best simple rules, over random placements, a row each as it comes.
 
-    python -m benchmarks.optical.optical_grid [headline|settings|rules|setup|orders] [--draws 10] [--rows FROM UNTIL]
+    python -m benchmarks.optical.optical_grid [headline|settings|rules|setup|keep|orders] [--draws 10] [--rows A B]
 
 A draw is a placement, six nodes at random for eight stages (the second and the third site have two), with a background
 of its own; all policies see the same draws, and intervals are over draws. What is not named in a row is the default of
@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from benchmarks.optical.optical_training import scenario, training
@@ -244,6 +244,21 @@ def _setup_row(setting: Setting, units: int, draws: int) -> list[str]:
     return cells + [percent([run.harm for run in found.runs[name]], "{:+.1f} ± {:.1f}") for name in KEPT]
 
 
+def keep_rows(draws: int) -> Iterator[list[str]]:
+    """Light paths by how long one that idles is kept: time, slots held and harm, of the ten-line rule and ours."""
+    for setup_s, keep_s in product((1.0, 10.0), (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1000.0)):
+        setting = Setting(setup_s=setup_s, keep_s=keep_s)
+        found = over_draws(setting, policies_of(("rule", "ours")), draws)
+        figures = [[found.mean(name, key).mean for name in ("rule", "ours")] for key in ("step_s", "held_slots")]
+        cells = [
+            f"{setup_s:g}",
+            f"{keep_s:g}",
+            *(f"{one:.2f}" for one in figures[0]),
+            *(f"{s:.0f}" for s in figures[1]),
+        ]
+        yield [*cells, *(percent([run.harm for run in found.runs[n]], "{:+.1f} ± {:.1f}") for n in ("rule", "ours"))]
+
+
 def order_rows(draws: int) -> Iterator[list[str]]:
     """Orders by the microbatches in flight that they need, under CD-CBA, the ten-line rule and ours."""
     usual, names = Setting(), ("cd-cba", "rule", "ours")
@@ -273,14 +288,18 @@ SETUP_HEADS = (
 )
 
 
+KEEP_HEADS = ("set-up s", "kept s", "rule s", "ours s", "slots held: rule", "ours", "harm, points: rule", "ours")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = ("headline", "settings", "rules", "setup", "orders")
+    tables = ("headline", "settings", "rules", "setup", "keep", "orders")
     parser.add_argument("table", nargs="?", choices=tables, default="headline")
     parser.add_argument("--draws", type=int, default=10, help="random placements, each with its background")
     parser.add_argument("--rows", type=int, nargs=2, metavar=("FROM", "UNTIL"), help="of headline, settings; from 0")
     args = parser.parse_args()
-    more = {"rules": (RULE_HEADS, rule_rows), "setup": (SETUP_HEADS, setup_rows), "orders": (ORDER_HEADS, order_rows)}
+    more = {"rules": (RULE_HEADS, rule_rows), "setup": (SETUP_HEADS, setup_rows)}
+    more |= {"keep": (KEEP_HEADS, keep_rows), "orders": (ORDER_HEADS, order_rows)}
     if args.table in more:
         heads, rows = more[args.table]
         show(heads, rows(args.draws))
