@@ -13,7 +13,7 @@ from farpipe.plan.candidates import (
     shapes,
     tensor_degrees,
 )
-from farpipe.plan.placement import MAX_SITES, missing_link, place_ranks, slowest_rate
+from farpipe.plan.placement import MAX_SITES, place_ranks, slowest_rate
 from farpipe.spec import differing_keys
 
 
@@ -63,13 +63,13 @@ def site_orders(cluster, pinned):
     """Every order of every set of up to MAX_SITES sites with neighbours linked in both directions; fewer first."""
     if pinned is not None:
         order = tuple(cluster.site(name) for name in pinned)
-        if missing_link(cluster, order) is None:
+        if cluster.missing_link(order) is None:
             yield order
         return
     for size in range(1, min(len(cluster.sites), MAX_SITES) + 1):
         for chosen in combinations(cluster.sites, size):
             for order in permutations(chosen):
-                if missing_link(cluster, order) is None:
+                if cluster.missing_link(order) is None:
                     yield order
 
 

@@ -138,16 +138,21 @@ def test_a_third_rank_is_patient_while_two_others_have_an_outage(proxy, tmp_path
         assert results[1:] == [[b"\0", b"\1", b"\2"]] * 3
 
 
+def cut_behind_a_message(proxy, first, second):
+    """The data connection between two ranks breaks for good once a message has come over it."""
+    control = set(proxy.open)
+    first.send(1, "forward", Tag(0, 0, 0), b"012")
+    second.receive(0, "forward", Tag(0, 0, 0), waiting_for="the only message")
+    (data,) = proxy.open - control
+    proxy.blocked = True
+    proxy.cut(data)
+
+
 @pytest.mark.slow
 def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, tmp_path):
     settings = {"tls": False, "num_ranks": 3, "timeout_s": 0.6, "outage_s": 60.0, "streams": 1}
     with connected(3, configs=configs(tmp_path, **settings)) as ranks:
-        control = set(proxy.open)
-        ranks[0].send(1, "forward", Tag(0, 0, 0), b"012")
-        ranks[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="the only message")
-        (data,) = proxy.open - control
-        proxy.blocked = True
-        proxy.cut(data)
+        cut_behind_a_message(proxy, *ranks[:2])
         time.sleep(0.3)
         ranks[1].close()
         start_s = time.monotonic()
@@ -159,12 +164,7 @@ def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, t
 @pytest.mark.parametrize("begins", ["before", "after"])
 def test_who_leaves_does_not_wait_for_acknowledgements_of_a_rank_that_has_left(proxy, tmp_path, begins):
     ranks = connect_all(configs=configs(tmp_path, tls=False, timeout_s=15.0, streams=1))
-    control = set(proxy.open)
-    ranks[0].send(1, "forward", Tag(0, 0, 0), b"012")
-    ranks[1].receive(0, "forward", Tag(0, 0, 0), waiting_for="the first message")
-    (data,) = proxy.open - control
-    proxy.blocked = True
-    proxy.cut(data)
+    cut_behind_a_message(proxy, *ranks)
     ranks[0].send(1, "forward", Tag(1, 0, 0), b"345")
     start_s = time.monotonic()
     if begins == "before":

@@ -106,9 +106,9 @@ class LightOptions:
         if self.placements is not None:
             refuse(typed(context, seeds="--seeds"), "is for one placement: of several each has a background of its own")
 
-    def num_backgrounds(self, seeds: int) -> int:
-        """Backgrounds of one placement."""
-        return 1 if self.trace is not None else seeds
+    def num_draws(self, seeds: int) -> int:
+        """Placements, with a background each, or backgrounds of the one placement."""
+        return self.placements or (1 if self.trace is not None else seeds)
 
     def node_choices(self, loaded: "Loaded") -> list[tuple[str, ...]]:
         """The node of every rank: given, or in so many random placements."""

@@ -104,11 +104,7 @@ def compare(
     cases, found = _run(job, options, [name.strip() for name in policies.split(",")], seeds)
     rows, order = found.to_data(), cases[0][1].schedule.method
     if as_json:
-        draws = (
-            {"seeds": options.num_backgrounds(seeds)}
-            if options.placements is None
-            else {"placements": options.placements}
-        )
+        draws = {"placements" if options.placements else "seeds": options.num_draws(seeds)}
         print_json({"order": order, **draws, "policies": rows})
         return
     typer.echo(f"order {order}, {_draws(options, seeds)}; change against {found.baseline}")
@@ -116,9 +112,7 @@ def compare(
 
 
 def _draws(options: LightOptions, seeds: int) -> str:
-    if options.placements is not None:
-        return counted(options.placements, "placement")
-    return counted(options.num_backgrounds(seeds), "background")
+    return counted(options.num_draws(seeds), "placement" if options.placements else "background")
 
 
 def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":
@@ -133,7 +127,7 @@ def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tup
         scenario = options.scenario(options.candidates(names[0], nodes))
         training = options.training(loaded, nodes, scenario, policies[names[0]])
         settings = {name: (training, policies[name], options.candidates(name, nodes)) for name in names}
-        drawn = range(options.num_backgrounds(seeds)) if options.placements is None else [draw]
+        drawn = range(options.num_draws(seeds)) if options.placements is None else [draw]
         with progress_bar("simulating", "runs") as progress:
             found = compare_policies(
                 scenario,

@@ -119,7 +119,7 @@ def _expect_one_source(context: typer.Context, options: BlockingOptions) -> None
     named = options.details.model_fields_set
     if options.trace is None:
         refuse(["--log"] if options.log is not None else [], "is of the requests of --trace: give that too")
-    if options.trace is not None:
+    else:
         of_poisson = [f"--set {name}" for name in ("requests", "truncate", "rates") if name in named]
         refuse(typed(context, seeds="--seeds") + of_poisson, "is for --load, not for a trace")
     if options.paths is not None:

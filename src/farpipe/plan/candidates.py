@@ -11,7 +11,7 @@ from farpipe.cost import Layout, Profile, round_robin, v_shape
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.errors import InputError
 from farpipe.plan.orders import V_ORDERS
-from farpipe.plan.placement import missing_link, place_ranks
+from farpipe.plan.placement import place_ranks
 from farpipe.search import SEARCHES
 from farpipe.spec import ContextExchange, Job, Site
 from farpipe.spec.training import Zero
@@ -94,7 +94,7 @@ def placed(job: Job, order: Sequence[Site], layout: Layout, in_v: bool, linked: 
     fewest, most = num_stages(job)
     if not fewest <= layout.num_stages <= most:
         return None
-    if not (linked or missing_link(job.cluster, order) is None):
+    if not (linked or job.cluster.missing_link(order) is None):
         return None
     sites = place_ranks(order, layout.pipeline, layout.devices_per_rank)
     return None if sites is None else Candidate(layout, tuple(sites), in_v)

@@ -5,7 +5,6 @@ from itertools import combinations
 from typing import Final
 
 from farpipe.plan.candidates import context_degrees, data_degrees, shapes, tensor_degrees
-from farpipe.plan.placement import missing_link
 from farpipe.spec import Job, differing_keys
 from farpipe.units import counted
 
@@ -16,7 +15,7 @@ MAX_PAIRS_LISTED: Final = 3
 def why_none(job: Job) -> str:
     """Reason why the job's pins, its batch and the sites' devices allow no layout."""
     pins = job.layout
-    if pins.sites and (missing := missing_link(job.cluster, [job.cluster.site(name) for name in pins.sites])):
+    if pins.sites and (missing := job.cluster.missing_link([job.cluster.site(name) for name in pins.sites])):
         return (
             f"layout.sites: {' > '.join(pins.sites)} needs a link from {missing[0]} to {missing[1]}; "
             "add it to cluster.links or choose another order"
@@ -99,10 +98,10 @@ def why_no_replicas(job: Job) -> str:
     if not pairs:
         return "replicas at each of several sites need two sites at least; add one or leave it out"
     identical = [(a, b) for a, b in pairs if not differing_keys(a, b)]
-    if any(missing_link(job.cluster, pair) is None for pair in identical):
+    if any(job.cluster.missing_link(pair) is None for pair in identical):
         return ""  # two sites are a ring, and every ring has two that are
     if identical:
-        source, target = missing_link(job.cluster, identical[0]) or (identical[0][0].name, identical[0][1].name)
+        source, target = job.cluster.missing_link(identical[0]) or (identical[0][0].name, identical[0][1].name)
         return f"replicas at each of several sites need links both ways: there is none from {source} to {target}"
     listed = [f"{a.name} and {b.name} differ in {', '.join(differing_keys(a, b))}" for a, b in pairs[:MAX_PAIRS_LISTED]]
     more = f"; and {len(pairs) - MAX_PAIRS_LISTED} further pairs" if len(pairs) > MAX_PAIRS_LISTED else ""

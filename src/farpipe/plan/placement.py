@@ -20,15 +20,6 @@ def slowest_rate(cluster: Cluster, ring: Sequence[Site]) -> float:
     return min(there) if None not in links else 0.0
 
 
-def missing_link(cluster: Cluster, order: Sequence[Site]) -> tuple[str, str] | None:
-    """The first neighbours in `order` that can't talk in one direction, as (source, target)."""
-    for one, other in pairwise(order):
-        for source, target in ((one.name, other.name), (other.name, one.name)):
-            if cluster.link(source, target) is None:
-                return source, target
-    return None
-
-
 def place_ranks(order: Sequence[Site], num_ranks: int, devices_per_rank: int) -> list[Site] | None:
     """The site of every pipeline rank, in proportion to what the sites hold; None when they can't hold them.
 

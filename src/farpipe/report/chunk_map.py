@@ -26,7 +26,7 @@ _PITCH_PX: Final = 13.0
 _LETTER_PX: Final = 5.2
 _NUMBER: Final = "fill: #1b1f27; font-size: 8.5px"
 _MARK: Final = "#1b1f27"
-_GOLDEN: Final = 137.508
+HUE_STEP: Final = 137.508
 """Degrees between the hues of neighbours, so that neighbours differ."""
 
 
@@ -97,7 +97,7 @@ def _box(part: Slice, index: int, begin: int, scale: Scale, layers: NDArray[np.i
 
 def colour_of(chunk: int) -> str:
     """Colour of a chunk's boxes."""
-    return f"hsl({chunk * _GOLDEN % 360:.0f} {50 + 15 * (chunk % 2)}% {66 + 8 * (chunk // 2 % 2)}%)"
+    return f"hsl({chunk * HUE_STEP % 360:.0f} {50 + 15 * (chunk % 2)}% {66 + 8 * (chunk // 2 % 2)}%)"
 
 
 def _lines(shorter: Sequence[tuple[Slice, int]], longest: int) -> tuple[list[list[tuple[Slice, int, int]]], int]:

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from farpipe.report.axis import TIME, Scale, duration
-from farpipe.report.chunk_map import top_axis
+from farpipe.report.chunk_map import HUE_STEP, WIDTH_PX, top_axis
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.sequences import Chunk
 from farpipe.simulate.timeline import Timeline
 from farpipe.step import KINDS
 from farpipe.units import counted
 
-WIDTH_PX: Final = 1080.0
 _GUTTER_PX: Final = 84.0
 _MARGIN_PX: Final = 24.0
 _MOST_PX: Final = 480.0
@@ -20,8 +19,6 @@ _MOST_PX: Final = 480.0
 _ROW_PX: Final = 15.0
 _LABELS: Final = 16
 """Most devices whose number stands beside their row."""
-_GOLDEN: Final = 137.508
-"""Degrees between the hues of neighbouring degrees."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ def draw_groups(runs: Sequence[GroupRun], num_devices: int, step_s: float) -> Fi
     scale = Scale(0.0, step_s, _GUTTER_PX, WIDTH_PX - _MARGIN_PX)
     row_px = min(_ROW_PX, _MOST_PX / num_devices)
     degrees = sorted({run.degree for run in runs}, reverse=True)
-    hues = {degree: number * _GOLDEN % 360 for number, degree in enumerate(degrees)}
+    hues = {degree: number * HUE_STEP % 360 for number, degree in enumerate(degrees)}
     boxes = [box for run in runs for box in _boxes(run, scale, row_px, hues[run.degree])]
     every = -(-num_devices // _LABELS)
     labels = [

@@ -47,15 +47,14 @@ def _orders(cluster: Cluster) -> Iterator[tuple[Site, ...]]:
     for chosen in _subsets(cluster.sites):
         few = len(chosen) <= _MAX_ORDERED
         for order in permutations(chosen) if few else (chosen, chosen[::-1]):
-            if all(cluster.link(a.name, b.name) and cluster.link(b.name, a.name) for a, b in pairwise(order)):
+            if cluster.missing_link(order) is None:
                 yield order
 
 
 def _identical(cluster: Cluster) -> Iterator[tuple[Site, ...]]:
     """Sites of which one stands for all, in a ring of links."""
     for chosen in _subsets(cluster.sites):
-        ring = pairwise((*chosen, chosen[0]))
-        linked = all(cluster.link(a.name, b.name) and cluster.link(b.name, a.name) for a, b in ring)
+        linked = cluster.missing_link((*chosen, chosen[0])) is None
         if linked and not any(differing_keys(chosen[0], site) for site in chosen[1:]):
             yield chosen
 

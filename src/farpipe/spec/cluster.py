@@ -1,6 +1,7 @@
 """Sites with their devices and prices, and the directed links between the sites; a price not known is None, not 0."""
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -230,6 +231,14 @@ class Cluster(Part):
     def link(self, source: str, target: str) -> SiteLink | None:
         """The link from `source` to `target`, None if there is none."""
         return next((link for link in self.links if (link.source, link.target) == (source, target)), None)
+
+    def missing_link(self, order: Iterable[Site]) -> tuple[str, str] | None:
+        """The first neighbours in `order` that can't talk in one direction, as (source, target)."""
+        for one, other in pairwise(order):
+            for source, target in ((one.name, other.name), (other.name, one.name)):
+                if self.link(source, target) is None:
+                    return source, target
+        return None
 
     @property
     def num_devices(self) -> int:
