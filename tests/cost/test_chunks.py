@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cost_jobs import site
-from farpipe.cost import JobCosts, Layout, place_evenly, step_cost
+from farpipe.cost import JobCosts, Layout, chunk_laws, place_evenly, step_cost
 from farpipe.cost.chunk_laws import Law, Laws, Load, fit_law, model_laws
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.cost.compute import layer_times
@@ -214,6 +214,17 @@ def test_costs_survive_the_way_to_the_ranks():
     for damaged in (text.replace("token_s", "tokens_s"), text.replace('"context": 2', '"context": 0')):
         with pytest.raises(InputError, match="chunk-costs"):
             ChunkCosts.from_json(damaged)
+
+
+def test_laws_of_one_device_are_fitted_once_for_all_layouts(monkeypatch):
+    fits, costs = [], JobCosts(MODEL, Training(sequence_length=4096, global_batch=1, zero=3))
+    monkeypatch.setattr(chunk_laws, "fit_law", lambda *points: fits.append(points) or fit_law(*points))
+    chunk_laws._of_one_device.cache_clear()
+    for data, name in ((1, "a"), (2, "b"), (8, "b")):
+        layout, home = Layout(4 // data or 1, data, 1, 1, 1, 1), site(name, num_devices=8)
+        layer, *_ = model_laws(MODEL, costs.training, layout, home, costs.calibration(home), longest=4096, context=data)
+    assert len(fits) == 9  # F, I and W of a layer, an embedding and a head
+    assert layer.forward.fixed_s > 0  # ZeRO-3's gathers and the exchange are each layout's own
 
 
 @pytest.mark.parametrize("tensor", [1, 4, 8])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from farpipe.errors import FarpipeError, InputError
-from farpipe.sequences import BatchOptions, plan_batch
+from farpipe.sequences import BatchOptions, batch_planner, chunk_costs, plan_batch, plan_sequences
+from farpipe.sequences.candidate_cuts import estimated_cuts
 from farpipe.sequences.chunk import Chunk
 from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
 from sound_chunks import check_chunks
@@ -186,3 +187,31 @@ def test_an_action_under_zero_3_is_no_shorter_than_its_collectives():
     assert few.seconds(*at)[0] < beside.least_s < few.seconds(*at)[1]
     assert beside.seconds(*at) == pytest.approx(np.maximum(few.seconds(*at), beside.least_s))
     assert exposed.seconds(*at) == pytest.approx(few.seconds(*at) + beside.least_s)
+
+
+def test_replicas_that_end_before_the_hardest_are_cut_as_it_and_not_searched(monkeypatch):
+    searched = []
+
+    def search(costs, lengths, options):
+        searched.append(lengths)
+        return plan_sequences(costs, lengths, options)
+
+    monkeypatch.setattr(batch_planner, "plan_sequences", search)
+    pins = {"sites": ("a",), "pipeline": 1, "tensor": 1, "context": 1, "data": 4}
+    plan = plan_batch(
+        job(training={"zero": 1}, **pins), [30_000, *LENGTHS[1:] * 3], BatchOptions(dynamic_context=False)
+    )
+    hardest, *others = plan.replicas
+    assert len(others) == 3
+    assert plan.step_s == hardest.step_s
+    assert {other.cut for other in others} == {hardest.cut}
+    assert len(searched) == 2  # the hardest, and once more with all of the budget
+
+
+def test_the_estimate_counts_sums_of_gradients_that_share_a_link():
+    """Gathers and sums of four stages, one after the other, are 1.5 of 2.4 s; the first stage's own are 0.5."""
+    pins = {"replicas": "across", "sites": ("a", "b"), "pipeline": 4, "data": 2, "tensor": 1}
+    costs = chunk_costs(job(10.0, **pins), max(LENGTHS))
+    plan = plan_sequences(costs, LENGTHS)
+    cuts = estimated_cuts(costs, np.array(LENGTHS), 1 << 20, BatchOptions())
+    assert min(cut.seconds for cut in cuts) == pytest.approx(plan.step_s, rel=0.02)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from farpipe.schedule import check
 from farpipe.sequences.order import chunk_order, extra_forwards, makespan_s
 from farpipe.simulate import simulate
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 
 CHAINS = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(lambda counts: sorted(counts, reverse=True))
 
@@ -41,6 +41,13 @@ def problem_of(follows, num_stages, seed=0, latency_s=0.0):
         hops=tuple(hops),
         **({"follows": follows} if "follows" in Problem.model_fields else {}),
     )
+
+
+def exchanging(problem, summed_s):
+    """The same with a gather and a sum of gradients of every stage, all over one link."""
+    gathers, sums = (Transfer(link="ring", bytes=seconds) for seconds in (1.0, summed_s))
+    links = {**problem.links, "ring": Link(latency_s=0.25, bandwidth_bytes_per_s=1.0)}
+    return problem.changed(links=links, sync=(Sync(gather=gathers, reduce=sums),) * problem.num_stages)
 
 
 def test_the_order_of_two_sequences_on_two_stages():
@@ -78,26 +85,34 @@ def test_fewer_in_flight_is_never_more_and_enough_for_every_sequence(counts, num
 def test_fewer_in_flight_takes_no_longer_where_chunks_are_alike(counts, num_stages, backward_s):
     follows, still = follows_of(counts), np.zeros(num_stages - 1)
     times = [np.full((num_stages, len(follows)), seconds) for seconds in (1.0, backward_s)]
+    traffic = problem_of(follows, num_stages).traffic
     fewer, many = (
-        makespan_s(chunk_order(follows, (0,) * num_stages, shrinks=shrinks), *times, still, still)
+        makespan_s(chunk_order(follows, (0,) * num_stages, shrinks=shrinks), *times, (still, still), traffic)
         for shrinks in (True, False)
     )
     assert fewer <= many + 1e-9
 
 
 @settings(deadline=None, max_examples=60)
-@given(CHAINS, st.integers(1, 4), st.lists(st.integers(0, 3), min_size=4, max_size=4), st.floats(0, 5), st.booleans())
-def test_every_order_is_sound_and_played_as_the_simulator_does(counts, num_stages, more, latency_s, shrinks):
+@given(
+    CHAINS,
+    st.integers(1, 4),
+    st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    st.floats(0, 5),
+    st.booleans(),
+    st.floats(0, 9),
+)
+def test_every_order_is_sound_and_played_as_the_simulator_does(counts, num_stages, more, latency_s, shrinks, summed_s):
     follows = follows_of(counts)
     extra = tuple(sorted(more[:num_stages], reverse=True))
     order = chunk_order(follows, extra, shrinks=shrinks)
-    problem = problem_of(follows, num_stages, latency_s=latency_s)
+    problem = exchanging(problem_of(follows, num_stages, latency_s=latency_s), summed_s)
     schedule = order.schedule()
     check(problem, schedule)
     forward = problem.table("forward_s")
     backward = problem.table("input_grad_s") + problem.table("weight_grad_s")
     trips = np.full(num_stages - 1, latency_s)
-    quick = makespan_s(order, forward, backward, trips, trips)
+    quick = makespan_s(order, forward, backward, (trips, trips), problem.traffic)
     assert quick == pytest.approx(simulate(problem, schedule).makespan_s)
 
 
@@ -130,10 +145,10 @@ def test_extra_warm_up_hides_what_slows_the_plain_order(trip, plain, hidden):
     follows = follows_of([4] * 60)
     forward, backward = np.full((8, 240), 1 / 3), np.full((8, 240), 2 / 3)
     trips = np.where(np.arange(7) == 3, trip, 0.0)
-    still = np.zeros(7)
-    alone = makespan_s(chunk_order(follows, (0,) * 8), forward, backward, still, still)
+    still, traffic = np.zeros(7), problem_of(follows, 8).traffic
+    alone = makespan_s(chunk_order(follows, (0,) * 8), forward, backward, (still, still), traffic)
     far = [
-        makespan_s(chunk_order(follows, extra), forward, backward, trips, trips) / alone
+        makespan_s(chunk_order(follows, extra), forward, backward, (trips, trips), traffic) / alone
         for extra in ((0,) * 8, extra_forwards(trips, trips, 1.0, 240))
     ]
     assert far[0] == pytest.approx(plain, abs=0.18)

@@ -11,6 +11,7 @@ arithmetic.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Final, NamedTuple
 
@@ -182,13 +183,25 @@ def model_laws(
 
     A sequence of s tokens has s^2/2 pairs; a slice's pairs are taken to cost the same.
     """
-    longest = max(longest, _LEAST_LONGEST)
-    lengths = np.unique(np.geomspace(longest * _SHORTEST_SHARE, longest, _NUM_POINTS).astype(np.int64))
-    parts = (compute.layer_times, compute.embedding_times, compute.head_times)
-    shared = replace(layout, context=context)
+    shared, alone = replace(layout, context=context), replace(layout, pipeline=1, data=1, virtual=1, replica_sites=())
+    unsharded = training.model_copy(update={"zero": 0, "global_batch": 1})
+    bare = site.model_copy(update={"name": "", "num_devices": 0, "prices": None})
+    layer, embedding, head = _of_one_device(model, unsharded, alone, bare, calibration, max(longest, _LEAST_LONGEST))
     traffic = compute.zero_times(model, training, shared, site, calibration, Times(0.0, 0.0, 0.0))
     is_beside = training.overlap and calibration.overlap_fraction > 0
-    training = training.model_copy(update={"zero": 0})
+    layer = layer_on_several(layer, model, training, layout, site, calibration, context)
+    layer = layer.plus(_sharded(layer, traffic, is_beside=is_beside))
+    return layer, embedding.spread(context), head.spread(context)
+
+
+@lru_cache(maxsize=256)
+def _of_one_device(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, longest: int
+) -> tuple[Laws, Laws, Laws]:
+    """Laws of one layer, of the embedding and of the head on a device that shares no chunks; planners ask for the same
+    ones under hundreds of layouts."""
+    lengths = np.unique(np.geomspace(longest * _SHORTEST_SHARE, longest, _NUM_POINTS).astype(np.int64))
+    parts = (compute.layer_times, compute.embedding_times, compute.head_times)
     rows: list[list[Times]] = [[], [], []]
     for length in lengths.tolist():
         training = training.model_copy(update={"sequence_length": length})
@@ -197,9 +210,7 @@ def model_laws(
     tokens = lengths.astype(np.float64)
     pairs = [tokens**2 / 2, np.zeros_like(tokens), np.zeros_like(tokens)]
     layer, embedding, head = (_laws(tokens, p, row) for p, row in zip(pairs, rows, strict=True))
-    layer = layer_on_several(layer, model, training, layout, site, calibration, context)
-    layer = layer.plus(_sharded(layer, traffic, is_beside=is_beside))
-    return layer, embedding.spread(context), head.spread(context)
+    return layer, embedding, head
 
 
 def layer_on_several(

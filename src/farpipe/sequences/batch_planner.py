@@ -26,7 +26,7 @@ from farpipe.sequences.chunk import Ints, SliceTable
 from farpipe.sequences.device_groups import plan_groups
 from farpipe.sequences.layout import ChunkLayout, chunk_layout, sequence_seconds, shares
 from farpipe.sequences.pipelines import planning_time
-from farpipe.sequences.planner import SequencePlan, plan_sequences
+from farpipe.sequences.planner import SequencePlan, plan_sequences, plan_with_cut
 from farpipe.sequences.site_sets import site_sets
 from farpipe.spec import Job, Site
 
@@ -260,7 +260,8 @@ def _estimated_s(one: _Candidate, sizes: Ints, options: BatchOptions) -> float:
     cuts = estimated_cuts(costs, mine, token_limit(costs, int(sizes.max())), options)
     keeps_attention = options.tries_keeping_attention
     again_s = [each.seconds + _recomputed_s(costs, each.batch, keeps_attention=keeps_attention) for each in cuts]
-    return min(again_s) + exchange_s(one.layout)
+    outside_s = 0.0 if costs is one.layout.costs else exchange_s(one.layout)  # cuts for ranks have no collectives
+    return min(again_s) + outside_s
 
 
 def _recomputed_s(costs: ChunkCosts, batch: SliceTable, *, keeps_attention: bool) -> float:
@@ -288,8 +289,17 @@ def _begun(one: _Candidate, sizes: Ints, options: BatchOptions) -> BatchPlan:
 
 
 def _continued(plan: BatchPlan, one: _Candidate, sizes: Ints, options: BatchOptions) -> BatchPlan:
-    """The same with the plan of one replica more."""
-    return replace(plan, replicas=(*plan.replicas, _replica(one, len(plan.replicas), sizes, options)))
+    """The same with the plan of one replica more.
+
+    Cut as the hardest one where that ends no later than all so far: a shorter plan would not shorten the step.
+    """
+    costs, mine, cut = one.layout.costs, one.parts[len(plan.replicas)], plan.replicas[0].cut
+    found = None
+    with suppress(InfeasibleError):
+        found = plan_with_cut(costs, sizes[mine], cut, options) if options.num_slices is None else None
+    if found is None or found.step_s > plan.step_s:
+        found = plan_sequences(costs, sizes[mine], options)
+    return replace(plan, replicas=(*plan.replicas, found.numbered(mine)))
 
 
 def _replica(one: _Candidate, index: int, sizes: Ints, options: BatchOptions) -> SequencePlan:
@@ -298,9 +308,11 @@ def _replica(one: _Candidate, index: int, sizes: Ints, options: BatchOptions) ->
 
 
 def _finished(plan: BatchPlan, sizes: Ints, options: BatchOptions) -> BatchPlan:
-    """The same layout with all of the budget for the replica that ends last."""
-    slowest = max(plan.replicas, key=lambda one: one.step_s)
-    mine = np.unique(slowest.batch.sequence)
-    again = plan_sequences(plan.layout.costs, sizes[mine], options).numbered(mine)
-    better = min(slowest, again, key=lambda one: one.step_s)
-    return replace(plan, replicas=tuple(better if one is slowest else one for one in plan.replicas))
+    """The same layout with all of the budget for the replica that ends last, until it is one that has had it."""
+    replicas, done = list(plan.replicas), set[int]()
+    while (last := max(range(len(replicas)), key=lambda index: replicas[index].step_s)) not in done:
+        done.add(last)
+        mine = np.unique(replicas[last].batch.sequence)
+        again = plan_sequences(plan.layout.costs, sizes[mine], options).numbered(mine)
+        replicas[last] = min(replicas[last], again, key=lambda one: one.step_s)
+    return replace(plan, replicas=tuple(replicas))

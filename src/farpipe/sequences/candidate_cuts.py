@@ -123,4 +123,4 @@ def estimate_s(costs: ChunkCosts, batch: SliceTable, grouping: Grouping, trips: 
     """The step in one pipeline that recomputes nothing, if no message waits for its link."""
     load, order = batch.load, chunk_order(batch.follows, grouping.extra, shrinks=grouping.shrinks)
     forward, input_grad, weight_grad = costs.seconds(load)
-    return makespan_s(order, forward, input_grad + weight_grad, *trips) + costs.overhead_s
+    return makespan_s(order, forward, input_grad + weight_grad, trips, costs.base.traffic) + costs.overhead_s

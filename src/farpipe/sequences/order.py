@@ -17,6 +17,7 @@ from farpipe.step import Schedule, hiding_forwards, upstream_sums
 from farpipe.step.arrays import free_links
 from farpipe.step.chains import Chains, chains
 from farpipe.step.codes import B, F, encode
+from farpipe.step.messages import StepTraffic
 from farpipe.step.player import Player
 
 _SHORT_TRIP: Final = 0.05
@@ -106,10 +107,16 @@ def extra_forwards(
     return tuple(upstream_sums(np.where((trips_s < _SHORT_TRIP * pace_s) | (pace_s == 0), 0, wanted)))
 
 
-def makespan_s(order: ChunkOrder, forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats) -> float:
+def makespan_s(
+    order: ChunkOrder,
+    forward_s: Floats,
+    backward_s: Floats,
+    trips: tuple[Floats, Floats],
+    traffic: StepTraffic,
+) -> float:
     """Makespan of the order if no message waits for another on its link; seconds of [num_stages, num_chunks].
 
-    `there_s` and `back_s` [num_stages - 1]: from a producer's end to the arrival.
+    `trips` [num_stages - 1]: from a producer's end to the arrival, there and back. `traffic`: see `free_links`.
     """
     schedule = order.schedule()
-    return Player(free_links(forward_s, backward_s, there_s, back_s)).makespan_s((schedule.codes, schedule.begin))
+    return Player(free_links(forward_s, backward_s, *trips, traffic)).makespan_s((schedule.codes, schedule.begin))

@@ -79,6 +79,9 @@ class Device(Part):
     power_w: Positive | None = None
     """Board power; None where it is not known."""
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # rates are a dictionary
+
 
 class LocalLink(Part):
     """A connection inside a site, as one device sees it in one direction."""

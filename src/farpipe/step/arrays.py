@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.step.codes import BACKWARD, FORWARD
-from farpipe.step.messages import FREE, NOTHING, Collectives, Messages
+from farpipe.step.messages import FREE, NOTHING, Collectives, Messages, StepTraffic
 from farpipe.step.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -110,25 +110,29 @@ def _step_arrays(problem: Problem) -> StepArrays:
     )
 
 
-def free_links(forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats) -> StepArrays:
+def free_links(
+    forward_s: Floats, backward_s: Floats, there_s: Floats, back_s: Floats, traffic: StepTraffic
+) -> StepArrays:
     """The arrays of one stage per rank, joined backwards [S, M], and hops [S - 1] on which no message waits.
 
     For estimates of many steps without a Problem of each; `there_s` and `back_s` are from a producer's end to the
-    arrival.
+    arrival. `traffic`: of a Problem with the same collectives.
     """
     num_stages, num_microbatches = forward_s.shape
     link = np.full((2, num_stages, num_microbatches), FREE, np.int32)
     link[FORWARD, -1] = link[BACKWARD, 0] = NOTHING
-    arrives_after_s, nothing, none = np.zeros(link.shape), np.zeros(link.shape), np.zeros(0)
+    arrives_after_s, nothing = np.zeros(link.shape), np.zeros(link.shape)
     arrives_after_s[FORWARD, :-1], arrives_after_s[BACKWARD, 1:] = there_s[:, None], back_s[:, None]
-    no_link = np.zeros(0, np.int32)
+    duration_s = np.stack([forward_s, backward_s, nothing[0], backward_s])
+    rank_of_stage = np.arange(num_stages, dtype=np.int32)
+    shape = len(traffic.copies), num_stages
     return StepArrays(
-        duration_s=np.stack([forward_s, backward_s, nothing[0], backward_s]),
-        rank_of_stage=np.arange(num_stages, dtype=np.int32),
+        duration_s=duration_s,
+        rank_of_stage=rank_of_stage,
         messages=Messages(link, nothing, arrives_after_s, nothing, arrives_after_s),
-        collectives=Collectives(no_link, none, none, none, none, no_link, np.zeros(num_stages + 1, np.int64)),
-        opens_s=np.zeros(num_stages),
-        shared=np.zeros(0, np.bool_),
+        collectives=traffic.collectives,
+        opens_s=traffic.opens_s,
+        shared=_shared(rank_of_stage, link, traffic.collectives, duration_s, shape),
         num_ranks=num_stages,
     )
 
