@@ -137,6 +137,15 @@ def alone(rule, wishes_of, nodes=("a", "b"), num_microbatches=1, slots=20, **opt
     return coupled.step(wishes_of(training)), coupled
 
 
+def test_a_step_as_a_problem_has_links_with_the_fastest_rate_and_the_shortest_propagation():
+    step, _ = alone(TransferRule(), lambda t: Demands.same(t, 2))
+    links = lit_problem(step).links
+    assert links.keys() == {"a>b", "b>a"}
+    for link in links.values():
+        assert link.latency_s == pytest.approx(RING.km["a", "b"] * SECONDS_PER_KM)
+        assert link.bandwidth_bytes_per_s == pytest.approx(150e9 / 8)
+
+
 def test_set_up_time_is_paid_unless_one_asks_ahead():
     plain, _ = alone(TransferRule(), lambda t: Demands.same(t, 1))
     late, _ = alone(TransferRule(setup_s=0.01), lambda t: Demands.same(t, 1))

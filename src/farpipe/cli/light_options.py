@@ -103,6 +103,8 @@ class LightOptions:
         if self.trace is not None:
             random = [f"--set {name}" for name in ("mean_holding", "rates") if name in self.settings.model_fields_set]
             refuse(typed(context, seeds="--seeds", load="--load") + random, "is for random traffic, not for a trace")
+        elif self.settings.trace_modulation is not None:
+            refuse(["--set trace_modulation"], "is of the requests of --trace: give that too")
         if self.placements is not None:
             refuse(typed(context, seeds="--seeds"), "is for one placement: of several each has a background of its own")
 
@@ -152,7 +154,13 @@ class LightOptions:
         paths = load_paths(self.paths, self.net) if self.paths else k_shortest(self.net, pairs, k=4)
         if traffic or not self.load:
             return traffic, paths
-        return PoissonTraffic(self.load, self.settings.mean_holding, *self.settings.low_and_high), paths
+        low, high = self.settings.low_and_high
+        if high + self.guard > self.slots:
+            raise UsageError(
+                f"--set rates={self.settings.rates}: the largest background request takes {high + self.guard} slots "
+                f"with its guard band, and a fibre has {self.slots} (--slots); lower the rates or give more slots"
+            )
+        return PoissonTraffic(self.load, self.settings.mean_holding, low, high), paths
 
     def scenario(self, candidates: "PathTable") -> "LightScenario":
         """The network, candidate paths and background."""

@@ -1,13 +1,16 @@
 """Settings of light paths that are rarely changed, by the names that `--set` takes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
 from farpipe.document import Table
 
 Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAX_RATE: Final = 1_000_000
+"""Largest rate of a random request, Gbit/s or slots: more than a fibre carries."""
 Rates = Annotated[str, Field(pattern=r"^\d+-\d+$")]
 
 
@@ -24,8 +27,10 @@ class _Settings(Table, use_attribute_docstrings=True):
     @classmethod
     def _expect_two_numbers(cls, text: str) -> str:
         low, _, high = text.partition("-")
-        if not (low.isdecimal() and high.isdecimal()):
-            raise ValueError(f"expected two whole numbers such as 25-100, found {text!r}")
+        if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= MAX_RATE):
+            raise ValueError(
+                f"expected two whole numbers from 1 to {MAX_RATE}, the least first, as 25-100, found {text!r}"
+            )
         return text
 
 
@@ -34,13 +39,13 @@ class BlockingSettings(_Settings):
 
     k: Annotated[int, Field(ge=1, le=1000)] = 5
     """Candidate paths per pair of nodes."""
-    by: str = "km"
+    by: Literal["km", "hops", "efficiency"] = "km"
     """Order of the candidates: km, hops (then km), or efficiency."""
     requests: Count = 10_000
     """Requests that are counted; with --load."""
     warm_up: Annotated[int, Field(ge=0)] | None = None
     """Requests before these that are not; default: 3000, of a trace 0."""
-    truncate: float | None = None
+    truncate: Positive | None = None
     """Holding times are cut at so many means (DeepRMSA: 2); with --load."""
     rates: Rates = "25-100"
     """Least and largest rate in Gbit/s; with --load."""
@@ -55,7 +60,7 @@ class LightSettings(_Settings):
     """Their order; default: the policy's own."""
     directed: bool = False
     """A spectrum per direction instead of one for both."""
-    mean_holding: float = 0.2
+    mean_holding: Positive = 0.2
     """Mean holding time of the background in seconds."""
     rates: Rates = "4-20"
     """Least and largest background request in slots."""

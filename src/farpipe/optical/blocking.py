@@ -15,7 +15,7 @@ from farpipe.optical.confidence import Interval, mean_interval
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.paths import PathTable
 from farpipe.optical.policies import AssignmentPolicy
-from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach, free_masks
+from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_narrow_rates, expect_reach, free_masks
 from farpipe.optical.traffic import PoissonTraffic, Traffic, expect_few
 
 
@@ -208,7 +208,9 @@ def poisson_blocking(
     if num_requests < 1 or not seeds:
         raise InputError(f"expected at least one request and one seed, found {num_requests} and {len(seeds)}")
     expect_few((warm_up + num_requests) * len(seeds), "lower requests or warm_up (--set), or --seeds")
-    pairs = tuple(paths.of_pair)
+    pairs, per_slot = tuple(paths.of_pair), modulation.gbit_per_slot(paths.km, grid.slot_ghz)
+    expect_reach(paths, modulation, per_slot, pairs)
+    expect_narrow_rates(paths, per_slot, how.high, grid)
 
     def run(seed: int) -> TrafficOutcome:
         traffic = how.draw(pairs, warm_up + num_requests, seed)

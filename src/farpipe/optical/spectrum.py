@@ -73,11 +73,25 @@ def expect_narrow(
     slots = np.ceil(gbit_s / _best_of_pair(paths, per_slot)[pair] - 1e-9) + grid.guard
     if (slots > grid.num_slots).any():
         at = int(np.argmax(slots > grid.num_slots))
-        source, target, *_ = list(paths.pairs)[pair[at]]
-        raise InputError(
-            f"request {at + 1} of {len(slots)}, from {source} to {target}: {gbit_s[at]:g} Gbit/s need {slots[at]:g} "
-            f"slots with the guard band, and the spectrum has {grid.num_slots}; split the request or give more slots"
-        )
+        request = f"request {at + 1} of {len(slots)}, {_need(paths, pair[at], gbit_s[at], slots[at], grid)}"
+        raise InputError(f"{request}; split the request or give more slots")
+
+
+def expect_narrow_rates(paths: PathTable, per_slot: NDArray[np.float64], most_gbit_s: float, grid: Grid) -> None:
+    """UsageError unless random requests of the largest rate fit on a candidate of every pair."""
+    slots = np.ceil(most_gbit_s / _best_of_pair(paths, per_slot) - 1e-9) + grid.guard
+    if slots.max() > grid.num_slots:
+        widest = int(np.argmax(slots))
+        request = f"the largest random request, {_need(paths, widest, most_gbit_s, slots[widest], grid)}"
+        raise UsageError(f"{request}; lower the largest rate (--set rates) or give more slots (--slots)")
+
+
+def _need(paths: PathTable, pair: int, gbit_s: float, slots: float, grid: Grid) -> str:
+    source, target, *_ = list(paths.pairs)[pair]
+    return (
+        f"from {source} to {target}: {gbit_s:g} Gbit/s need {slots:g} slots with the guard band, and the spectrum has "
+        f"{grid.num_slots}"
+    )
 
 
 def _best_of_pair(paths: PathTable, per_slot: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -276,20 +276,18 @@ def lit_problem(step: Step) -> Problem:
 
     A message has its light path for itself, so it delays no other message, and its wait for the path is part of its
     delay. Simulating the Problem in the same order gives the step's time again, and any tool that reads Problems
-    sees the same step. The bandwidth of a link is that of its fastest light path.
+    sees the same step. A link has the bandwidth of its fastest light path and the propagation delay of its shortest.
     """
     training, out = step.training, step.out
     shape = (2, training.problem.num_stages, training.problem.num_microbatches)
     sent, arrives_after_s = training.sent, np.zeros(shape)
     arrives_after_s.flat[sent] = out.arrival_s[sent] - out.ready_s[sent]
-    units = out.units.reshape(len(training.hops), -1).max(axis=1)
-    fastest: dict[tuple[str, str], float] = {}
-    for ends, most in zip(training.hops, units, strict=True):
-        if ends is not None:
-            fastest[ends] = max(fastest.get(ends, 0.0), float(most) * step.unit_gbit * BYTES_PER_GBIT)
+    units, end_s, arrival_s = (of.reshape(len(training.hops), -1) for of in (out.units, out.end_s, out.arrival_s))
 
     def link(a: str, b: str) -> Link:
-        return Link(latency_s=0.0, bandwidth_bytes_per_s=fastest[a, b])
+        hops = [hop for hop, ends in enumerate(training.hops) if ends == (a, b)]
+        rate = float(units[hops].max()) * step.unit_gbit * BYTES_PER_GBIT
+        return Link(latency_s=float((arrival_s[hops] - end_s[hops]).min()), bandwidth_bytes_per_s=rate)
 
     return retimed(over_pairs(training.problem, training.nodes, link), np.zeros(shape), arrives_after_s)
 
