@@ -95,6 +95,13 @@ def test_blocking_says_what_is_wrong(farpipe, options, code, says):
     assert says in run.stderr
 
 
+def test_a_fibre_shorter_than_the_great_circle_is_told(farpipe, tmp_path):
+    nodes = [{"id": name, "pos": place} for name, place in (("a", (13.4, 52.5)), ("b", (11.6, 48.1)))]
+    (tmp_path / "n.json").write_text(json.dumps({"nodes": nodes, "links": [{"source": "a", "target": "b", "km": 50}]}))
+    run = farpipe("optical", "blocking", "--network", tmp_path / "n.json", "--load", "5", "--seeds", "1")
+    assert "the worst a-b with 50 km of fibre for 505.6 km" in run.stderr
+
+
 def test_random_traffic_needs_a_path_for_every_pair(farpipe, tmp_path):
     paths = tmp_path / "paths.csv"
     paths.write_text("src,dst,order,nodes,km\n1,2,0,1-2,1050\n")

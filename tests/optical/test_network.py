@@ -77,7 +77,8 @@ def test_a_bad_network_is_refused_with_its_place(tmp_path, text, says):
     [
         ({"edges": []}, "at least one edge"),
         ({"edges": [{"a": 1, "b": 2}]}, r"edges\[0\]: km: missing"),
-        ({"edges": [{"a": 1, "b": 2, "km": True}]}, r"edges\[0\]: km: expected a number"),
+        ({"edges": [{"a": 1, "b": 2, "km": True}]}, r"edges\[0\], 1-2: km: expected a number"),
+        ({"edges": [{"a": 1, "b": 2, "km": None}]}, r"edges\[0\], 1-2: km: missing, expected a number"),
         ({"edge": []}, "edge: unknown key; did you mean 'edges'"),
         ({"edges": [{"a": 1, "b": 2, "km": 1, "fiber": 2}]}, "fiber: unknown key"),
         ({"shared": 1, "edges": []}, "shared: expected true or false"),

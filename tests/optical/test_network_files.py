@@ -177,6 +177,40 @@ def test_nodes_that_lie_nowhere_are_left_out_and_named(tmp_path):
         read(tmp_path, "n.gml", located_gml("abcde", ("ab", "bd", "dc", "ce")))
 
 
+def located(km, places=PLACES):
+    nodes = [{"id": name, "name": name, "lon": x, "lat": y} for name, (x, y) in places.items()]
+    return json.dumps({"nodes": nodes, "links": [{"source": a, "target": b, "km": km[a, b]} for a, b in KM]})
+
+
+def located_gnpy(places):
+    data = json.loads(gnpy_json())
+    for element in data["elements"]:
+        if element["type"] == "Roadm":
+            place = element["metadata"]["location"]
+            place["longitude"], place["latitude"] = places[place["city"]]
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (located(KM), "ends: 2 of 3, the worst a-b with 100 km of fibre for 505.6 km"),
+        (located(AIR_KM), ""),
+        (located({ends: 0.95 * km for ends, km in AIR_KM.items()}), ""),
+        (located({ends: 4 * km for ends, km in AIR_KM.items()}), ""),
+        (located({ends: 100 * km for ends, km in AIR_KM.items()}), "more than 5 times as long as the great circle"),
+        (located(KM, {"a": (0, 2), "b": (5, 0), "c": (3, 9)}), ""),  # whole degrees: a drawing
+        (located(KM, {"a": (13.4, 520.5), "b": (11.6, 480.1), "c": (8.7, 500.1)}), ""),
+        (node_link("km"), ""),
+        (located_gnpy(PLACES), "2 of 3, the worst a-b with 100 km of fibre for 505.6 km"),
+    ],
+)
+def test_lengths_that_positions_contradict_are_doubted(tmp_path, text, says):
+    doubt = read(tmp_path, "n.json", text).doubt
+    assert says in doubt
+    assert bool(says) == bool(doubt)
+
+
 BOMB = '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
 ROUND = {"uid": "x", "type": "Edfa"}
 ROADM = {"uid": "r", "type": "Roadm"}
@@ -191,7 +225,7 @@ START = {"from_node": "r", "to_node": "x"}
         ("n.graphml", "<graphml", "not a network in the format of its name: ParseError"),
         ("n.xml", "<html/>", "at least one edge"),
         ("n.graphml", graphml({("a", "b"): "far"}), "not a network in the format of its name: ValueError"),
-        ("n.graphml", graphml({("a", "b"): -1}), "edge 0: length: must be more than 0, found -1"),
+        ("n.graphml", graphml({("a", "b"): -1}), "edge 0, a-b: length: must be more than 0, found -1"),
         ("n.gml", "graph [ node [ id 0 ]", "not a network in the format of its name: NetworkXError"),
         (
             "n.gml",
@@ -200,7 +234,7 @@ START = {"from_node": "r", "to_node": "x"}
         ),
         ("n.txt", gym_text(4), "the second line says 4 links, found 3 lines"),
         ("n.txt", gym_text().replace("100.0", ""), "or optical-rl-gym's: the number of nodes"),
-        ("n.txt", gym_text().replace("100.0", "nan"), "edge 0: km: expected a number, found 'nan'"),
+        ("n.txt", gym_text().replace("100.0", "nan"), "edge 0, a-b: km: expected a number, found 'nan'"),
         ("n.txt", "NODES (\n)", "first line is '.SNDlib native format"),
         (
             "n.txt",
@@ -217,6 +251,7 @@ START = {"from_node": "r", "to_node": "x"}
             json.dumps({"elements": [ROADM, ROUND], "connections": [START, {"from_node": "x", "to_node": "x"}]}),
             "a network needs at least one edge",
         ),
+        ("n.json", node_link("km").replace("100.0", "null"), "edge 0, a-b: km: missing, expected a number"),
         ("n.xls", "x", r"a network is a file \.csv"),
     ],
 )

@@ -95,12 +95,14 @@ class BlockingOptions:
 
 
 def net_called(name: str, *, shared: bool) -> "OpticalNetwork":
-    """The network called `name`; a line on stderr names nodes of its file that it lacks."""
+    """The network called `name`; lines on stderr name nodes that it lacks and lengths that can't be."""
     from farpipe.optical import find_network
 
     found = find_network(name, shared=shared)
     if found.left_out:
         log(f"{name}: without {', '.join(found.left_out)}: neither lengths nor positions say how far they are")
+    if found.doubt:
+        log(f"{name}: {found.doubt}")
     return found
 
 

@@ -41,6 +41,8 @@ class Network:
     shared: bool = False
     left_out: tuple[str, ...] = ()
     """Nodes of its file that have no edge here, for the file has neither lengths nor positions for them."""
+    doubt: str = ""
+    """Contradiction between lengths and positions of its file."""
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -144,9 +146,8 @@ def network_from_data(data: Any, source: str, *, shared: bool = False) -> Networ
     own = body.get("shared", False)
     if not isinstance(own, bool):
         raise InputError(f"{source}: shared: expected true or false, found {own!r}")
-    rows = [
-        (f"{source}: edges[{index}]", _known(edge, f"{source}: edges[{index}]")) for index, edge in enumerate(edges)
-    ]
+    rows = [(f"{source}: edges[{index}]", edge) for index, edge in enumerate(edges)]
+    rows = [(f"{place}, {edge['a']}-{edge['b']}", edge) for place, edge in rows if _known(edge, place)]
     return build_network(str(body.get("name", source)), rows, shared=shared or own)
 
 
@@ -171,6 +172,8 @@ def number(
 ) -> float:
     """A finite number from a cell; InputError with place, column and value otherwise."""
     try:
+        if value is None or value == "":
+            raise InputError(f"{place}: {column}: missing, expected a number")
         found = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):
         found = math.nan
@@ -185,14 +188,15 @@ def number(
     return found
 
 
-def _known(edge: dict[str, Any], place: str) -> dict[str, Any]:
+def _known(edge: dict[str, Any], place: str) -> bool:
+    """True; InputError for keys that are unknown or missing."""
     for key in edge:
         if key not in ("a", "b", "km", "fibres"):
             raise InputError(f"{place}: {key}: unknown key{nearest(key, ('a', 'b', 'km', 'fibres'))}")
     for key in ("a", "b", "km"):
         if key not in edge:
             raise InputError(f"{place}: {key}: missing")
-    return edge
+    return True
 
 
 def _edge(place: str, row: Mapping[str, Any]) -> Edge:

@@ -6,20 +6,24 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
 from farpipe.errors import InputError, UsageError
-from farpipe.optical.network import Network, build_network, load_network, number
+from farpipe.optical.network import Edge, Network, build_network, load_network, number
 from farpipe.strict import nearest, parse_json, read_text
 
 Attributes = Mapping[str, Any]
 Position = tuple[Any, Any]
 FIBRE_KM_KEYS: Final = ("km", "length", "weight", "distance")
 """Keys of an edge's length in km of fibre, the first that is there."""
+TOO_SHORT: Final = 0.9
+"""Fibre km over the great circle's below which they contradict each other; 2 km are for rounded positions."""
+TOO_LONG: Final = 5.0
+"""Median of that ratio beyond which lengths seem to have another unit; the highest of 121 networks of XLRON is 2.5."""
 _LONGITUDE, _LATITUDE = ("lon", "longitude", "x"), ("lat", "latitude", "y")
 _EARTH_KM: Final = 6371.0
 _NAMESPACE: Final = re.compile(r"\{.*?\}")
@@ -122,7 +126,8 @@ def _network(name: str, graph: Graph, source: str, *, shared: bool) -> Network:
         for node in (a, b):
             if node not in names:
                 raise InputError(f"{source}: edge {index}: there is no node {node!r}")
-        km, ends = _edge_km(f"{source}: edge {index}", graph, (a, b), attributes, keys), frozenset((names[a], names[b]))
+        place, ends = f"{source}: edge {index}, {names[a]}-{names[b]}", frozenset((names[a], names[b]))
+        km = _edge_km(place, graph, (a, b), attributes, keys)
         if km is not None and len(ends) == 2 and (ends not in edges or km < edges[ends][2]):
             edges[ends] = (names[a], names[b], km)
     if graph.edges and not edges:
@@ -131,7 +136,37 @@ def _network(name: str, graph: Graph, source: str, *, shared: bool) -> Network:
             "(weights that are all 1 are none), or longitude and latitude of the nodes"
         )
     left_out = tuple(dict.fromkeys(names[node] for a, b, _ in graph.edges for node in (a, b)))
-    return build_network(name, rows_of(source, edges.values()), shared=shared, given=left_out)
+    network = build_network(name, rows_of(source, edges.values()), shared=shared, given=left_out)
+    at = {names[node]: place for node, place in graph.positions.items()}
+    return replace(network, doubt=_doubt([(edge, circle) for edge in network.edges if (circle := _apart_km(edge, at))]))
+
+
+def _doubt(lengths: Sequence[tuple[Edge, float]]) -> str:
+    """Contradiction between fibre km and great circles, with the worst edge and both its figures; empty: none."""
+    by_ratio = sorted(lengths, key=lambda each: each[0].km / each[1])
+    short = [edge for edge, circle in lengths if edge.km < TOO_SHORT * circle - 2]
+    if short:
+        edge, circle = by_ratio[0]
+        what = f"edges shorter than the great circle between their ends: {len(short)} of {len(lengths)}, the worst"
+    elif lengths and (middle := by_ratio[len(lengths) // 2])[0].km > TOO_LONG * middle[1]:
+        edge, circle = by_ratio[-1]
+        what = f"half of the edges are more than {TOO_LONG:g} times as long as the great circle (metres?), the longest"
+    else:
+        return ""
+    figures = f"{edge.a}-{edge.b} with {edge.km:.4g} km of fibre for {circle:.4g} km"
+    return f"{what} {figures}; lengths are taken as they are: check their unit (km) and the positions"
+
+
+def _apart_km(edge: Edge, at: Mapping[str, Position]) -> float:
+    """Great circle between the ends of an edge; 0 where positions are missing, drawings (whole numbers), or one."""
+    try:
+        ends = [(float(at[node][0]), float(at[node][1])) for node in (edge.a, edge.b)]
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+    if all(x.is_integer() and y.is_integer() for x, y in ends) or any(abs(x) > 180 or abs(y) > 90 for x, y in ends):
+        return 0.0
+    a, b = ((math.radians(x), math.radians(y)) for x, y in ends)
+    return _great_circle_km(a, b)
 
 
 def _length_keys(graph: Graph) -> tuple[str, ...]:
@@ -265,7 +300,8 @@ def _of_elements(data: dict[str, Any], source: str) -> Graph:
     for uid in filter(ends.__contains__, elements):
         edges += [(uid, at, {"km": far}) for at, far in _lines(uid, ends, after, km, source) if far and at != uid]
     places = {uid: elements[uid].get("metadata", {}).get("location", {}) for a, b, _ in edges for uid in (a, b)}
-    return Graph({uid: place.get("city") for uid, place in places.items()}, {}, edges)
+    positions = {uid: (place.get("longitude"), place.get("latitude")) for uid, place in places.items()}
+    return Graph({uid: place.get("city") for uid, place in places.items()}, positions, edges)
 
 
 def _lines(
