@@ -10,6 +10,7 @@ from rich.console import Console
 
 from farpipe.cli.old_spellings import with_renamed_options
 from farpipe.cli.optical import _table
+from farpipe.report.tables import to_rich
 from job_files import SMALL_MODEL, cluster_text
 from optical_data import BY_HOPS, BY_KM, LINKS, TRACE, pipeline_problem
 
@@ -166,7 +167,7 @@ def test_the_frozen_coupled_check_by_command(farpipe, tmp_path):
     found = json.loads(farpipe("optical", "simulate", path, *where, *traffic, *how, "--json").stdout)
     assert round(sum(found["steps"][0]), 6) == 40.278631
     assert round(found["refused_ratio"] * 2880) == 45
-    assert found["background_accepted"] == 1050
+    assert (found["background_requests"], found["background_accepted"]) == (1200, 1050)
 
 
 def test_policies_are_compared_over_random_placements(farpipe, small_step):
@@ -202,7 +203,7 @@ def test_the_table_of_policies_cuts_no_word_at_80_columns():
     changes = {"change": 0.002, "change_interval": (0.0, 0.004), "held_slots": 0.0009788}
     rows = [{"policy": name, "step_s": 1.83, **figures, **changes} for name in names]
     out = io.StringIO()
-    Console(file=out, width=80).print(_table(rows))
+    Console(file=out, width=80).print(to_rich(_table(rows)))
     assert "…" not in out.getvalue()
     refused_and_waited = " +23.75 % +23.75 %"
     for name in names:
@@ -215,7 +216,20 @@ def test_policies_are_compared(farpipe, small_step):
     found = json.loads(farpipe("optical", "compare", small_step, *options, "--json").stdout)
     assert [row["policy"] for row in found["policies"]] == ["ksp-ff", "cd-cba", "earliest"]
     assert found["policies"][0]["change"] == 0
-    assert "harm" in farpipe("optical", "compare", small_step, *options).stdout
+    shown = farpipe("optical", "compare", small_step, *options).stdout
+    assert "harm" in shown
+    for row in found["policies"]:
+        assert 0 < row["background_accepted"] <= row["background_requests"]
+        assert f"{row['background_accepted']:,.0f} of {row['background_requests']:,.0f}" in shown
+
+
+def test_the_page_of_a_training_has_its_setting_and_its_figures(farpipe, small_step, tmp_path):
+    where = ("--nodes", "1,4,10", "--order", "1f1b", "--load", "30", "--report", tmp_path / "page.html")
+    shown = farpipe("optical", "simulate", small_step, *where).stdout
+    page = (tmp_path / "page.html").read_text()
+    assert shown.splitlines()[0] in page
+    assert "modulation gnpy; beside it Poisson requests of 4-20 slots, 30 Erlang, held 200 ms" in page
+    assert re.search(r"[\d,]+ of [\d,]+", shown)[0] in page
 
 
 @pytest.mark.parametrize(
@@ -247,6 +261,14 @@ def test_simulate_says_what_is_wrong(farpipe, small_step, options, code, says):
     run = farpipe("optical", "simulate", small_step, *options)
     assert run.returncode == code, run.stderr
     assert says in run.stderr
+
+
+def test_no_step_is_faster_than_its_bound_however_many_units_are_asked_for(farpipe, small_step):
+    for units in ("1", "18"):
+        options = ("--nodes", "1,4,10", "--order", "1f1b", "--load", "0", "--set", f"units={units}")
+        found = json.loads(farpipe("optical", "simulate", small_step, *options, "--json").stdout)
+        assert found["no_network_s"] < found["bound_s"] <= found["step_s"]
+    assert "accepted" not in farpipe("optical", "simulate", small_step, *options).stdout
 
 
 def test_a_trace_is_one_background(farpipe, small_step):

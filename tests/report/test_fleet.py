@@ -17,6 +17,7 @@ from farpipe.report.fleet import (
     MARKS,
     _bars,
     _draw_completion,
+    _draw_map,
     _draw_marks,
     _draw_prices,
     coastlines,
@@ -109,6 +110,17 @@ def test_charts_are_drawn_with_and_without_locations(tmp_path):
     for name, locations in (("map.svg", known), ("circle.svg", {})):
         draw_charts(done, tmp_path / name, locations)
         assert (tmp_path / name).read_text().count('<g id="axes_') >= 6
+
+
+def test_a_map_of_sites_without_locations_has_no_figures_along_its_axes():
+    done = outcome(0)
+    for locations, has_figures in (
+        ({site: (1.5 * i, 2.5 * i) for i, site in enumerate(done.num_devices)}, True),
+        ({}, False),
+    ):
+        axis = Figure().subplots()
+        _draw_map(axis, done, locations)
+        assert (bool(len(axis.get_xticks())), bool(len(axis.get_yticks()))) == (has_figures, has_figures)
 
 
 def test_of_many_policies_the_best_and_the_last_have_colours():

@@ -98,6 +98,16 @@ class LightOptions:
 
         return find_modulation(self.modulation)
 
+    @property
+    def setting_text(self) -> str:
+        """Sentence about the network and what else is on it."""
+        rates, holding_s = self.settings.rates, self.settings.mean_holding
+        random = f"Poisson requests of {rates} slots, {self.load:g} Erlang, held {format_seconds(holding_s)}"
+        others = f"requests of {self.trace.name}" if self.trace else random if self.load else "no other traffic"
+        kind = "a spectrum per direction" if self.settings.directed else "one spectrum for both directions"
+        grid = f"{self.slots} slots of {self.slot_ghz:g} GHz, guard {self.guard}, {kind}"
+        return f"network {self.net.name}, {grid}, modulation {self.modulations.name}; beside it {others}"
+
     def expect_one_source(self, context: typer.Context) -> None:
         """UsageError for options of random draws beside a trace, or beside placements, of which each has one."""
         if self.trace is not None:

@@ -12,7 +12,7 @@ from farpipe.cli.optical_blocking import Seeds, blocking
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 from farpipe.errors import UsageError
-from farpipe.report.tables import FittedTable, TableView, to_rich
+from farpipe.report.tables import TableView, to_rich
 from farpipe.strict import write_text
 from farpipe.units import counted, format_change, format_percent
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from farpipe.optical.demands import TransferPolicy
     from farpipe.optical.study import LightScenario, PolicyComparison, Run
     from farpipe.optical.transfers import LightTraining
+    from farpipe.report.light import LightText
 
     Case = tuple[LightScenario, LightTraining]
     """A network with its background, and a training at its nodes."""
@@ -37,7 +38,7 @@ StepFile = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.
 
 COMPARED = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
 """Names of transfer policies (`optical.demands`)."""
-_EXPENDABLE = ("held_slots", "mean_units", "mean_wait_s")
+_EXPENDABLE = ("background_accepted", "held_slots", "mean_units", "mean_wait_s")
 """Columns that a narrow terminal leaves out, in this order."""
 
 
@@ -70,6 +71,7 @@ def simulate(
 ) -> None:
     """Simulate a training over an optical network: light paths per message, among background traffic."""
     from farpipe.optical.transfers import light_paths
+    from farpipe.report.light import LightText
 
     check_picture(outputs.plot)
     window_s = _window_s(outputs.window)
@@ -77,16 +79,21 @@ def simulate(
     check_folder(*files, keeping=(job, *options.inputs))
     options.expect_one_source(context)
     cases, runs = _run(job, options, [policy], seeds)
-    facts = _facts(cases, policy, runs.runs[policy])
-    _draw(outputs, window_s, cases[0], options.policy(policy), policy)
+    facts = _facts(cases, policy, runs.runs[policy], options.settings.units)
+    lines = (
+        f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {_draws(options, seeds)}",
+        f"bound of this order {facts['bound_s']:.4g} s, without a network {facts['no_network_s']:.4g} s",
+    )
+    table = _table([{"policy": policy, **facts}])
+    about = LightText(f"{policy} over {options.net.name}", "\n".join((*lines, options.setting_text)), table)
+    _draw(outputs, window_s, cases[0], options.policy(policy), about)
     if outputs.light_paths is not None:
         light_paths(runs.runs[policy][0].played.steps).save(outputs.light_paths)
     if as_json:
         print_json(facts)
         return
-    typer.echo(f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {_draws(options, seeds)}")
-    typer.echo(f"bound of this order {facts['bound_s']:.4g} s, without a network {facts['no_network_s']:.4g} s")
-    console().print(_table([{"policy": policy, **facts}]))
+    typer.echo("\n".join(lines))
+    console().print(to_rich(table))
 
 
 @optical.command()
@@ -108,7 +115,7 @@ def compare(
         print_json({"order": order, **draws, "policies": rows})
         return
     typer.echo(f"order {order}, {_draws(options, seeds)}; change against {found.baseline}")
-    console().print(_table(rows))
+    console().print(to_rich(_table(rows)))
 
 
 def _draws(options: LightOptions, seeds: int) -> str:
@@ -143,22 +150,22 @@ def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tup
     return cases, PolicyComparison(runs)
 
 
-def _facts(cases: "list[Case]", policy: str, runs: "Sequence[Run]") -> dict[str, Any]:
-    from farpipe.optical.study import bound_s, no_network_s
+def _facts(cases: "list[Case]", policy: str, runs: "Sequence[Run]", units: int | None) -> dict[str, Any]:
+    from farpipe.optical.study import BOUND_UNITS, bound_s, no_network_s
 
     figures = [run.figures() for run in runs]
     means = {key: sum(one[key] for one in figures) / len(figures) for key in figures[0]}
     return {
         "policy": policy,
         "order": cases[0][1].schedule.method,
-        "bound_s": sum(bound_s(*case) for case in cases) / len(cases),
+        "bound_s": sum(bound_s(*case, units=max(BOUND_UNITS, units or 0)) for case in cases) / len(cases),
         "no_network_s": no_network_s(cases[0][1]),
         **means,
         "steps": [[step.makespan_s for step in run.played.steps] for run in runs],
     }
 
 
-def _table(rows: list[dict[str, Any]]) -> "FittedTable":
+def _table(rows: list[dict[str, Any]]) -> TableView:
     shown = {
         "policy": "policy",
         "step_s": "step s",
@@ -169,11 +176,14 @@ def _table(rows: list[dict[str, Any]]) -> "FittedTable":
         "mean_units": "units",
         "held_slots": "slots held",
         "harm": "harm, points",
+        "background_accepted": "others accepted",
     }
+    if not any(row.get("background_requests") for row in rows):
+        del shown["background_accepted"]
     there = [key for key in shown if any(key in row for row in rows)]
     cells = tuple(tuple(_cell(key, row) for key in there) for row in rows)
     numbers, last = frozenset(range(1, len(there))), tuple(there.index(key) for key in _EXPENDABLE if key in there)
-    return to_rich(TableView("Policies", tuple(shown[key] for key in there), cells, numbers, expendable=last))
+    return TableView("Policies", tuple(shown[key] for key in there), cells, numbers, expendable=last)
 
 
 def _cell(key: str, row: dict[str, Any]) -> str:
@@ -181,6 +191,8 @@ def _cell(key: str, row: dict[str, Any]) -> str:
     if key == "change" and row.get("change_interval"):
         half = (row["change_interval"][1] - row["change_interval"][0]) / 2
         return f"{format_change(value)} ± {format_percent(half)}"
+    if key == "background_accepted":
+        return f"{value:,.0f} of {row['background_requests']:,.0f}"
     scales = {
         "refused_ratio": (100, "{:.2f} %"),
         "waited_ratio": (100, "{:.2f} %"),
@@ -194,7 +206,7 @@ def _cell(key: str, row: dict[str, Any]) -> str:
 
 
 def _draw(
-    outputs: LightOutputs, window_s: tuple[float, float], case: "Case", policy: "TransferPolicy", name: str
+    outputs: LightOutputs, window_s: tuple[float, float], case: "Case", policy: "TransferPolicy", about: "LightText"
 ) -> None:
     """Draw and list the light paths of one step."""
     if outputs.plot is None and outputs.report is None and outputs.log is None:
@@ -211,8 +223,7 @@ def _draw(
     if outputs.plot is not None:
         draw_light(outputs.plot, *drawn, shared.grid.num_slots, window_s)
     if outputs.report is not None:
-        title = f"{name} over {scenario.paths.network.name}"
-        write_light_page(outputs.report, *drawn, shared.grid.num_slots, window_s, title=title)
+        write_light_page(outputs.report, *drawn, shared.grid.num_slots, window_s, about=about)
     if outputs.log is not None:
         write_text(outputs.log, "\n".join(light_rows(*drawn)) + "\n")
 

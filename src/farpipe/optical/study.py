@@ -15,13 +15,15 @@ from farpipe.optical.demands import TransferPolicy
 from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.network import Network
 from farpipe.optical.paths import PathTable, k_shortest
-from farpipe.optical.shared_network import NetworkPlayer, PlayedSteps, SharedNetwork, play_steps
+from farpipe.optical.shared_network import PENDING, NetworkPlayer, PlayedSteps, SharedNetwork, play_steps
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import MAX_REQUESTS, PoissonTraffic, Traffic, expect_few
 from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule, nominal_problem
 from farpipe.simulate import simulate
 from farpipe.step import retimed
 
+BOUND_UNITS = 6
+"""Units of a message in the lower bound of a step: the most that policies ask for by default."""
 SETTLE_S = 10.0
 """Mean holding times of background traffic before a training begins."""
 
@@ -102,6 +104,7 @@ class Run:
             "mean_units": _mean_units(self.played),
             "held_slots": float(np.mean([step.held_slot_s / step.makespan_s for step in steps])),
             "background_refused_ratio": _refused_share(self.played),
+            "background_requests": float(np.count_nonzero(self.played.background_path != PENDING)),
             "background_accepted": float(np.count_nonzero(self.played.background_path >= 0)),
             "harm": self.harm,
             "harm_by_slots": self.harm_by_slots,
@@ -172,7 +175,9 @@ def random_nodes(network: Network, labels: Sequence[str], modulation: Modulation
     raise InputError(f"{network.name}: no random placement with neighbours within reach of {modulation.name} was found")
 
 
-def bound_s(scenario: LightScenario, training: LightTraining, paths: PathTable | None = None, units: int = 6) -> float:
+def bound_s(
+    scenario: LightScenario, training: LightTraining, paths: PathTable | None = None, units: int = BOUND_UNITS
+) -> float:
     """The step of a training's order if every message got `units` at once: a lower bound for that many units.
 
     It is alone on the shortest candidates of a network without limits, where nothing is ever refused.

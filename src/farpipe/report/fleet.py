@@ -328,10 +328,11 @@ def _draw_map(axis: Any, outcome: FleetOutcome, locations: dict[str, Location]) 
         axis.annotate("", (x2, y2), (x1, y1), arrowprops=line | {"linewidth": 0.4 + 3.5 * share, "zorder": 1})
     _draw_sites(axis, outcome, places)
     axis.margins(0.15)
-    known = all(site in locations for site in places)
-    if known:
+    if all(site in locations for site in places):
         _draw_coast(axis)
-    axis.set(xlabel="longitude" if known else "", ylabel="latitude" if known else "")
+        axis.set(xlabel="longitude", ylabel="latitude")
+    else:
+        axis.set(xticks=(), yticks=())
     terabytes = sum(sent.values()) / 1e12
     _title(axis, f"{outcome.policy}: {terabytes:,.1f} TB between sites (lines), use of the sites (colour)")
 

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from farpipe.optical.paths import PathTable
 from farpipe.optical.transfers import Step, lit_problem
 from farpipe.report.page import write_report
 from farpipe.report.pyplot import load_pyplot, save_figure
+from farpipe.report.tables import TableView
 from farpipe.report.views import Picture, RunReport, RunView
 
 _COLOURS: Final = {0: "#4c78a8", 1: "#f2a65a", 2: "#e3d2a4", 3: "#e07b39"}
@@ -25,6 +27,15 @@ _NOTE: Final = (
     "Above the pipeline with its messages, below the fibres that these hold most, on one time axis: a box is a light "
     "path, so many slots for so long; grey ones are other people's. A red line is a message that waited for spectrum."
 )
+
+
+@dataclass(frozen=True)
+class LightText:
+    """Words of a page: its title, the setting, one paragraph a line, and the figures of all backgrounds."""
+
+    title: str
+    setting: str
+    figures: TableView
 
 
 def draw_light(
@@ -56,14 +67,15 @@ def write_light_page(
     num_slots: int,
     window_s: tuple[float, float] = WINDOW_S,
     *,
-    title: str,
+    about: LightText,
 ) -> None:
     """Write a report page about a step over light paths: its picture, its timeline, and what its links did."""
     with _figure(step, table, log, num_slots, window_s) as figure, io.BytesIO() as text:
         figure.savefig(text, format="svg", metadata={"Date": None})
         picture = Picture("Light paths", text.getvalue().decode(), _NOTE)
     view = RunView(f"order {step.training.schedule.method}", lit_problem(step), step.timeline())
-    write_report(RunReport(title, (view,), pictures=(picture,)), path)
+    page = RunReport(about.title, (view,), pictures=(picture,), plan_text=about.setting, plan_tables=(about.figures,))
+    write_report(page, path)
 
 
 def light_rows(step: Step, table: PathTable, log: NDArray[np.float64]) -> Iterator[str]:
