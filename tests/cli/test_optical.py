@@ -271,6 +271,30 @@ def test_no_step_is_faster_than_its_bound_however_many_units_are_asked_for(farpi
     assert "accepted" not in farpipe("optical", "simulate", small_step, *options).stdout
 
 
+def test_names_of_nodes_are_drawn_as_they_are(farpipe, small_step, tmp_path):
+    (tmp_path / "n.csv").write_text("a,b,km\n[bold]x[/bold],y$^$,100\ny$^$,Zürich,120\n")
+    where = ("--network", tmp_path / "n.csv", "--nodes", "[bold]x[/bold],y$^$,Zürich", "--order", "1f1b", "--steps", "1")
+    run = farpipe("optical", "simulate", small_step, *where, "--plot", tmp_path / "n.svg")
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "n.svg").exists()
+
+
+def test_without_a_background_only_the_paths_of_the_training_are_sought(farpipe, small_step, tmp_path):
+    edges = "\n".join(f"{node},{(node + 1) % 230},10" for node in range(230))
+    (tmp_path / "ring.csv").write_text(f"a,b,km\n{edges}\n")
+    where = ("--network", tmp_path / "ring.csv", "--nodes", "1,4,10", "--order", "1f1b", "--steps", "1")
+    assert farpipe("optical", "simulate", small_step, *where, "--load", "0").returncode == 0
+    assert "the paths of all pairs of 230 nodes" in farpipe("optical", "simulate", small_step, *where).stderr
+
+
+def test_random_traffic_beside_a_training_needs_a_path_for_every_pair(farpipe, small_step, tmp_path):
+    rows = "".join(f"{a},{b},1,{a}-{b},{km}\n" for a, b, km in ((1, 2, 1050), (2, 1, 1050), (2, 4, 750), (4, 2, 750)))
+    (tmp_path / "paths.csv").write_text(f"src,dst,order,nodes,km\n{rows}")
+    options = ("--nodes", "1,2,4", "--order", "1f1b", "--steps", "1", "--paths", tmp_path / "paths.csv")
+    assert "178 of them have no path here" in farpipe("optical", "simulate", small_step, *options).stderr
+    assert farpipe("optical", "simulate", small_step, *options, "--load", "0").returncode == 0
+
+
 def test_a_trace_is_one_background(farpipe, small_step):
     options = (
         "--nodes",

@@ -150,8 +150,8 @@ class LightOptions:
         )
 
     @cached_property
-    def _background(self) -> "tuple[PoissonTraffic | Traffic | None, PathTable]":
-        """The background and its candidates."""
+    def _background(self) -> "tuple[PoissonTraffic | Traffic, PathTable] | None":
+        """The background and its candidates; None: nothing but the training."""
         from farpipe.optical import PoissonTraffic, k_shortest, load_paths, load_trace
 
         traffic = load_trace(self.trace, self.net) if self.trace else None
@@ -160,10 +160,13 @@ class LightOptions:
                 f"--set begin={self.settings.begin:g}: the last request of {self.trace} comes after {last_s:g} s; "
                 "begin earlier"
             )
+        if not traffic and not self.load:
+            return None
         pairs = traffic.pairs if traffic else None
         paths = load_paths(self.paths, self.net) if self.paths else k_shortest(self.net, pairs, k=4)
-        if traffic or not self.load:
+        if traffic:
             return traffic, paths
+        paths.expect_all_pairs(str(self.paths))
         low, high = self.settings.low_and_high
         if high + self.guard > self.slots:
             raise UsageError(
@@ -179,7 +182,7 @@ class LightOptions:
 
         grid = Grid(self.slots, self.slot_ghz, self.guard)
         of_trace = find_modulation(self.settings.trace_modulation or self.modulation) if self.trace else None
-        traffic, paths = self._background
+        traffic, paths = self._background or (None, candidates)
         return LightScenario(candidates, paths, grid, traffic, self.modulations, of_trace, self.settings.begin)
 
     def policy(self, name: str) -> "TransferPolicy":

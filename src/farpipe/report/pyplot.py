@@ -9,12 +9,13 @@ from farpipe.strict import write_bytes
 
 
 def load_pyplot() -> Any:
-    """``matplotlib.pyplot`` without a screen; InputError without matplotlib."""
+    """``matplotlib.pyplot`` without a screen, which writes names with ``$`` as they are; InputError without it."""
     try:
         import matplotlib as mpl
     except ImportError:
         raise InputError("--plot needs matplotlib: pip install 'farpipe[plot]'") from None
     mpl.use("Agg")
+    mpl.rcParams["text.parse_math"] = False
     from matplotlib import pyplot
 
     return pyplot
