@@ -273,7 +273,16 @@ def test_no_step_is_faster_than_its_bound_however_many_units_are_asked_for(farpi
 
 def test_names_of_nodes_are_drawn_as_they_are(farpipe, small_step, tmp_path):
     (tmp_path / "n.csv").write_text("a,b,km\n[bold]x[/bold],y$^$,100\ny$^$,Zürich,120\n")
-    where = ("--network", tmp_path / "n.csv", "--nodes", "[bold]x[/bold],y$^$,Zürich", "--order", "1f1b", "--steps", "1")
+    where = (
+        "--network",
+        tmp_path / "n.csv",
+        "--nodes",
+        "[bold]x[/bold],y$^$,Zürich",
+        "--order",
+        "1f1b",
+        "--steps",
+        "1",
+    )
     run = farpipe("optical", "simulate", small_step, *where, "--plot", tmp_path / "n.svg")
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "n.svg").exists()
