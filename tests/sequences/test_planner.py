@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -271,7 +272,11 @@ def test_where_slices_are_recomputed_equal_tokens_are_tried_too():
     )
     of_one, lengths = chunk_costs(job, 32768), [32768, 915, 32768, 30380]
     free, by_tokens = (plan_sequences(of_one, lengths, options) for options in (None, BatchOptions(equal="tokens")))
-    assert free.step_s == by_tokens.step_s < 0.97 * planner._best_cut(of_one, np.array(lengths), BatchOptions()).step_s
+    search = partial(planner._best_cut, of_one, np.array(lengths), planner.token_limit(of_one, 32768), BatchOptions())
+    by_time = search()
+    assert free.step_s == by_tokens.step_s < 0.97 * by_time.step_s
+    with pytest.raises(InfeasibleError, match="estimated"):  # and is not planned where it can't be faster
+        search(below_s=0.9 * by_time.step_s)
     assert free.cut.equal == "tokens"
     assert plan_with_cut(of_one, lengths, free.cut).chunks == free.chunks
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -134,19 +134,22 @@ def plan_sequences(
     options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
     if not sizes.size:
         raise InputError("lengths: a batch needs at least one sequence")
-    return _with_better_recomputation(costs, options, lambda of, left: _searched(of.folded, sizes, left), _MAX_ORDER_S)
+    return _with_better_recomputation(costs, options, partial(_searched, sizes), _MAX_ORDER_S)
 
 
 def _with_better_recomputation(
     costs: ChunkCosts,
     options: BatchOptions,
-    of_ranks: Callable[[ChunkCosts, BatchOptions], SequencePlan],
+    of_ranks: Callable[[ChunkCosts, BatchOptions, float], SequencePlan],
     most_s: float,
 ) -> SequencePlan:
-    """The faster of two plans: recomputed layers keep nothing, or their attention's output and sums."""
+    """The faster of two plans: recomputed layers keep nothing, or their attention's output and sums.
 
-    def planned(of: ChunkCosts, left: BatchOptions) -> SequencePlan:
-        return _over_stages(of, of_ranks(of, left), min(most_s, options.limit_s - gone_s()))
+    `of_ranks` of folded costs, options and a step: InfeasibleError where no plan is likely to be below that.
+    """
+
+    def planned(of: ChunkCosts, left: BatchOptions, below_s: float = math.inf) -> SequencePlan:
+        return _over_stages(of, of_ranks(of.folded, left, below_s), min(most_s, options.limit_s - gone_s()))
 
     with planning_time() as gone_s:
         found = planned(costs, options)
@@ -154,33 +157,40 @@ def _with_better_recomputation(
         is_open = options.tries_keeping_attention and left.limit_s > 0
         if is_open and any(pipeline.recomputed.any() for pipeline in found.pipelines):
             with suppress(InfeasibleError):  # keeping results takes memory
-                kept = replace(planned(costs.keeping_attention, left), keeps_attention=True)
+                below_s = found.step_s if costs.folded is costs else math.inf
+                kept = replace(planned(costs.keeping_attention, left, below_s), keeps_attention=True)
                 found = min(found, kept, key=lambda plan: plan.step_s)
         return replace(found, planning_s=gone_s())
 
 
-def _searched(costs: ChunkCosts, sizes: Ints, options: BatchOptions) -> SequencePlan:
+def _searched(sizes: Ints, costs: ChunkCosts, options: BatchOptions, below_s: float) -> SequencePlan:
     """The best cut into slices of equal time; where these are recomputed, into equal tokens if that is faster.
 
     The first slices of equal time are the longest, and it is these that memory has no room for.
     """
-    began_s = time.perf_counter()
-    found = _best_cut(costs, sizes, options)
+    began_s, limit = time.perf_counter(), token_limit(costs, int(sizes.max()))
+    found = _best_cut(costs, sizes, limit, options, below_s)
     left_s = options.limit_s - (time.perf_counter() - began_s)
     is_short = found.num_slices > 1 and any(pipeline.recomputed.any() for pipeline in found.pipelines)
     if is_short and options.equal == "time" and options.rule == "best-fit" and left_s > 0:
         with suppress(InfeasibleError):
-            by_tokens = _best_cut(costs, sizes, replace(options, equal="tokens", limit_s=left_s))
-            found = min(found, by_tokens, key=lambda plan: plan.step_s)
+            by_tokens = replace(options, equal="tokens", limit_s=left_s)
+            other = _best_cut(costs, sizes, limit, by_tokens, min(below_s, found.step_s))
+            found = min(found, other, key=lambda plan: plan.step_s)
     return found
 
 
-def _best_cut(costs: ChunkCosts, sizes: Ints, options: BatchOptions) -> SequencePlan:
+def _best_cut(
+    costs: ChunkCosts, sizes: Ints, limit: int, options: BatchOptions, below_s: float = math.inf
+) -> SequencePlan:
+    """The fastest plan of the cuts; InfeasibleError where none fits, or none is estimated near `below_s`."""
     began_s = time.perf_counter()
-    limit = token_limit(costs, int(sizes.max()))
-    ranked = sorted(estimated_cuts(costs, sizes, limit, options), key=lambda one: one.seconds)
+    near_s, every = _NOT_WORTH * below_s, estimated_cuts(costs, sizes, limit, options)
+    ranked = sorted((one for one in every if one.seconds < near_s), key=lambda one: one.seconds)
     budget = CandidateBudget(options.budget, began_s + options.limit_s / 2)
     grouped = _grouped(costs, ranked, options, budget)
+    if not ranked or (grouped and grouped[0].seconds >= near_s):
+        raise InfeasibleError(f"no cut is estimated to take less than {near_s:.3g} s")
     if not grouped and options.num_slices is None:
         grouped = _finer(costs, sizes, limit, options, ranked, budget)
     if not grouped:
@@ -188,7 +198,8 @@ def _best_cut(costs: ChunkCosts, sizes: Ints, options: BatchOptions) -> Sequence
     plans: list[SequencePlan] = []
     for one in grouped[:_MAX_PLANNED]:
         is_late = time.perf_counter() > began_s + options.limit_s
-        if plans and (is_late or one.seconds >= min(plan.step_s for plan in plans) * _NOT_WORTH):
+        least_s = min([below_s, *(plan.step_s for plan in plans)])
+        if plans and (is_late or one.seconds >= least_s * _NOT_WORTH):
             break
         plans.append(_planned(costs, one))
     return min(plans, key=lambda plan: plan.step_s)
@@ -202,10 +213,10 @@ def plan_with_cut(
     InfeasibleError when the batch does not fit like that.
     """
     options, sizes = options or BatchOptions(), np.asarray(lengths, np.int64)
-    return _with_better_recomputation(costs, options, lambda of, left: _with_cut(of.folded, sizes, cut, left), _ORDER_S)
+    return _with_better_recomputation(costs, options, partial(_with_cut, sizes, cut), _ORDER_S)
 
 
-def _with_cut(costs: ChunkCosts, sizes: Ints, cut: Cut, options: BatchOptions) -> SequencePlan:
+def _with_cut(sizes: Ints, cut: Cut, costs: ChunkCosts, options: BatchOptions, below_s: float) -> SequencePlan:
     limit = min(cut.token_limit, token_limit(costs, int(sizes.max())))
     law = cut_law(total_law(costs, as_load(sizes)), sizes, cut.equal)
     batch = cut_batch(sizes, replace(cut, token_limit=limit), law)
