@@ -255,6 +255,11 @@ def test_the_page_of_a_training_has_its_setting_and_its_figures(farpipe, small_s
         (("--nodes", "1,4,10", "--set", "mean_holding=0"), 2, "--set: mean_holding: input should be greater than 0"),
         (("--nodes", "1,4,10", "--set", "trace_modulation=bpsk"), 2, "is of the requests of --trace"),
         (("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--policy", "ksp-ff"), 4, "never finds 3 units"),
+        (
+            ("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--set", "units=1"),
+            4,
+            "1 unit of 75 Gbit/s in 2 slots: give",
+        ),
     ],
 )
 def test_simulate_says_what_is_wrong(farpipe, small_step, options, code, says):

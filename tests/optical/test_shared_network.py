@@ -14,6 +14,7 @@ from farpipe.optical import (
     k_shortest,
     load_paths,
     load_trace,
+    pipeline_kernel,
 )
 from farpipe.optical.network import build_network
 from farpipe.optical.shared_network import PENDING, NetworkPlayer, SharedNetwork
@@ -144,6 +145,13 @@ def test_a_step_as_a_problem_has_links_with_the_fastest_rate_and_the_shortest_pr
     for link in links.values():
         assert link.latency_s == pytest.approx(RING.km["a", "b"] * SECONDS_PER_KM)
         assert link.bandwidth_bytes_per_s == pytest.approx(150e9 / 8)
+
+
+def test_whole_seconds_do_not_have_the_kernel_compiled_anew():
+    alone(TransferRule(setup_s=1.0, release_s=1.0, keep_s=1.0), lambda t: Demands.same(t, 1))
+    known = len(pipeline_kernel.play.signatures)
+    alone(TransferRule(unit_gbit=75, setup_s=1, release_s=0, retry_s=1, keep_s=2), lambda t: Demands.same(t, 1))
+    assert len(pipeline_kernel.play.signatures) == known
 
 
 def test_set_up_time_is_paid_unless_one_asks_ahead():

@@ -18,6 +18,7 @@ from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_rea
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.transfers import MAX_BLOCKS, Demands, LightTraining, Step, TransferRule
 from farpipe.step import Schedule
+from farpipe.units import counted
 
 _BACKGROUND = ("background",)
 PENDING = -2
@@ -128,11 +129,10 @@ class NetworkPlayer:
             return "the step can't go on: an action waits for something that never comes"
         message = int(waiting[0])
         ends = self.training.hops[message // self.training.problem.num_microbatches]
-        least = int(demands.least[message])
-        return (
-            f"a message from {ends[0] if ends else '?'} to {ends[1] if ends else '?'} never finds {least} units of "
-            f"{self.rule.unit_gbit:g} Gbit/s in {self.shared.grid.num_slots} slots: ask for fewer, or give more slots"
-        )
+        least, slots = int(demands.least[message]), self.shared.grid.num_slots
+        asked = f"{counted(least, 'unit')} of {self.rule.unit_gbit:g} Gbit/s in {counted(slots, 'slot')}"
+        advice = "ask for fewer, or give more slots" if least > 1 else "give more or wider slots"
+        return f"a message from {' to '.join(ends or '?')} never finds {asked}: {advice}"
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,10 @@ def _state(shared: SharedNetwork, training: LightTraining, num_logged: int) -> S
 def _rule(rule: TransferRule, demands: Demands) -> Rule:
     if (demands.least < 1).any() or (demands.least > demands.want).any():
         raise InputError("demands: every message asks for at least one unit, and takes no more than it asks for")
-    names = ("unit_gbit", "earliest", "widen", "setup_s", "release_s", "retry_s", "one_at_a_time")
-    own = {name: getattr(rule, name) for name in names}
-    ahead, keep_s = rule.ahead and rule.setup_s > 0, -1.0 if rule.keep_s is None else rule.keep_s
+    own: dict[str, Any] = {name: getattr(rule, name) for name in ("earliest", "widen", "one_at_a_time")}
+    for name in ("unit_gbit", "setup_s", "release_s", "retry_s"):
+        own[name] = float(getattr(rule, name))  # a whole number would have the kernel compiled anew
+    ahead, keep_s = rule.ahead and rule.setup_s > 0, -1.0 if rule.keep_s is None else float(rule.keep_s)
     asked = (demands.want, demands.least, demands.priority)
     return Rule(*asked, policy=rule.policy.codes, ahead=ahead, keep_s=keep_s, **own)
 
