@@ -256,7 +256,7 @@ def test_the_page_of_a_training_has_its_setting_and_its_figures(farpipe, small_s
         (("--nodes", "1,4,10", "--set", "trace_modulation=bpsk"), 2, "is of the requests of --trace"),
         (("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--policy", "ksp-ff"), 4, "never finds 3 units"),
         (
-            ("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--set", "units=1"),
+            ("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--policy", "ksp-ff", "--set", "units=1"),
             4,
             "1 unit of 75 Gbit/s in 2 slots: give",
         ),
