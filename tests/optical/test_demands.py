@@ -20,7 +20,8 @@ from farpipe.optical.joint_order import joint_order
 from farpipe.optical.shared_network import NetworkPlayer
 from farpipe.optical.study import LightScenario, bound_s, compare_policies, no_network_s, run_once
 from farpipe.optical.transfers import LightTraining, nominal_problem
-from farpipe.report.light import draw_light, write_light_page
+from farpipe.report.light import LightText, draw_light, write_light_page
+from farpipe.report.tables import TableView
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
 from optical_data import pipeline_problem
@@ -135,10 +136,11 @@ def test_a_picture_is_drawn(tmp_path):
     draw_light(tmp_path / "light.svg", step, shared.table, coupled.log, 80)
     text = (tmp_path / "light.svg").read_text()
     assert text.count("<path") > 100
-    write_light_page(tmp_path / "light.html", step, shared.table, coupled.log, 80, title="on nsfnet")
+    about = LightText("on nsfnet", "no other traffic", TableView("Policies", ("policy", "step s"), (("six", "1.5"),)))
+    write_light_page(tmp_path / "light.html", step, shared.table, coupled.log, 80, about=about)
     page = (tmp_path / "light.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 1
-    assert "<h1>on nsfnet</h1>" in page
+    assert all(text in page for text in ("<h1>on nsfnet</h1>", "no other traffic", ">1.5</td>"))
     with pytest.raises(UsageError, match=r"as \.svg or \.png"):
         draw_light(tmp_path / "light.gif", step, shared.table, coupled.log, 80)
     draw_light(tmp_path / "part.svg", step, shared.table, coupled.log, 80, (0.1, 0.2))
