@@ -9,7 +9,7 @@ from farpipe.errors import FarpipeError, InputError
 from farpipe.sequences import BatchOptions, batch_planner, chunk_costs, plan_batch, plan_sequences
 from farpipe.sequences.candidate_cuts import estimated_cuts
 from farpipe.sequences.chunk import Chunk
-from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
+from farpipe.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_model, preset_site
 from sound_chunks import check_chunks
 
 MODEL = Model(num_layers=8, hidden=2048, num_heads=16, ffn_hidden=8192, vocab_size=32000)
@@ -215,3 +215,19 @@ def test_the_estimate_counts_sums_of_gradients_that_share_a_link():
     plan = plan_sequences(costs, LENGTHS)
     cuts = estimated_cuts(costs, np.array(LENGTHS), 1 << 20, BatchOptions())
     assert min(cut.seconds for cut in cuts) == pytest.approx(plan.step_s, rel=0.02)
+
+
+@pytest.mark.slow
+def test_the_solver_prints_nothing(capfd):
+    """HiGHS says on stdout that it mends a solution of its simplified program, which is no JSON."""
+    sites = [preset_site(name, "a100-40gb", 4) for name in "ab"]
+    links = [SiteLink(source=a, target=b, latency_s=0.02, bandwidth_bytes_per_s=2.5e10) for a, b in ("ab", "ba")]
+    short = Job(
+        model=preset_model("llama-2-7b"),
+        training=Training(sequence_length=32768, global_batch=8),
+        cluster=Cluster(sites=tuple(sites), links=tuple(links)),
+        layout=Pins(pipeline=4),
+    )
+    plan = plan_batch(short, [32768] * 3 + [20000, 9000, 700, 60, 1] * 3, BatchOptions(dynamic_context=False))
+    assert any(pipeline.recomputed.any() for replica in plan.replicas for pipeline in replica.pipelines)
+    assert capfd.readouterr().out == ""

@@ -7,6 +7,9 @@ costs, subject to the memory of every stage at every backward, where memory peak
 """
 
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -217,13 +220,31 @@ def solve_program(
     options = mathopt.SolveParameters(presolve=None if presolves else mathopt.Emphasis.OFF, **limits)
     nothing: Any = mathopt.SparseVectorFilter(filtered_items=())
     wanted = mathopt.ModelSolveParameters(dual_values_filter=nothing, reduced_costs_filter=nothing)
-    result: Any = mathopt.solve(model, mathopt.SolverType.HIGHS, params=options, model_params=wanted)
+    with _stdout_on_stderr() if integer else nullcontext():
+        result: Any = mathopt.solve(model, mathopt.SolverType.HIGHS, params=options, model_params=wanted)
     if not result.has_primal_feasible_solution():
         return None
     found = np.zeros(price.size)
     for variable, value in result.variable_values().items():
         found[variable.id] = value
     return found
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Redirection of what C prints on stdout: HiGHS prints a line, which is no JSON, where it mends the solution of an
+    integer program that it had simplified. Without simplifying plans are up to 0.15 % longer."""
+    try:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # one of them is closed
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _as_proto(price: Floats, rows: Floats, least: Floats, bound: Floats, integer: bool) -> Any:
