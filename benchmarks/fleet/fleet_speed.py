@@ -27,12 +27,12 @@ from farpipe.spec.cluster import SiteLink
 HOUR_S = 3600.0
 
 
-def cluster_of(num_sites: int, num_devices: int) -> Cluster:
+def cluster_of(num_sites: int, num_devices: int, bytes_per_s: float = 6e8) -> Cluster:
     """Sites of A100, all linked."""
     names = [f"s{index}" for index in range(num_sites)]
     sites = tuple(preset_site(name, "a100-80gb", num_devices) for name in names)
     pairs = [(a, b) for a in names for b in names if a != b]
-    links = [SiteLink(source=a, target=b, latency_s=0.03, bandwidth_bytes_per_s=6e8) for a, b in pairs]
+    links = [SiteLink(source=a, target=b, latency_s=0.03, bandwidth_bytes_per_s=bytes_per_s) for a, b in pairs]
     return Cluster(sites=sites, links=tuple(links))
 
 

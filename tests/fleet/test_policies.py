@@ -241,6 +241,17 @@ def test_a_job_is_stopped_only_if_the_wait_costs_more():
     assert waited["nearly"].final.num_preemptions == 0
 
 
+@pytest.mark.parametrize(
+    ("devices", "rate", "is_stopped"),
+    [((8, 8), 1e9, True), ((8, 8), 1e5, False), ((8,), 1e5, True), ((8, 4), 1e5, True)],
+)
+def test_a_job_is_stopped_only_if_what_waits_saves_more_than_the_move_of_its_checkpoint(devices, rate, is_stopped):
+    """64 GB at 50 kB/s take 15 days, and `short` would wait for a day; no move counts where no other site has room."""
+    running = [job(f"long{place}", float(place), 9000) for place, number in enumerate(devices) if number == 8]
+    found = run("farpipe", [*running, job("short", 4000.0, 100)], cluster(*devices, rate=rate))
+    assert sum(found[long.name].final.num_preemptions for long in running) == is_stopped
+
+
 def test_a_running_job_moves_where_it_is_as_fast_to_make_room_at_one_site():
     """Six devices are free at either site: no place for twelve, nor for a pipeline of machines of eight."""
     here = [job("one", 0.0, 9000, 6, 6), job("first", 1.0, 100, 6, 6), job("other", 2.0, 9000, 6, 6)]
@@ -268,8 +279,8 @@ def replace_prices(event):
 
 
 def test_a_stopped_job_waits_for_its_own_site_if_that_is_free_before_its_checkpoint_is_moved():
-    """The move of 64 GB at 5 MB/s takes 3.6 h, `short` half an hour."""
-    jobs = [job("ends", 0.0, 445), job("long", 1.0, 20_000), job("short", 4000.0, 180)]
+    """The move of 64 GB at 5 MB/s takes 3.6 h, `short`, which has a deadline, half an hour."""
+    jobs = [job("ends", 0.0, 445), job("long", 1.0, 20_000), replace(job("short", 4000.0, 180), deadline_s=7600.0)]
     found = run("farpipe", jobs, cluster(8, 8, rate=1e7))
     assert found["long"].final.num_preemptions == 1
     assert list(found["long"].final.spent.device_s) == ["s1"]

@@ -280,10 +280,22 @@ class DecisionDraft:
         for victim, after in swap.after:
             here = victim.placement
             assert here is not None
-            stop_s = after.startup_s if after else self._view.stop_s(victim, here.num_devices)
+            stop_s = after.startup_s if after else self._stop_s(victim)
             usd += stop_s / SECONDS_PER_HOUR * (worth.usd_per_h(after or here) + worth.hour_usd)
             usd += worth.transfer_usd(after) if after else 0.0
         return usd
+
+    def _stop_s(self, victim: JobState) -> float:
+        """Seconds that going back to the queue takes a running job.
+
+        Where another site could have it, the move of its checkpoint counts: those that wait go wherever devices get
+        free first, it is moved there or waits for its own site.
+        """
+        assert victim.placement is not None
+        home, sites = victim.stop_site, self._view.state.sites
+        places = self._view.at_one_site(victim.job.kind, victim.job.min_devices)
+        moves = any(site != home and victim.job.min_devices <= sites[site].usable for site in places)
+        return self._view.stop_s(victim, victim.placement.num_devices, moves=moves)
 
     def _home_s(self, job: JobState) -> float:
         """Seconds until running jobs have ended whose devices are enough for `job` at the site of its checkpoint."""
