@@ -2,8 +2,8 @@
 
 Regions, jobs and prices of bace_setting, dealt out anew by every draw, over a grid: jobs wide or narrow for the
 regions, links, offered load, sizes rigid or elastic, number of regions. A cell's best other policy is chosen in
-hindsight by its mean over the draws; changes against it are paired by draw, with 95 % intervals. Runs that FILE.jsonl
-has are not done again.
+hindsight by its mean over the draws; changes against it are paired by draw, with 95 % intervals. With `--hour-value` an
+hour of completion is worth so many device-hours to `farpipe`. Runs that FILE.jsonl has are not done again.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from benchmarks.fleet.bace_setting import A6000, HOUR_S, MODELS, NUM_DEVICES, US
 from benchmarks.fleet.fleet_case import Row, load_rows, resumed
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.play import play, quotes_of
+from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
+from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
 from farpipe.optical.confidence import mean_interval
@@ -114,7 +116,7 @@ def row(cell: Cell, draw: int, name: str, shared: dict[Any, Any]) -> Row:
         steps = step_times(PlannerQuotes(Cluster(sites=(big,))))
         shared[cell, draw] = case, quotes_of(case), trace(random.Random(f"jobs {draw}"), cell, num_devices, steps)
     case, quotes, jobs = shared[cell, draw]
-    outcome = play(case, jobs, policies()[name], quotes=quotes, tick_s=0.0)
+    outcome = play(case, jobs, _policy(name), quotes=quotes, tick_s=0.0)
     data = outcome.to_data()
     waits = sorted(record.final.queued_s for record in outcome.records if record.final)
     return {
@@ -126,32 +128,38 @@ def row(cell: Cell, draw: int, name: str, shared: dict[Any, Any]) -> Row:
     }
 
 
+def _policy(name: str) -> Policy:
+    """The policy of that name; `farpipe, 2048` is farpipe's with that `hour_value`."""
+    _, _, hour_value = name.partition(", ")
+    return FarpipePolicy(hour_value=float(hour_value)) if hour_value else policies()[name]
+
+
 def _change(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     changes = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True)]
     found = mean_interval(changes)
     return statistics.fmean(changes), (found.high - found.low) / 2
 
 
-def table(rows: Mapping[str, Row], draws: int) -> None:
-    """Print every cell that is complete, and how often `farpipe` is below, level with and above the best other."""
+def table(rows: Mapping[str, Row], draws: int, ours: str) -> None:
+    """Print every cell that is complete, and how often `ours` is below, level with and above the best other."""
     print("| regions | jobs | links | load | sizes | best other | its JCT h | ours h | JCT, % | electricity, % |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     verdicts = Counter[str]()
     for cell in CELLS:
-        found = {n: [rows.get(f"{cell} {d} {n}") for d in range(cell.draws(draws))] for n in (OURS, *OTHERS)}
+        found = {n: [rows.get(f"{cell} {d} {n}") for d in range(cell.draws(draws))] for n in (ours, *OTHERS)}
         if not all(all(column) for column in found.values()):
             continue
         jct = {n: [r["mean_h"] for r in column if r] for n, column in found.items()}
         done = {n: sum(r["finished"] for r in column if r) for n, column in found.items()}
         fair = [n for n in OTHERS if done[n] == max(done.values())]
         best = min(fair, key=lambda n: statistics.fmean(jct[n]))
-        usd = [[r["electricity"] for r in found[n] if r] for n in (OURS, best)]
-        (jct_mean, jct_half), (usd_mean, usd_half) = _change(jct[OURS], jct[best]), _change(*usd)
+        usd = [[r["electricity"] for r in found[n] if r] for n in (ours, best)]
+        (jct_mean, jct_half), (usd_mean, usd_half) = _change(jct[ours], jct[best]), _change(*usd)
         verdicts["below" if jct_mean + jct_half < 0 else "above" if jct_mean - jct_half > 0 else "level"] += 1
         sizes = "elastic" if cell.elastic else "rigid"
         print(
             f"| {cell.regions} | {cell.width} | x {cell.rate:g} | {cell.load:g} | {sizes} | `{best}` "
-            f"| {statistics.fmean(jct[best]):.2f} | {statistics.fmean(jct[OURS]):.2f} "
+            f"| {statistics.fmean(jct[best]):.2f} | {statistics.fmean(jct[ours]):.2f} "
             f"| {jct_mean:+.1f} ± {jct_half:.1f} | {usd_mean:+.1f} ± {usd_half:.1f} |"
         )
     print("\n" + ", ".join(f"{word} in {number} cells" for word, number in verdicts.items()))
@@ -162,14 +170,16 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--draws", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--hour-value", type=float)
     given = parser.parse_args()
+    ours = f"{OURS}, {given.hour_value:g}" if given.hour_value is not None else OURS
     shared = dict[Any, Any]()
     wanted = [
         (f"{cell} {draw} {name}", partial(row, cell, draw, name, shared))
         for cell in FIRST
-        for draw, name in product(range(cell.draws(given.draws)), (OURS, *OTHERS))
+        for draw, name in product(range(cell.draws(given.draws)), (ours, *OTHERS))
     ]
-    table(resumed(given.file, wanted, given.seconds) if given.seconds else load_rows(given.file), given.draws)
+    table(resumed(given.file, wanted, given.seconds) if given.seconds else load_rows(given.file), given.draws, ours)
 
 
 if __name__ == "__main__":
