@@ -65,10 +65,12 @@ def test_a_batch_is_planned_as_json_and_as_tables(farpipe, job):
     assert (data["num_stages"], data["devices_per_stage"], data["devices"]) == (4, 1, {"zurich": 4})
     assert (data["kind"], data["num_replicas"], data["replicas"]) == ("one site", 1, [[0]])
     assert data["is_trainable"]
+    assert "1 of 10 sequences: more tokens than training.sequence_length (32,768)" in done.stderr
     options = ("--slices", 3, "--cut", 20000, "--html", "page.html")
     shown = farpipe("sequences", "plan", job, "--lengths", "lengths.txt", *options)
     assert (job.parent / "page.html").read_text().count("tokens 0 to") > len(LENGTHS)
     assert "the longest sequence in 3 slices" in shown.stdout
+    assert "sequence_length" not in shown.stderr
     assert "4 stages of 1 device each, 4 devices in all: zurich (4)" in shown.stdout
     assert "can't run this plan" not in shown.stdout
 

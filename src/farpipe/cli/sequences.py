@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
-from farpipe.cli.output import check_folder, console, print_json, status
+from farpipe.cli.output import check_folder, console, log, print_json, status
 from farpipe.errors import InputError
 from farpipe.report.tables import TableView, to_rich
 from farpipe.units import counted, format_about, format_bytes, format_percent, format_seconds
@@ -198,11 +198,16 @@ def _batch(job: "Job", options: BatchPlanOptions) -> "Ints":
     sample = min(job.training.global_batch, found.size) if path is None and sample is None else sample
     found = found if sample is None else sample_lengths(found, sample, options.seed)
     found = found if options.cut is None else cut_lengths(found, options.cut)
-    longest, rows = int(found.max()), job.model.max_sequence_length or 0
+    longest, rows, limit = int(found.max()), job.model.max_sequence_length or 0, job.training.sequence_length
     if job.model.positions == "learned" and longest > rows:
         raise InputError(
             f"{path or job.data.source}: a sequence has {longest} tokens, and the model {rows} learned positions "
             f"(model.max_sequence_length); cut with --cut {rows}"
+        )
+    if options.cut is None and longest > limit:
+        log(
+            f"{(found > limit).sum():,} of {counted(found.size, 'sequence')}: more tokens than training.sequence_length "
+            f"({limit:,}), planned as they are; training cuts them (--cut {limit})"
         )
     return found
 
