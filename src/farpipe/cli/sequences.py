@@ -206,8 +206,8 @@ def _batch(job: "Job", options: BatchPlanOptions) -> "Ints":
         )
     if options.cut is None and longest > limit:
         log(
-            f"{(found > limit).sum():,} of {counted(found.size, 'sequence')}: more tokens than training.sequence_length "
-            f"({limit:,}), planned as they are; training cuts them (--cut {limit})"
+            f"{(found > limit).sum():,} of {counted(found.size, 'sequence')}: more tokens than "
+            f"training.sequence_length ({limit:,}), planned as they are; training cuts them (--cut {limit})"
         )
     return found
 
