@@ -10,10 +10,12 @@ import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from itertools import product
+from typing import Final
 
+from benchmarks.fleet.fleet_case import Row, StepTimes
 from benchmarks.fleet.fleet_speed import HOUR_S, cluster_of
-from benchmarks.fleet.fleet_tables import head, line
+from benchmarks.fleet.fleet_tables import change, head, line, mean_of
 from benchmarks.fleet.fleet_traces import RawJob, as_jobs, at_load
 from farpipe.fleet.job import FleetJob
 from farpipe.fleet.policies import policy_of
@@ -22,20 +24,12 @@ from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from farpipe.optical.confidence import mean_interval
-from farpipe.spec import Cluster, preset_site
+from farpipe.spec import Cluster
 
 RATES: Final = (1e6, 1e7, 1e8, 1e9)
 """Bytes/s of every link."""
 NUM_JOBS: Final = 80
 SITES: Final = {"num_sites": 3, "num_devices": 32}
-
-
-class Figures(NamedTuple):
-    """One simulation."""
-
-    mean_h: float
-    num_in_time: int
 
 
 def policies() -> dict[str, Policy]:
@@ -48,22 +42,14 @@ def policies() -> dict[str, Policy]:
     }
 
 
-def jobs_of(seed: int, *, with_deadlines: bool) -> list[FleetJob]:
+def jobs_of(seed: int, steps: StepTimes, *, with_deadlines: bool) -> list[FleetJob]:
     """Jobs of 8 to 32 devices, some of which may have twice as many, lognormal lengths of 2.5 h in the median."""
     draw, now_s, raw = random.Random(f"slow moves {seed}"), 0.0, list[RawJob]()
     for _ in range(NUM_JOBS):
         now_s += draw.expovariate(1.0)
         raw.append(RawJob(now_s, draw.lognormvariate(9.1, 1.0), draw.choice((8, 8, 16, 16, 32)), "tenant"))
     raw = at_load(raw, SITES["num_sites"] * SITES["num_devices"], 1.0)
-    big = preset_site("s0", "a100-80gb", 512)
-    alone = PlannerQuotes(Cluster(sites=(big,)))
-
-    def step_s(kind, number: int) -> float:  # type: ignore[no-untyped-def]
-        placement = alone.placement(kind, (("s0", number),), {})
-        assert placement is not None
-        return placement.step_s
-
-    jobs = as_jobs(raw, step_s, shrink=1, grow=2)
+    jobs = as_jobs(raw, steps, shrink=1, grow=2)
     slack = [draw.uniform(1.1, 3.0) if draw.random() < 0.25 else None for _ in jobs]
     if not with_deadlines:
         return jobs
@@ -73,38 +59,30 @@ def jobs_of(seed: int, *, with_deadlines: bool) -> list[FleetJob]:
     ]
 
 
-def figures(cluster: Cluster, quotes: PlannerQuotes, policy: Policy, jobs: Sequence[FleetJob]) -> Figures:
-    """Mean completion time and deadlines met."""
-    data = Simulator(first_state(cluster, policy, quotes)).run(jobs).to_data()
-    return Figures(data["mean_jct_s"] / HOUR_S, data["num_deadlines_met"])
+def rows_of(cluster: Cluster, draws: Sequence[Sequence[FleetJob]]) -> list[Row]:
+    """A row for each policy and draw of jobs."""
+    quotes, rows = PlannerQuotes(cluster), list[Row]()
+    for (start, jobs), (name, policy) in product(enumerate(draws), policies().items()):
+        data = Simulator(first_state(cluster, policy, quotes)).run(jobs).to_data()
+        figures = {"mean_h": data["mean_jct_s"] / HOUR_S, "num_in_time": data["num_deadlines_met"]}
+        rows.append({"policy": name, "start": start} | figures)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--draws", type=int, default=10)
     given = parser.parse_args()
-    names = list(policies())
-    head("link", "deadlines", *names, *(f"`farpipe` against {n}, %" for n in names if n != "farpipe"))
-    for rate in RATES:
-        cluster = cluster_of(**SITES, bytes_per_s=rate)
-        quotes = PlannerQuotes(cluster)
-        for with_deadlines in (False, True):
-            found: dict[str, list[Figures]] = {name: [] for name in names}
-            for seed in range(given.draws):
-                jobs = jobs_of(seed, with_deadlines=with_deadlines)
-                for name, policy in policies().items():
-                    found[name].append(figures(cluster, quotes, policy, jobs))
-            cells = []
-            for name in names:
-                ours = sum(f.mean_h for f in found[name]) / given.draws
-                cells.append(
-                    f"{ours:.1f}" + (f" ({sum(f.num_in_time for f in found[name])})" if with_deadlines else "")
-                )
-            for name in (n for n in names if n != "farpipe"):
-                changes = [100 * (a.mean_h / b.mean_h - 1) for a, b in zip(found["farpipe"], found[name], strict=True)]
-                span = mean_interval(changes)
-                cells.append(f"{(span.low + span.high) / 2:+.1f} ± {(span.high - span.low) / 2:.1f}")
-            line([f"{8 * rate / 1e6:,.0f} Mbit/s", "a quarter" if with_deadlines else "none", *cells])
+    names, steps = list(policies()), StepTimes()
+    others = [name for name in names if name != "farpipe"]
+    traces = {has: [jobs_of(seed, steps, with_deadlines=has) for seed in range(given.draws)] for has in (False, True)}
+    head("link", "deadlines", *names, *(f"`farpipe` against {name}, %" for name in others))
+    for rate, has in product(RATES, traces):
+        rows = rows_of(cluster_of(**SITES, bytes_per_s=rate), traces[has])
+        in_time = {name: sum(row["num_in_time"] for row in rows if row["policy"] == name) for name in names}
+        means = (f"{mean_of(rows, name, 'mean_h'):.1f}" + (f" ({in_time[name]})" if has else "") for name in names)
+        against = (change(rows, "farpipe", name, "mean_h") for name in others)
+        line([f"{8 * rate / 1e6:,.0f} Mbit/s", "a quarter" if has else "none", *means, *against])
 
 
 if __name__ == "__main__":

@@ -146,8 +146,10 @@ def network_from_data(data: Any, source: str, *, shared: bool = False) -> Networ
     own = body.get("shared", False)
     if not isinstance(own, bool):
         raise InputError(f"{source}: shared: expected true or false, found {own!r}")
-    rows = [(f"{source}: edges[{index}]", edge) for index, edge in enumerate(edges)]
-    rows = [(f"{place}, {edge['a']}-{edge['b']}", edge) for place, edge in rows if _known(edge, place)]
+    rows = []
+    for index, edge in enumerate(edges):
+        _expect_keys(edge, place := f"{source}: edges[{index}]")
+        rows.append((f"{place}, {edge['a']}-{edge['b']}", edge))
     return build_network(str(body.get("name", source)), rows, shared=shared or own)
 
 
@@ -171,9 +173,9 @@ def number(
     place: str, column: str, value: Any, *, least: float = 0.0, most: float = math.inf, exclusive: bool = False
 ) -> float:
     """A finite number from a cell; InputError with place, column and value otherwise."""
+    if value is None or value == "":
+        raise InputError(f"{place}: {column}: missing, expected a number")
     try:
-        if value is None or value == "":
-            raise InputError(f"{place}: {column}: missing, expected a number")
         found = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):
         found = math.nan
@@ -188,15 +190,14 @@ def number(
     return found
 
 
-def _known(edge: dict[str, Any], place: str) -> bool:
-    """True; InputError for keys that are unknown or missing."""
+def _expect_keys(edge: dict[str, Any], place: str) -> None:
+    """InputError for keys that are unknown or missing."""
     for key in edge:
         if key not in ("a", "b", "km", "fibres"):
             raise InputError(f"{place}: {key}: unknown key{nearest(key, ('a', 'b', 'km', 'fibres'))}")
     for key in ("a", "b", "km"):
         if key not in edge:
             raise InputError(f"{place}: {key}: missing")
-    return True
 
 
 def _edge(place: str, row: Mapping[str, Any]) -> Edge:
