@@ -12,13 +12,14 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.fleet.fleet_case import percent_change
 from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.play import play, quotes_of
 from farpipe.fleet.policies import orders, places, policy_of
@@ -27,7 +28,6 @@ from farpipe.fleet.policies.protocol import Policy, View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
 from farpipe.fleet.snapshot import Space
-from farpipe.optical.confidence import mean_interval
 from farpipe.spec import Cluster
 
 HOUR_S: Final = 3600.0
@@ -167,12 +167,6 @@ def row(draw: int, num_jobs: int, rate: float, elastic: bool, policy: Policy, sh
     }
 
 
-def _change(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    changes = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True)]
-    found = mean_interval(changes)
-    return f"{statistics.fmean(changes):+.1f} ± {(found.high - found.low) / 2:.1f}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--draws", type=int, default=10)
@@ -193,7 +187,8 @@ def main() -> None:
         base = rows[name.split(" without ")[0] if given.ablation else names[0]]
         mean = {key: round(statistics.fmean(r[key] for r in found), 2) for key in found[0]}
         for key in ("mean_h", "electricity"):
-            mean[f"{key} %"] = _change([r[key] for r in found], [r[key] for r in base])
+            change, half = percent_change([r[key] for r in found], [r[key] for r in base])
+            mean[f"{key} %"] = f"{change:+.1f} ± {half:.1f}"
         print(json.dumps({"policy": name} | mean), flush=True)
 
 

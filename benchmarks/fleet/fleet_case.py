@@ -4,6 +4,7 @@ FARPIPE_DATA names the folder with jobs/, prices/ and wan/. Nothing is measured 
 """
 
 import json
+import math
 import random
 import sys
 import time
@@ -18,6 +19,7 @@ from benchmarks.shared.data import data_folder
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
+from farpipe.optical.confidence import paired_change
 from farpipe.spec import Cluster, preset_site
 
 DEVICES: Final = 64
@@ -62,6 +64,12 @@ def _site(name: str, region: str, market: str, rent: float, devices: int) -> dic
         "carbon": {"file": "prices/carbon_direct_g_per_kwh_2024_h1.csv", "column": market},
         "matrix_region": region,
     }
+
+
+def percent_change(values: Sequence[float], baseline: Sequence[float]) -> tuple[float, float]:
+    """Mean change against the other value of the same draw in percent, and half its 95 % interval; nan for one draw."""
+    change = paired_change(values, baseline)
+    return 100 * change.mean, 100 * change.half_width if len(values) > 1 else math.nan
 
 
 class StepTimes:

@@ -17,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.fleet.fleet_case import StepTimes, jobs_of, philly, resumed, scenario
+from benchmarks.fleet.fleet_case import StepTimes, jobs_of, percent_change, philly, resumed, scenario
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
 from farpipe.fleet.policies import POLICIES, orders, places, policy_of
@@ -165,15 +165,11 @@ def paired(rows: Sequence[dict[str, Any]], name: str, other: str, column: str) -
     """Mean change of `name` against `other` in percent, half its 95 % interval, and the starts that both have."""
     by_start = {(row["policy"], row["start"]): row[column] for row in rows}
     starts = sorted({start for policy, start in by_start if policy == name} & {s for p, s in by_start if p == other})
-    changes = [100 * (by_start[name, s] / by_start[other, s] - 1) for s in starts]
-    if not changes:
+    if not starts:
         return math.nan, math.nan, 0
-    error = statistics.stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else math.nan
-    return statistics.fmean(changes), _T95[min(len(changes), len(_T95)) - 1] * error, len(changes)
+    return *percent_change([by_start[name, s] for s in starts], [by_start[other, s] for s in starts]), len(starts)
 
 
-_T95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)
-"""Student's t for so many pairs less one."""
 AGAINST = {"mean_h": "jct_vs_bace", "electricity_usd": "electricity_vs_bace", "total_usd": "money_vs_bace"}
 SHOWN = (
     *("mean_h", "median_h", "p95_h", "queued_p99_h", "queued_max_h", "mwh", "usd_per_mwh", "electricity_usd"),

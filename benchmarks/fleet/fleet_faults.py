@@ -27,7 +27,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet.fleet_case import REGIONS, Row, StepTimes, jobs_of, philly, resumed, scenario
+from benchmarks.fleet.fleet_case import REGIONS, Row, StepTimes, jobs_of, percent_change, philly, resumed, scenario
 from benchmarks.fleet.fleet_wide import row, trace
 from farpipe.fleet.events import LinkChanged, SiteBack, SiteLost
 from farpipe.fleet.job import FleetJob, JobState
@@ -245,10 +245,10 @@ def table(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
         starts = [s for p, f, s in by_cell if (p, f) == (name, fault) and (name, "none", s) in by_cell]
         line: dict[str, Any] = {"policy": name, "fault": fault, "starts": len(starts)}
         for column in ("mean_h", "electricity_usd", "total_usd"):
-            changes = [100 * (by_cell[name, fault, s][column] / by_cell[name, "none", s][column] - 1) for s in starts]
-            if changes:
-                figure = mean_interval(changes)
-                line[column + " %"] = f"{figure.mean:+.1f} +- {figure.half_width:.1f}"
+            if starts:
+                found = [[by_cell[name, kind, s][column] for s in starts] for kind in (fault, "none")]
+                change, half = percent_change(*found)
+                line[column + " %"] = f"{change:+.1f} +- {half:.1f}"
         longest = max((by_cell[name, fault, s]["queued_max_h"] for s in starts), default=None)
         lines.append(line | {"longest queued h": longest and round(longest)})
     return lines

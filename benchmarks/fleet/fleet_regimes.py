@@ -11,21 +11,20 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.fleet.bace_setting import A6000, HOUR_S, MODELS, NUM_DEVICES, USD_PER_KWH, policies, step_times
-from benchmarks.fleet.fleet_case import Row, load_rows, resumed
+from benchmarks.fleet.fleet_case import Row, load_rows, percent_change, resumed
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.play import play, quotes_of
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
-from farpipe.optical.confidence import mean_interval
 from farpipe.spec import Cluster
 
 OURS: Final = "farpipe"
@@ -134,12 +133,6 @@ def _policy(name: str) -> Policy:
     return FarpipePolicy(hour_value=float(hour_value)) if hour_value else policies()[name]
 
 
-def _change(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    changes = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True)]
-    found = mean_interval(changes)
-    return statistics.fmean(changes), (found.high - found.low) / 2
-
-
 def table(rows: Mapping[str, Row], draws: int, ours: str) -> None:
     """Print every cell that is complete, and how often `ours` is below, level with and above the best other."""
     print("| regions | jobs | links | load | sizes | best other | its JCT h | ours h | JCT, % | electricity, % |")
@@ -154,7 +147,7 @@ def table(rows: Mapping[str, Row], draws: int, ours: str) -> None:
         fair = [n for n in OTHERS if done[n] == max(done.values())]
         best = min(fair, key=lambda n: statistics.fmean(jct[n]))
         usd = [[r["electricity"] for r in found[n] if r] for n in (ours, best)]
-        (jct_mean, jct_half), (usd_mean, usd_half) = _change(jct[ours], jct[best]), _change(*usd)
+        (jct_mean, jct_half), (usd_mean, usd_half) = percent_change(jct[ours], jct[best]), percent_change(*usd)
         verdicts["below" if jct_mean + jct_half < 0 else "above" if jct_mean - jct_half > 0 else "level"] += 1
         sizes = "elastic" if cell.elastic else "rigid"
         print(
