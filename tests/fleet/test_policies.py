@@ -181,17 +181,20 @@ def test_own_policy_moves_to_the_cheaper_site_when_that_repays_the_stop():
     assert short.final.num_moves == 0
 
 
-def test_a_job_that_stayed_for_the_move_of_its_checkpoint_is_looked_at_again_when_a_link_gets_faster():
-    """Nothing else changes: the other site has had room, at the same price, since the job was looked at."""
+def test_a_job_that_stayed_for_the_move_of_its_checkpoint_is_looked_at_again_when_a_link_has_got_faster():
+    """Nothing else changes: the other site has had room, at the same price, since the job was looked at.
+
+    Moves are looked for once in a quarter of an hour.
+    """
     long, prices = job("long", 0.0, 20_000), {"s0": Price(300.0, 0.0), "s1": Price(20.0, 0.0)}
     state, (start,) = first_state(cluster(8, 8, rate=1e4), POLICIES["farpipe"], SimpleQuotes()).handle(
         PriceChanged(0.0, {"s0": Price(10.0, 0.0), "s1": Price(20.0, 0.0)}), JobSubmitted(0.0, long)
     )
     state, _ = state.handle(JobStarted(start.placement.startup_s, "long", 1))
-    for event in (PriceChanged(7200.0, prices), Tick(7300.0)):
+    for event in (PriceChanged(7200.0, prices), LinkChanged(7300.0, "s0>s1", 1e9), Tick(8099.0)):
         state, commands = state.handle(event)
         assert not commands
-    _, (move,) = state.handle(LinkChanged(7400.0, "s0>s1", 1e9))
+    _, (move,) = state.handle(Tick(8100.0))
     assert (type(move), move.placement.sites) == (Migrate, ("s1",))
 
 

@@ -52,7 +52,7 @@ def command_of(data: Any, source: str = "command") -> Command:
 
 
 _MAPPINGS: Final = ("sites", "rates", "tariffs", "jobs", "meters")
-_WHOLE: Final = ("now_s", "closed", "refusals")
+_WHOLE: Final = ("now_s", "decided_s", "closed", "refusals")
 
 
 def state_data(state: FleetState) -> Data:
@@ -65,7 +65,7 @@ def state_data(state: FleetState) -> Data:
 
 def state_of(data: Any, policy: Policy, quotes: Quotes, source: str = "state") -> FleetState:
     """The inverse of `state_data`, which goes on under `policy` with `quotes`; InputError names what is wrong."""
-    body = expect_format(data, STATE, source)
+    body = {"decided_s": 0.0} | expect_format(data, STATE, source)  # which older documents lack
     known = {name: _field(name) for name in (*_WHOLE, *_MAPPINGS)}
     known |= {"ended": list[FleetJob], "egress_usd_per_gb": dict[str, float], "stops": StopCosts}
     _expect_keys(body, known, source, whole=True)

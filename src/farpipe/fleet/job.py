@@ -166,7 +166,10 @@ class Spent:
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:
     if not other:
         return one
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+    found = dict(one)
+    for name, value in other.items():
+        found[name] = found.get(name, 0.0) + value
+    return found
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ class Snapshot:
 
     world: World
     now_s: float
+    decided_s: float = 0.0
+    """Time of the last decision."""
     sites: Mapping[str, SiteState]
     rates: Mapping[str, float]
     """Bytes/s of every directed link, jobs' reservations included."""

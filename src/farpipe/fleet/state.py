@@ -78,15 +78,15 @@ def first_state(cluster: Cluster, policy: Policy, quotes: Quotes, stops: StopCos
 
 def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
     """The state after what the policy decides, and the commands for it; what can't be is in `refusals`."""
+    seen, state = planned(state), replace(state, decided_s=state.now_s, refusals=())
     try:
-        seen = planned(state)
         view = View(seen)
         decisions = list(policy.decide(view))
         known = [_known(seen, decision) for decision in decisions]
     except Exception as error:
         return replace(state, refusals=(f"{policy.name} failed: {type(error).__name__}: {error}",)), []
     if not decisions:
-        return replace(state, refusals=()), []
+        return state, []
     space, commands, refusals = view.space(), list[Command](), [why for why in known if why]
     for decision in _stops_first([d for d, why in zip(decisions, known, strict=True) if not why]):
         done = _apply(state, space, decision)
@@ -95,7 +95,7 @@ def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
         elif done is not None:
             state, command = done
             commands += [command] if command is not None else []
-    return replace(state, refusals=tuple(refusals)), commands
+    return replace(state, refusals=tuple(refusals)) if refusals else state, commands
 
 
 def _known(state: State, decision: Decision) -> str:

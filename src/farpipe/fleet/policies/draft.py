@@ -53,7 +53,7 @@ class DecisionDraft:
     def start(self, job: JobState) -> bool:
         """Start a queued job where it is worth most; false if there is no place."""
         alike = job.job.kind, job.job.min_devices, job.job.max_devices
-        if alike in self._unplaced:
+        if alike in self._unplaced or job.job.min_devices > self.num_free:
             return False
         found = self.best(self.space, job, sizes(job.job))
         if found is None:
@@ -89,12 +89,10 @@ class DecisionDraft:
         for number in numbers:
             if number > largest or (space is self.space and (job.job.kind, number) in self._failed):
                 continue
-            known = self._view.at_one_site(job.job.kind, number).values()
-            with_room = (quote for quote in known if number <= space.devices[quote.sites[0]])
-            for of_step, devices in sorted((self._worth.hour_at(q) * q.step_s, q.devices) for q in with_room):
+            for of_step, site, _ in self._worth.ranked(job.job.kind, number):
                 if of_step * hours_left > least:
                     break
-                if there := self._view.start(space, job, devices):
+                if number <= space.devices[site] and (there := self._view.start(space, job, ((site, number),))):
                     found.append(there)
                     rest = of_step * hours_left + self._worth.transfer_usd(there)
                     least = min(least, rest + 1e-9 * abs(rest))  # of_step is exact but for its last bits

@@ -29,6 +29,8 @@ WIDTH_POWER = 0.25
 order of SRTF, 1 that of work, under which wide jobs wait for long where no links carry them over several sites."""
 STOP_SHARE = 10.0
 """Restarts by which the rest of a stopped job has to exceed that of the other."""
+REVIEW_S = 900.0
+"""Seconds of the clock in the first decision of which moves and growth are looked for."""
 MIN_RUN_S = 1800.0
 """A job that has just begun stays where it is."""
 
@@ -77,11 +79,14 @@ class FarpipePolicy:
         return WIDTH_POWER if self.order == "rest" else 1.0
 
     def decide(self, view: View) -> Iterator[Decision]:
+        is_due = view.now_s // REVIEW_S > view.state.decided_s // REVIEW_S
+        if not view.queue and not is_due:
+            return
         worth = Worth(view, self.objective)
         draft = DecisionDraft(view, worth)
         waiting = self._start_queued(view, draft)
         yield from draft.decisions()
-        if not draft.changed and not waiting:
+        if is_due and not waiting:
             yield from improved(view, worth, draft, AllowedChanges(self.moves_per_event, self.grows, self.moves))
 
     def _start_queued(self, view: View, draft: DecisionDraft) -> int:
@@ -97,23 +102,24 @@ class FarpipePolicy:
             if place < LOOKED_AT and self.moves and draft.gather(job, settled):
                 continue
             num_left += 1
-            victims = self._victims(view, settled) if victims is None else victims
+            least = max(key, self.factor * key)
+            victims = self._victims(view, settled, least) if victims is None else victims
             if place < LOOKED_AT and victims:
-                least = max(key, self.factor * key)
                 late = [
                     victim.job
                     for victim in victims
                     if victim.key > least + victim.stop_key and victim.job.name not in draft.changed
                 ]
-                draft.make_room(job, late, at_any_cost=key < 0)
+                if late:
+                    draft.make_room(job, late, at_any_cost=key < 0)
             elif place >= LOOKED_AT and draft.num_free <= 0:
                 break
         return num_left
 
-    def _victims(self, view: View, settled: Sequence[JobState]) -> "list[_Victim]":
-        """Running jobs that may be stopped, the largest key first; never one that was urgent."""
-        keyed = zip(self.keys(view, settled), settled, strict=True)
-        found = [_Victim(key, job, _stop_key(view, job, self._width_power)) for key, job in keyed if key > 0]
+    def _victims(self, view: View, settled: Sequence[JobState], least: float) -> "list[_Victim]":
+        """Running jobs with keys above `least` that may be stopped, the largest first; never one that was urgent."""
+        keyed, least = zip(self.keys(view, settled), settled, strict=True), max(least, 0.0)
+        found = [_Victim(key, job, _stop_key(view, job, self._width_power)) for key, job in keyed if key > least]
         return sorted(found, key=lambda victim: -victim.key)
 
     def keys(self, view: View, jobs: Sequence[JobState]) -> list[float]:
@@ -177,7 +183,8 @@ def _settled(view: View) -> list[JobState]:
 
 def improved(view: View, worth: Worth, draft: DecisionDraft, limits: AllowedChanges) -> Iterator[Decision]:
     """Moves and growth that repay their stops, the jobs with least work left first."""
-    running, (before, fuller, rejected) = _settled(view), worth.rejected(draft.space, limits)
+    running = [job for job in _settled(view) if job.name not in draft.changed]
+    before, fuller, rejected = worth.rejected(draft.space, limits)
     for job in running:
         is_known = before.get(job.name) is job
         is_same = is_known and fuller is None
@@ -260,12 +267,13 @@ def _may_repay_alone(
     here, free = job.placement, draft.space.devices
     assert here is not None
     now = worth.hour_at(here) * here.step_s if len(here.devices) == 1 else worth.of_step(here)
-    held = dict(here.devices)
+    held, worst = dict(here.devices), max(0.0, now * (1 + 1e-9))
     for number in numbers:
-        known = view.at_one_site(job.job.kind, number)
-        for site in sites:
-            has_room = number <= free[site] + held.get(site, 0) and site in known
-            if has_room and _may_repay_at(view, worth, job, now, known[site]):
+        for of_step, site, there in worth.ranked(job.job.kind, number):
+            if of_step >= worst:
+                break
+            has_room = site in sites and number <= free[site] + held.get(site, 0)
+            if has_room and _may_repay_at(view, worth, job, now, there):
                 return True
     return False
 

@@ -56,9 +56,11 @@ class View:
 
     def fits_alone(self, job: FleetJob) -> bool:
         """True if a site, were it empty, could hold the job."""
+        sites = self.state.sites
         for number in reversed(sizes(job)):
-            if any(number <= self.empty.devices[site] for site in self.at_one_site(job.kind, number)):
-                return True
+            for site in self.at_one_site(job.kind, number):
+                if number <= sites[site].num_devices:
+                    return True
         return False
 
     def start(self, space: Space, job: JobState, devices: Devices) -> JobPlacement | None:

@@ -1,12 +1,12 @@
 """Costs that farpipe's policy weighs: money and time of a placement in one figure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
-from farpipe.fleet.job import JobPlacement, JobState
+from farpipe.fleet.job import JobPlacement, JobState, Kind
 from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import Devices
@@ -44,6 +44,7 @@ class _Priced(NamedTuple):
     watts: float
     hour_usd: float
     device_hours: dict[str, float]
+    ranked: dict[tuple[Kind, int], Sequence[tuple[float, str, JobPlacement]]]
     rejected: dict[object, _Rejected]
 
 
@@ -74,7 +75,7 @@ class Worth:
         if last is None or last.tariffs is not tariffs or last.watts != self.watts:
             costs = [self.device_usd(site, self.view.usd_per_mwh(site)) for site in self.view.state.sites]
             hour_usd = self.objective.hour_value * max(sum(map(abs, costs)) / max(len(costs), 1), 1e-6)
-            last = known[self.objective] = _Priced(tariffs, self.watts, hour_usd, {}, {})
+            last = known[self.objective] = _Priced(tariffs, self.watts, hour_usd, {}, {}, {})
         return last
 
     def device_usd(self, site: str, usd_per_mwh: float) -> float:
@@ -105,10 +106,21 @@ class Worth:
 
         Power goes with the devices, whatever runs on them.
         """
-        known, site = self._priced.device_hours, placement.sites[0]
-        if site not in known:
-            known[site] = self.usd_per_h(placement) / placement.num_devices
-        return placement.num_devices * known[site] + self._priced.hour_usd
+        priced, site = self._priced, placement.sites[0]
+        usd = priced.device_hours.get(site)
+        if usd is None:
+            usd = priced.device_hours[site] = self.usd_per_h(placement) / placement.num_devices
+        return placement.num_devices * usd + priced.hour_usd
+
+    def ranked(self, kind: Kind, num_devices: int) -> Sequence[tuple[float, str, JobPlacement]]:
+        """Quotes for so many devices at each site that could run them, the least `of_step` first: that figure to a few
+        last bits, the site and the quote."""
+        known, key = self._priced.ranked, (kind, num_devices)
+        found = known.get(key)
+        if found is None:
+            quotes = self.view.at_one_site(kind, num_devices).items()
+            found = known[key] = sorted((self.hour_at(quote) * quote.step_s, site, quote) for site, quote in quotes)
+        return found
 
     def rejected(
         self, space: Space, changes: object
@@ -136,7 +148,7 @@ class Worth:
         moved = placement.moved_bytes.items()
         return sum(size / BYTES_PER_GB * self.view.egress_usd_per_gb(link) for link, size in moved)
 
-    def best(self, job: JobState, placements: Iterable[JobPlacement]) -> JobPlacement | None:
+    def best(self, job: JobState, placements: Sequence[JobPlacement]) -> JobPlacement | None:
         """The placement on which the rest of `job` is worth most."""
         hours_left = job.left_at(self.view.now_s) / SECONDS_PER_HOUR
 
@@ -144,4 +156,4 @@ class Worth:
             rest = self.of_step(placement) * hours_left + self.transfer_usd(placement)
             return rest, placement.step_s, placement.startup_s, placement.devices
 
-        return min(placements, key=cost, default=None)
+        return min(placements, key=cost) if len(placements) > 1 else next(iter(placements), None)
