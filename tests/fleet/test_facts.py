@@ -17,6 +17,7 @@ from farpipe.fleet.events import (
     LinkChanged,
     Price,
     PriceChanged,
+    Replan,
     SiteBack,
     SiteLost,
     StepReported,
@@ -158,7 +159,7 @@ def test_a_fault_takes_nothing_of_the_checkpoint_that_the_attempt_began_with():
     assert state.handle(JobFailed(6510.0, "j", start.attempt, 1e6))[0].jobs["j"].num_done == stopped.num_done
 
 
-def moved(stops):
+def moved(stops, events=()):
     """A job that moves once from `a` to `b`, with its log."""
 
     class Once:
@@ -173,7 +174,7 @@ def moved(stops):
 
     log = io.StringIO()
     state = first_state(cluster(egress=1.0), Once(), SimpleQuotes(), stops)
-    outcome = Simulator(state, log=log).run([job()])
+    outcome = Simulator(state, log=log).run([job()], events)
     return outcome, [json.loads(line) for line in log.getvalue().splitlines()]
 
 
@@ -185,6 +186,47 @@ def test_a_move_is_billed_for_the_checkpoint_alone(restart_s):
     assert outcome.spent.egress_usd == pytest.approx({"a>b": state_bytes / 1e9})
     (start,) = [line for line in lines if line["event"] == "migrate"]
     assert start["reserved_bytes_per_s"]["a>b"] >= start["sent_bytes_per_s"]["a>b"] > 0
+
+
+def move_times(events=()):
+    """When the move begins and when the job runs again."""
+    outcome, lines = moved(StopCosts(), events)
+    (begin,) = [line["time_s"] for line in lines if line["event"] == "migrate"]
+    assert outcome.spent.sent_bytes == pytest.approx({"a>b": SimpleQuotes().state_bytes(KIND)})
+    assert outcome.records[0].final.num_preemptions == 0
+    return begin, [line["time_s"] for line in lines if line["event"] == "run"][1]
+
+
+def test_a_start_goes_on_when_the_link_of_its_checkpoint_changes():
+    """What is left of it takes longer by the checkpoint's rest at half of the rate, however often the rate changes."""
+    begin, end = move_times()
+    rate = StopCosts().transfer_share * cluster().links[0].bandwidth_bytes_per_s
+    longer_s = SimpleQuotes().state_bytes(KIND) / rate
+    change_s = begin + 0.25 * (end - begin)
+    thin = LinkChanged(change_s, "a>b", rate)
+    assert move_times([thin]) == (begin, pytest.approx(end + 0.75 * longer_s))
+    back = LinkChanged(change_s + 1.0, "a>b", 2 * rate)
+    left = 1.0 - 1.0 / (0.75 * (end - begin + longer_s))
+    assert move_times([thin, back]) == (begin, pytest.approx(change_s + 1.0 + 0.75 * left * (end - begin)))
+    often = [LinkChanged(begin + 10.0 * k, "a>b", (1 + k % 2) * rate) for k in range(1, 200)]
+    assert end < move_times(often)[1] < end + longer_s
+
+
+def test_a_start_whose_checkpoint_moves_over_a_link_that_breaks_is_stopped():
+    begin, _ = move_times()
+    _, lines = moved(StopCosts(), [LinkChanged(begin + 10.0, "a>b", 0.0), LinkChanged(begin + 99.0, "a>b", 1e9)])
+    assert [line["event"] for line in lines][:5] == ["submit", "start", "run", "migrate", "preempt"]
+
+
+def test_a_start_over_a_link_that_its_steps_need_goes_on_at_their_new_speed():
+    wide, sites = FleetJob("wide", KIND, 0.0, 100, 16, 16), (("a", 8), ("b", 8))
+    state, (start,) = first_state(cluster(), POLICIES["atlas"], SimpleQuotes()).handle(JobSubmitted(0.0, wide))
+    assert start.placement.devices == sites
+    state, (replan,) = state.handle(LinkChanged(30.0, "b>a", 100.0))
+    assert (type(replan), state.jobs["wide"].phase, replan.attempt) == (Replan, "starting", 1)
+    assert replan.placement.step_s == SimpleQuotes().placement(KIND, sites, {"a>b": 1e9, "b>a": 100.0}).step_s
+    assert replan.placement.startup_s == pytest.approx(start.placement.startup_s - 30.0)
+    assert state.space().overdrawn() == ""
 
 
 def test_a_job_that_stops_and_starts_in_one_moment_has_a_line_for_each():

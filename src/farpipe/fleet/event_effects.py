@@ -194,23 +194,50 @@ def _fit_link(state: State, link: str) -> Result[State]:
     for job in users:
         assert job.placement is not None
         share = state.rates[link] * job.placement.links(job.phase)[link] / wanted if wanted else 0.0
-        state, command = _fit_job(state, job, {link: share})
+        state, command = _fit_job(state, job, link, share)
         commands.append(command)
     return state, commands
 
 
-def _fit_job(state: State, job: JobState, rates: dict[str, float]) -> tuple[State, Command]:
-    """The job at the speed that `rates` allow, or back in the queue."""
-    assert job.placement is not None
-    space, mine = planned(state).space(), job.placement.link_bytes_per_s
-    free = {name: max(0.0, space.rates[name]) + rate for name, rate in mine.items()}
-    fitted = state.world.quotes.placement(job.job.kind, job.placement.devices, {**free, **rates})
+def _fit_job(state: State, job: JobState, link: str, share: float) -> tuple[State, Command]:
+    """The job at the speed that its `share` of a link allows, or back in the queue; a start goes on where it is."""
+    here = job.placement
+    assert here is not None
+    whole = here.links(job.phase)[link]
+    for_steps = share * here.link_bytes_per_s.get(link, 0.0) / whole if whole else share
+    space = planned(state).space()
+    free = {name: max(0.0, space.rates[name]) + rate for name, rate in here.link_bytes_per_s.items()}
+    fitted = state.world.quotes.placement(job.job.kind, here.devices, {**free, link: for_steps})
+    if fitted is not None:
+        fitted = replace(fitted, startup_s=0.0, startup_bytes_per_s=fitted.link_bytes_per_s)
+        most = state.world.stops.transfer_share * state.rates[link]
+        fitted = _start_left(state, job, fitted, link, min(share - for_steps, most))
     account = settled(state, job.name)
-    if fitted is None or job.phase == "starting":
+    if fitted is None:
         account = replace(stopped(state, account), num_preemptions=job.num_preemptions + 1)
         return state.with_job(account), Preempt(job.name, job.attempt, "a link it needs is too slow")
-    fitted = replace(fitted, startup_s=0.0, startup_bytes_per_s=fitted.link_bytes_per_s)
-    return state.with_job(placed(account, fitted, "running")), Replan(job.name, job.attempt, fitted)
+    return state.with_job(placed(account, fitted, job.phase)), Replan(job.name, job.attempt, fitted)
+
+
+def _start_left(state: Snapshot, job: JobState, fitted: JobPlacement, link: str, rate: float) -> JobPlacement | None:
+    """`fitted` with what is left of a start, whose checkpoint moves at `rate` if over `link`; None if that is nothing.
+
+    All that a start consists of is taken to go on evenly.
+    """
+    here = job.placement
+    if job.phase != "starting" or here is None or here.startup_s <= 0:
+        return fitted
+    left = max(0.0, 1 - (state.now_s - job.since_s) / here.startup_s)
+    seconds, sent = here.startup_s, dict(fitted.link_bytes_per_s)
+    for name, size in here.moved_bytes.items():
+        before = here.startup_bytes_per_s[name] - here.link_bytes_per_s.get(name, 0.0)
+        now = rate if name == link else before
+        if min(before, now) <= 0:
+            return None
+        seconds += size / now - size / before
+        sent[name] = sent.get(name, 0.0) + now
+    moved = {name: left * size for name, size in here.moved_bytes.items()}
+    return replace(fitted, startup_s=left * seconds, startup_bytes_per_s=sent, moved_bytes=moved)
 
 
 def _prices(state: State, event: PriceChanged) -> Result[State]:

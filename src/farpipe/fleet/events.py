@@ -176,7 +176,7 @@ class Preempt(Command):
 
 @dataclass(frozen=True)
 class Replan(Command):
-    """Go on with the same devices at another speed: links have changed."""
+    """Go on, or go on starting, with the same devices at another speed: links have changed."""
 
     placement: JobPlacement
 

@@ -232,7 +232,8 @@ class Simulator:
                 self._record_allocation("refuse", command.name, "queued", None, command.why)
             return
         placement: JobPlacement | None = getattr(command, "placement", None)
-        phase: Phase = "queued" if placement is None else "running" if isinstance(command, Replan) else "starting"
+        starts = placement is not None and (placement.startup_s > 0 or not isinstance(command, Replan))
+        phase: Phase = "queued" if placement is None else "starting" if starts else "running"
         self._record_phase(command.name, what, phase, placement)
 
     def _record_copying(self, before: Mapping[str, JobState]) -> None:
