@@ -220,7 +220,7 @@ def _fit_job(state: State, job: JobState, link: str, share: float) -> tuple[Stat
 
 
 def _start_left(state: Snapshot, job: JobState, fitted: JobPlacement, link: str, rate: float) -> JobPlacement | None:
-    """`fitted` with what is left of a start, whose checkpoint moves at `rate` if over `link`; None if that is nothing.
+    """`fitted` with what is left of a start, whose checkpoint moves at `rate` if it does over `link`; None if it can't.
 
     All that a start consists of is taken to go on evenly.
     """
