@@ -201,17 +201,14 @@ def _fit_link(state: State, link: str) -> Result[State]:
 
 def _fit_job(state: State, job: JobState, link: str, share: float) -> tuple[State, Command]:
     """The job at the speed that its `share` of a link allows, or back in the queue; a start goes on where it is."""
-    here = job.placement
-    assert here is not None
-    whole = here.links(job.phase)[link]
-    for_steps = share * here.link_bytes_per_s.get(link, 0.0) / whole if whole else share
-    space = planned(state).space()
-    free = {name: max(0.0, space.rates[name]) + rate for name, rate in here.link_bytes_per_s.items()}
-    fitted = state.world.quotes.placement(job.job.kind, here.devices, {**free, link: for_steps})
+    assert job.placement is not None
+    space, mine = planned(state).space(), job.placement.link_bytes_per_s
+    free = {name: max(0.0, space.rates[name]) + rate for name, rate in mine.items()}
+    rates = {**free, link: share} if link in mine else free
+    fitted = state.world.quotes.placement(job.job.kind, job.placement.devices, rates)
     if fitted is not None:
         fitted = replace(fitted, startup_s=0.0, startup_bytes_per_s=fitted.link_bytes_per_s)
-        most = state.world.stops.transfer_share * state.rates[link]
-        fitted = _start_left(state, job, fitted, link, min(share - for_steps, most))
+        fitted = _start_left(state, job, fitted, link, share)
     account = settled(state, job.name)
     if fitted is None:
         account = replace(stopped(state, account), num_preemptions=job.num_preemptions + 1)
@@ -219,10 +216,10 @@ def _fit_job(state: State, job: JobState, link: str, share: float) -> tuple[Stat
     return state.with_job(placed(account, fitted, job.phase)), Replan(job.name, job.attempt, fitted)
 
 
-def _start_left(state: Snapshot, job: JobState, fitted: JobPlacement, link: str, rate: float) -> JobPlacement | None:
-    """`fitted` with what is left of a start, whose checkpoint moves at `rate` if it does over `link`; None if it can't.
+def _start_left(state: Snapshot, job: JobState, fitted: JobPlacement, link: str, share: float) -> JobPlacement | None:
+    """`fitted` with what is left of a start, whose checkpoint gets `share` if it moves over `link`; None if it can't.
 
-    All that a start consists of is taken to go on evenly.
+    All that a start consists of is taken to go on evenly. The links of its steps are others.
     """
     here = job.placement
     if job.phase != "starting" or here is None or here.startup_s <= 0:
@@ -230,12 +227,12 @@ def _start_left(state: Snapshot, job: JobState, fitted: JobPlacement, link: str,
     left = max(0.0, 1 - (state.now_s - job.since_s) / here.startup_s)
     seconds, sent = here.startup_s, dict(fitted.link_bytes_per_s)
     for name, size in here.moved_bytes.items():
-        before = here.startup_bytes_per_s[name] - here.link_bytes_per_s.get(name, 0.0)
-        now = rate if name == link else before
-        if min(before, now) <= 0:
+        before = sent[name] = here.startup_bytes_per_s[name]
+        if name == link:
+            sent[name] = min(share, state.world.stops.transfer_share * state.rates[link])
+        if sent[name] <= 0:
             return None
-        seconds += size / now - size / before
-        sent[name] = sent.get(name, 0.0) + now
+        seconds += size / sent[name] - size / before
     moved = {name: left * size for name, size in here.moved_bytes.items()}
     return replace(fitted, startup_s=left * seconds, startup_bytes_per_s=sent, moved_bytes=moved)
 
