@@ -95,7 +95,7 @@ def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
         elif done is not None:
             state, command = done
             commands += [command] if command is not None else []
-    return replace(state, refusals=tuple(refusals)) if refusals else state, commands
+    return replace(state, refusals=tuple(refusals)), commands
 
 
 def _known(state: State, decision: Decision) -> str:

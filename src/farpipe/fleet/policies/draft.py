@@ -171,8 +171,8 @@ class DecisionDraft:
         Nobody is stopped if waiting for the next devices costs less, unless `at_any_cost`.
         """
         least, kind = job.job.min_devices, job.job.kind
-        if least >= self._no_room.get(kind, least + 1):
-            return False  # it failed for one with more to stop
+        if not victims or least >= self._no_room.get(kind, least + 1):
+            return False  # nobody to stop, or it failed for one with more
         trial, stopped = self.space.copy(), list[JobState]()
         for other in victims:
             assert other.placement is not None

@@ -110,8 +110,7 @@ class FarpipePolicy:
                     for victim in victims
                     if victim.key > least + victim.stop_key and victim.job.name not in draft.changed
                 ]
-                if late:
-                    draft.make_room(job, late, at_any_cost=key < 0)
+                draft.make_room(job, late, at_any_cost=key < 0)
             elif place >= LOOKED_AT and draft.num_free <= 0:
                 break
         return num_left
@@ -263,32 +262,29 @@ def _may_repay(
 def _may_repay_alone(
     view: View, worth: Worth, draft: DecisionDraft, job: JobState, numbers: Sequence[int], sites: Collection[str]
 ) -> bool:
-    """False only if no place at one of `sites` repays the least that a stop for it takes."""
+    """False only if no place at one of `sites` repays the least that a stop for it takes.
+
+    What is saved is counted a little too high, for `_repays` rounds in another order.
+    """
     here, free = job.placement, draft.space.devices
     assert here is not None
     now = worth.hour_at(here) * here.step_s if len(here.devices) == 1 else worth.of_step(here)
-    held, worst = dict(here.devices), max(0.0, now * (1 + 1e-9))
+    held = dict(here.devices)
     for number in numbers:
         for of_step, site, there in worth.ranked(job.job.kind, number):
-            if of_step >= worst:
+            saved = now * (1 + 1e-9) - of_step
+            if saved <= 0 <= of_step:
                 break
             has_room = site in sites and number <= free[site] + held.get(site, 0)
-            if has_room and _may_repay_at(view, worth, job, now, there):
+            if has_room and _may_repay_at(view, worth, job, saved, there):
                 return True
     return False
 
 
-def _may_repay_at(view: View, worth: Worth, job: JobState, now: float, there: JobPlacement) -> bool:
-    """False only if a stop for a place at one site is not repaid, were the widest link free for the checkpoint.
-
-    What is saved is counted a little too high, for `_repays` rounds in another order.
-    """
-    usd_per_h = worth.hour_at(there)
-    saved = now * (1 + 1e-9) - usd_per_h * there.step_s
-    if saved <= 0 <= usd_per_h:
-        return False
+def _may_repay_at(view: View, worth: Worth, job: JobState, saved: float, there: JobPlacement) -> bool:
+    """False only if what a step saves does not repay a stop for a place at one site, were the widest link free."""
     assert job.placement is not None
-    step_s, moves = job.placement.step_s, there.sites[0] != job.stop_site
+    usd_per_h, step_s, moves = worth.hour_at(there), job.placement.step_s, there.sites[0] != job.stop_site
     hours = min(job.left_at(view.now_s) * step_s, worth.objective.horizon_s) / SECONDS_PER_HOUR / step_s
     stop_h = view.stop_s(job, there.num_devices, moves=moves) / SECONDS_PER_HOUR
     return usd_per_h < 0 or saved * hours > 2 * stop_h * usd_per_h

@@ -57,11 +57,11 @@ class View:
     def fits_alone(self, job: FleetJob) -> bool:
         """True if a site, were it empty, could hold the job."""
         sites = self.state.sites
-        for number in reversed(sizes(job)):
-            for site in self.at_one_site(job.kind, number):
-                if number <= sites[site].num_devices:
-                    return True
-        return False
+        return any(
+            number <= sites[site].num_devices
+            for number in reversed(sizes(job))
+            for site in self.at_one_site(job.kind, number)
+        )
 
     def start(self, space: Space, job: JobState, devices: Devices) -> JobPlacement | None:
         """The job starting on `devices` out of `space`, moving its checkpoint there included; None if it can't."""
