@@ -2,18 +2,30 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TRAIN := $(VENV)/.train
+ALL := '.[train,dev,docs]'
 READY := $(VENV)/.ready
 
-FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
-.PHONY: demo test test-fast check bench docs format clean
+# uv knows which build of torch fits this machine: PyPI's brings 4 GB of CUDA where there is no GPU. Where its index
+# can't be reached, and without uv, pip takes PyPI's.
+UV ?= $(shell command -v uv)
+install = $(if $(UV),$(UV) pip install --python $(BIN)/python --torch-backend=auto -q -c constraints.txt -e $(1) || \
+	,) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e $(1)
 
-$(READY): pyproject.toml constraints.txt
+FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
+.PHONY: demo test test-fast test-stock check bench docs format clean
+
+$(TRAIN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[train,dev,docs]'
+	$(call install,'.[train]')
+	touch $(TRAIN)
+
+$(READY): $(TRAIN)
+	$(call install,$(ALL))
 	touch $(READY)
 
-demo: $(READY)  ## train a small model over two emulated sites, farpipe's plan against plain 1F1B
+demo: $(TRAIN)  ## train a small model over two emulated sites, farpipe's plan against plain 1F1B
 	$(BIN)/python recipes/demo.py
 
 # Without the compiled forms of sources and tests every process would compile them again.
@@ -26,6 +38,10 @@ test: $(READY)  ## all tests: those that measure time have the machine to themse
 
 test-fast: $(READY)  ## without the tests that start processes or take long, and a fifth of the random examples of the others
 	$(FAST) --examples 0.2
+
+test-stock:  ## all tests as on a machine of somebody else: a new environment of 5.9 GB with PyPI's own build of torch
+	rm -rf build/stock
+	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null $(MAKE) VENV=build/stock UV= test
 
 check: $(READY)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -100,7 +100,7 @@ def load(folder: Path, port: int, data: int, tensor: int, process: int) -> None:
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=process == 0, wait_for_workers=False)
-    join_site(store, "west", process, data * tensor, timeout_s=120)
+    join_site(store, "west", process, data * tensor, device="cpu", timeout_s=120)
     model, part = read_model(folder), StageSlice(0, SIZES["num_hidden_layers"], True, True)
     training = Training(sequence_length=64, global_batch=data, microbatch_size=1, precision="fp32", zero=3)
     mesh = stage_mesh("cpu", data=data, tensor=tensor) if data * tensor > 1 else None

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from farpipe.torch.backend import _message_memory
 from job_files import cluster_text
 from torch_processes import LIMIT_S, run_ranks, run_well, torchrun
 from transports import tls_files
@@ -37,6 +39,12 @@ def test_backend(failed, check):
         pytest.skip("an earlier one has failed")
     for rank, errors in enumerate(failed):
         assert check not in errors, f"rank {rank}: {errors[check]}"
+
+
+def test_memory_is_not_page_locked_before_the_process_computes_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert len(_message_memory(16)) == 16
 
 
 def test_a_killed_process_raises_in_every_wait_of_the_others_and_a_failed_one_says_why(tmp_path):

@@ -168,7 +168,7 @@ def _site_world(run: RunSpec, transport: Transport, store: TorchStore, config: T
     number, timeout_s = members.index(transport.rank), run.transport.timeout_s
     with (
         ending_hung(transport.check, _end),
-        site_world(store.torch_store, place, number, len(members), timeout_s=timeout_s),
+        site_world(store.torch_store, place, number, len(members), device=run.device, timeout_s=timeout_s),
     ):
         yield
 

@@ -67,8 +67,16 @@ def _connect(settings: Any, options: Options) -> Transport:
     shift = int(os.environ.get("LOCAL_RANK", "0"))
     shift += next(_groups_made) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     config = options.config(rank, introductions, timeout_s, shift)
-    memory = message_memory("cuda" if torch.cuda.is_available() else "cpu")
-    return connect(rank, size, config, rendezvous("transport"), allocate=memory)
+    return connect(rank, size, config, rendezvous("transport"), allocate=_message_memory)
+
+
+def _message_memory(num_bytes: int) -> memoryview:
+    """Memory for a received message; page-locked once this process computes on a GPU, not already where there is one.
+
+    Asked sooner, torch would open the machine's first GPU in each process that has not chosen its own yet, and for
+    groups of CPU tensors for nothing.
+    """
+    return message_memory("cuda" if torch.cuda.is_initialized() else "cpu")(num_bytes)  # type: ignore[no-untyped-call]
 
 
 class FarpipeGroup(dist.ProcessGroup):

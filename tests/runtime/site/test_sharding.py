@@ -19,7 +19,7 @@ NUM_MICROBATCHES = 64
 @pytest.fixture(autouse=True)
 def world_of_one():
     """This process is a whole site."""
-    join_site(dist.HashStore(), "zurich", 0, 1, timeout_s=10)
+    join_site(dist.HashStore(), "zurich", 0, 1, device="cpu", timeout_s=10)
     yield
     dist.destroy_process_group()
 

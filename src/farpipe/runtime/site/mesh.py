@@ -19,14 +19,18 @@ TENSOR: Final = "tensor"
 """Mesh dimension of the processes that share every layer of a stage; neighbouring numbers."""
 
 
-def join_site(store: Store, site: str, process: int, num_processes: int, *, timeout_s: float) -> None:
+def join_site(store: Store, site: str, process: int, num_processes: int, *, device: str, timeout_s: float) -> None:
     """Make the torch world of the processes at `site`, `process` being this one's number among them.
 
     Other sites of the run may use the same `store`: NCCL and gloo never see them. A collective that waits longer than
-    `timeout_s` breaks.
+    `timeout_s` breaks. InputError where this build of torch lacks NCCL and the run's `device` needs it.
     """
+    # The run's device decides, not what torch was built with: PyPI's torch has NCCL on machines without a GPU too,
+    # where asking for it ends every run.
+    if device == "cuda" and not dist.is_nccl_available():
+        raise InputError("device 'cuda': this build of torch has no NCCL, which processes of a stage on GPUs need")
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo",
+        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
         store=PrefixStore(f"site {site}", store),
         rank=process,
         world_size=num_processes,
@@ -35,9 +39,11 @@ def join_site(store: Store, site: str, process: int, num_processes: int, *, time
 
 
 @contextmanager
-def site_world(store: Store, site: str, process: int, num_processes: int, *, timeout_s: float) -> Iterator[None]:
+def site_world(
+    store: Store, site: str, process: int, num_processes: int, *, device: str, timeout_s: float
+) -> Iterator[None]:
     """Context in which torch's world is that of `join_site`."""
-    join_site(store, site, process, num_processes, timeout_s=timeout_s)
+    join_site(store, site, process, num_processes, device=device, timeout_s=timeout_s)
     try:
         yield
     finally:
