@@ -9,7 +9,7 @@ from farpipe.cost import place_evenly
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.cost.layout import Layout
 from farpipe.cost.stage import JobCosts
-from farpipe.runtime.data.batches import load_document_batches
+from farpipe.data.batches import load_document_batches
 from farpipe.runtime.model.decoder import Numerics, StageModule, initialise
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.stages.slices import StageSlice

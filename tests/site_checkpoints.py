@@ -8,7 +8,8 @@ import torch.distributed as dist
 from transformers import AutoConfig
 
 from farpipe.runtime.checkpoint.checkpointer import state_pieces
-from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
+from farpipe.runtime.checkpoint.files import Checkpoint, Piece, write_file
+from farpipe.runtime.checkpoint.manifest import Manifest, Trained
 from farpipe.runtime.divided_stages import divide_module, twins_in
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.replicas.collectives import Rings, whole_shards

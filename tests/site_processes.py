@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from farpipe.errors import InputError
 from farpipe.run.launcher import launch
 from farpipe.run.reports import leave_result
-from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.batches import Batch
 from farpipe.runtime.divided_stages import twins_in
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.rendezvous import store_from_env

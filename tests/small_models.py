@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch.nn import functional
 
-from farpipe.runtime.data.batches import IGNORED, Batch
+from farpipe.runtime.batches import IGNORED, Batch
 from farpipe.runtime.model.decoder import Numerics, StageModule, initialise
 from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.runtime.stages.deferred import WeightGradStore

@@ -13,7 +13,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "farpipe"
 WAIST = "errors units strict notebook document processes catalog spec step"
 SEARCH = f"{WAIST} cost schedule simulate search"
-ENGINE = f"{SEARCH} sequences plan emulate transport runtime control run"
+ENGINE = f"{SEARCH} sequences data plan emulate transport runtime control run"
 MAY_IMPORT = {
     "errors": "",
     "units": "errors",
@@ -29,15 +29,16 @@ MAY_IMPORT = {
     "simulate": "errors units strict document step schedule",
     "search": "errors units strict step schedule simulate",
     "sequences": SEARCH,
+    "data": f"{WAIST} sequences",
     "optical": SEARCH,
-    "plan": f"{SEARCH} sequences",
+    "plan": f"{SEARCH} sequences data",
     "fleet": f"{SEARCH} plan",
     "emulate": WAIST,
     "transport": "errors units strict processes emulate",
-    "runtime": f"{SEARCH} sequences emulate transport",
+    "runtime": f"{SEARCH} sequences data emulate transport",
     "control": f"{SEARCH} sequences emulate transport runtime",
     "torch": f"{SEARCH} sequences plan emulate transport runtime control",
-    "run": f"{SEARCH} sequences plan emulate transport runtime control",
+    "run": f"{SEARCH} sequences data plan emulate transport runtime control",
     "interop": f"{SEARCH} sequences plan",
     "report": f"{SEARCH} sequences plan runtime fleet optical",
     "cli": f"{ENGINE} fleet optical interop report",

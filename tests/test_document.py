@@ -9,7 +9,7 @@ from farpipe.cost.chunks import ChunkCosts
 from farpipe.document import Document
 from farpipe.errors import InputError, RunError
 from farpipe.plan import Plan
-from farpipe.runtime.checkpoint.files import Manifest
+from farpipe.runtime.checkpoint.manifest import Manifest
 from farpipe.runtime.figures.metrics import Summary
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.simulate import Timeline

@@ -4,9 +4,10 @@ import json
 
 import torch
 
-from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
+from farpipe.runtime.batches import load_batches
+from farpipe.runtime.checkpoint.files import Checkpoint, Piece
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
-from farpipe.runtime.data.batches import load_batches
+from farpipe.runtime.checkpoint.manifest import Manifest
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.train import train_rank
 from farpipe.schedule.library import order

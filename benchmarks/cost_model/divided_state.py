@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from farpipe.cost import Layout, memory
 from farpipe.cost.stage import stage_params
-from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.batches import Batch
 from farpipe.runtime.site.mesh import DATA, TENSOR, stage_mesh
 from farpipe.runtime.site.sharding import StepReduction, shard
 from farpipe.runtime.site.tensor_plans import divide

@@ -89,7 +89,7 @@ def scaling(kind: str) -> Any:
     """A whole model that only scales: the logits are zeros times its one parameter."""
     import torch
 
-    from farpipe.runtime.data.batches import Batch
+    from farpipe.runtime.batches import Batch
     from farpipe.runtime.stage import Boundary, TorchStage
     from farpipe.runtime.stages.deferred import WeightGradStore
     from farpipe.runtime.stages.module_stage import ModuleSlice, ModuleStage
@@ -119,7 +119,7 @@ def steps(name: str, width: int, num_layers: int, tokens: int, recompute: str) -
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from farpipe.runtime.data.batches import Batch
+    from farpipe.runtime.batches import Batch
     from farpipe.runtime.make_stage import make_stage, numerics_of
     from farpipe.runtime.stage import Boundary
     from farpipe.runtime.stages.hugging_face import HuggingFaceSlice

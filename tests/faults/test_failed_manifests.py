@@ -3,7 +3,7 @@
 import pytest
 
 from farpipe.errors import RunError
-from farpipe.runtime.checkpoint.files import Manifest
+from farpipe.runtime.checkpoint.manifest import Manifest
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.work import Trainer
 from in_process import run_ranks

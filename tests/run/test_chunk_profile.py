@@ -12,9 +12,9 @@ from farpipe.cost.chunk_laws import Law
 from farpipe.cost.chunk_profile import ChunkProfile, MeasuredLaw
 from farpipe.cost.job_chunks import job_chunk_costs
 from farpipe.cost.layout import Layout
+from farpipe.data.batches import load_document_batches
 from farpipe.errors import InputError
 from farpipe.run.profile import chunk_profile, profile_chunks
-from farpipe.runtime.data.batches import load_document_batches
 from farpipe.runtime.profile_request import STACK_NAMES, ChunkTimes
 from farpipe.runtime.stack_times import TimedSequence, points
 from farpipe.runtime.train import train_rank

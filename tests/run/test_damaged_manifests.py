@@ -7,8 +7,7 @@ import pytest
 
 from farpipe.errors import InputError
 from farpipe.run.directory import choose_run_dir, next_log_dir, open_run_dir, what_is_left
-from farpipe.runtime.checkpoint.files import Manifest
-from farpipe.runtime.checkpoint.resume import find_manifests
+from farpipe.runtime.checkpoint.manifest import Manifest, find_manifests
 from farpipe.runtime.train import train_rank
 from in_process import run_ranks
 from trainings import checkpoints, folder, losses, make_run, metrics, train

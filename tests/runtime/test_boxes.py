@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from farpipe.errors import InputError
 from farpipe.runtime.checkpoint.boxes import boxes_of_run, common, within, without
-from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
+from farpipe.runtime.checkpoint.files import Checkpoint, Piece, write_file
+from farpipe.runtime.checkpoint.manifest import Manifest, Trained
 from small_models import TIED
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)

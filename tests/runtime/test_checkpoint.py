@@ -13,8 +13,9 @@ import torch
 
 from farpipe.errors import DivergedError, InputError, RunError, RunStoppedError
 from farpipe.runtime.checkpoint import folders
-from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece, Trained, write_file
+from farpipe.runtime.checkpoint.files import Checkpoint, Piece, write_file
 from farpipe.runtime.checkpoint.folders import folder_of, remove_incomplete, whole_checkpoints
+from farpipe.runtime.checkpoint.manifest import Manifest, Trained
 from farpipe.runtime.checkpoint.resume import choose
 from farpipe.runtime.figures.metrics import MetricsFile
 from farpipe.runtime.optimizer import learning_rate

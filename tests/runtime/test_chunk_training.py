@@ -6,9 +6,9 @@ import torch
 from torch.nn import functional
 
 from chunk_runs import PlanningHere, make_run, train_whole, write_documents
+from farpipe.data.batches import load_document_batches
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.runtime.chunk_work import ChunkTrainer
-from farpipe.runtime.data.batches import load_document_batches
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.figures.metrics import STEP_PLAN_NAME
 from farpipe.runtime.replicas.replicas import PipelinePeers

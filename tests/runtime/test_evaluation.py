@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from farpipe.runtime.data.batches import IGNORED, Batches
-from farpipe.runtime.data.tokens import load_tokens
+from farpipe.data.tokens import load_tokens
+from farpipe.runtime.batches import IGNORED, Batches
 from small_models import LLAMA, TIED, whole_model
 from trainings import make_run, metrics, state, train
 

@@ -6,8 +6,9 @@ from transformers import AutoModelForCausalLM
 from farpipe import __version__
 from farpipe.errors import InputError
 from farpipe.runtime.checkpoint.export import CheckpointWeights, export_to_hugging_face
-from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Trained, write_file
+from farpipe.runtime.checkpoint.files import Checkpoint, write_file
 from farpipe.runtime.checkpoint.folders import folder_of
+from farpipe.runtime.checkpoint.manifest import Manifest, Trained
 from farpipe.runtime.model.hugging_face import their_name
 from small_models import GPT, LLAMA, SEED, SEQUENCE_LENGTH, TIED, whole_model
 from trainings import make_run

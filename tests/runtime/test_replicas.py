@@ -8,7 +8,7 @@ import torch
 
 from farpipe.cost.layout import Layout
 from farpipe.cost.memory import state_bytes
-from farpipe.runtime.data.batches import load_batches
+from farpipe.runtime.batches import load_batches
 from farpipe.runtime.executor import Executor
 from farpipe.runtime.replicas.replicas import PipelinePeers, collective_bytes
 from farpipe.runtime.run_spec import RunSpec

@@ -8,7 +8,7 @@ import typer
 
 from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, log, print_json, status
-from farpipe.errors import InputError, ToleranceError
+from farpipe.errors import InputError, ToleranceError, UsageError
 from farpipe.report.tables import TableView, to_rich
 from farpipe.strict import write_text
 from farpipe.units import format_percent, format_seconds
@@ -83,6 +83,8 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     from farpipe.spec import load_job
 
     job = load_job(options.job)
+    if options.why and job.data.packing is not None:
+        raise UsageError("--why is not for data.packing: it follows microbatches of one length; leave out `packing`")
     job, units = with_measured_links(job, options.links) if options.links else (job, ())
     found = read_log_of(options.log, job)
     steps, traces, given = measured(found, str(options.log)), read_all(options.trace or []), options.profile or []

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import typer
 
 from farpipe.cli.output import status
+from farpipe.data.documents import is_text
+from farpipe.data.tokens import Tokens, load_tokens
 from farpipe.errors import InputError
-from farpipe.runtime.data.documents import is_text
-from farpipe.runtime.data.tokens import Tokens, load_tokens
 from farpipe.sequences import has_documents, read_lengths
 from farpipe.sequences.chunk import Ints
 from farpipe.sequences.lengths import ENDS, cut_lengths

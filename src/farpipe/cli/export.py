@@ -63,6 +63,8 @@ def export(context: typer.Context, options: ExportOptions) -> None:
 
 def _exported(source: Path, form: str) -> str:
     """The plan or the schedule in `source`, in the format `form`."""
+    if source.suffix == ".toml":
+        raise InputError(f"{source}: a job has no schedule yet; plan it, and export the plan that this writes")
     from farpipe.interop.megatron_flags import megatron_flags
     from farpipe.interop.nemo_config import nemo_config
     from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags

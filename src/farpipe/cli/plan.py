@@ -14,10 +14,9 @@ from farpipe.errors import InputError, RunInterruptedError, UsageError
 from farpipe.units import COUNTS, format_seconds, parse
 
 if TYPE_CHECKING:
-    from farpipe.cli.planned import Measured
     from farpipe.cost import JobCosts
     from farpipe.plan import Plan
-    from farpipe.plan.find_plans import FoundPlans
+    from farpipe.plan.find_plans import FoundPlans, MeasuredDevices
     from farpipe.plan.objective import Objective
     from farpipe.spec import Job
 
@@ -105,6 +104,10 @@ class PlanOptions:
                 "strategies are compared for sequences of one length; leave out `packing`",
             ),
             "--why": (self.why, "it follows microbatches of one length; leave out `packing`"),
+            "--objective": (
+                self.objective != "time",
+                "layouts are compared by money, energy and carbon for sequences of one length; leave out `packing`",
+            ),
             "--local-steps": (self.local_steps is not None, "it is for strategies, which are not compared there"),
         }
         for option, (is_given, reason) in reasons.items():
@@ -170,7 +173,7 @@ def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
     write_report(plan_report(found, [planned_view(found)], costs=costs), page)
 
 
-def _pinned_by(objective: "Objective", job: "Job", profiles: "Measured") -> "Job":
+def _pinned_by(objective: "Objective", job: "Job", profiles: "MeasuredDevices") -> "Job":
     """The job pinned to the layout that is best for `objective` by estimates; the job itself for step time."""
     from farpipe.plan.objective import choose, options, pinned_to
     from farpipe.plan.planner import Planner
@@ -201,7 +204,9 @@ def _advised(plans: "FoundPlans", local_steps: int | None, output: Path) -> "Pla
         ) from None
 
 
-def _with_learned(job: "Job", profiles: "Measured", run_dir: Path | None) -> "tuple[Job, Measured, tuple[str, ...]]":
+def _with_learned(
+    job: "Job", profiles: "MeasuredDevices", run_dir: Path | None
+) -> "tuple[Job, MeasuredDevices, tuple[str, ...]]":
     """The job with learned links, all profiles, and sentences about them; files go before what was learned."""
     if run_dir is None:
         return job, profiles, ()

@@ -1,57 +1,32 @@
 """Plans and steps of the files that a user names: a job is planned, a plan or a problem is read."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from farpipe.cost import JobCosts, Profile
+from farpipe.cost import Profile
 from farpipe.cost.chunk_profile import ChunkProfile
-from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InputError
 from farpipe.plan import Plan
-from farpipe.plan.find_plans import FoundPlans, find_plans
+from farpipe.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
 from farpipe.spec import Job, load_job
 from farpipe.step import Problem, Schedule
 from farpipe.strict import parse_json, read_text
 
-Measured = Sequence[Any]
-"""Profile of every measured device; ChunkProfile with `data.packing`."""
 
-
-def plan_of(job: Job, path: Path, profiles: Measured = ()) -> Plan:
+def plan_of(job: Job, path: Path, profiles: MeasuredDevices = ()) -> Plan:
     """The best plan of any job; InputErrors name the file that the job is from."""
     return find_plans_of(job, path, profiles).plans[0]
 
 
-def load_profiles(job: Job, paths: Sequence[Path]) -> Measured:
+def load_profiles(job: Job, paths: Sequence[Path]) -> MeasuredDevices:
     """The profiles in files: with `data.packing` those of chunks, else those of microbatches."""
     kind = Profile if job.data.packing is None else ChunkProfile
     return tuple(map(kind.load, paths))
 
 
-def plan_of_chunks(
-    job: Job, path: Path, profiles: Measured = ()
-) -> tuple[Plan, tuple[ChunkCosts, ...], Callable[[], tuple[str, ...]]]:
-    """The plan of a job with `data.packing` for the first batch of its text, what chunks cost, and `better_layout` of
-    that batch, not called yet: it takes a search."""
-    from farpipe.plan.chunked import better_layout, plan_on_chunks
-    from farpipe.runtime.data.batches import load_document_batches
-
-    try:
-        documents = load_document_batches(job.data, job.model, job.training)
-        lengths, longest = documents.lengths(0), documents.longest_sequence
-        plan, costs = plan_on_chunks(job, lengths, longest, profiles)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return plan, costs, partial(better_layout, plan, lengths, longest, profiles)
-
-
-def find_plans_of(job: Job, path: Path, profiles: Measured = (), **options: Any) -> FoundPlans:
+def find_plans_of(job: Job, path: Path, profiles: MeasuredDevices = (), **options: Any) -> FoundPlans:
     """The plans of any job; InputErrors name the file that the job is from. `options` are those of `find_plans`."""
-    if job.data.packing is not None:
-        plan, _, better = plan_of_chunks(job, path, profiles)
-        return FoundPlans([plan], job, JobCosts(job.model, job.training), notes=better)
     try:
         return find_plans(job, profiles, **options)
     except InputError as error:

@@ -102,29 +102,30 @@ class RunOptions:
         return plan if self.method is None else reorder(plan, self.method)
 
     def _plan_of_job(self) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
-        from farpipe.cli.planned import load_profiles, plan_of
-        from farpipe.plan.engine import within_engine
+        from farpipe.cli.planned import find_plans_of, load_profiles
         from farpipe.spec import load_job
 
         job = load_job(self.job)
         check_text(job, self.device)
+        job = self._within_engine(job) if job.data.packing is None else self._on_chunks(job)
+        with status("planning" if job.data.packing is None else "planning the first batch"):
+            found = find_plans_of(job, self.job, load_profiles(job, self.profile or ()))
+        return found.plans[0], found.chunk_costs
+
+    def _within_engine(self, job: "Job") -> "Job":
+        """The job with `--method`, pinned to what the engine can run, which is said: `farpipe plan` doesn't pin it."""
+        from farpipe.plan.engine import within_engine
+
         runnable, note = within_engine(job)
-        if note and any(site.devices_per_machine > 1 for _, site in job.used_sites()):
+        if note:
             typer.echo(f"planning for farpipe's engine: {note}", err=True)
-        if job.data.packing is not None:
-            return self._plan_chunks(job)
-        pinned = {"layout": runnable.layout, "schedule": self.method or job.schedule}
-        with status("planning"):
-            return plan_of(job.model_copy(update=pinned), self.job, load_profiles(job, self.profile or ())), ()
+        return runnable.model_copy(update={"schedule": self.method or job.schedule})
 
-    def _plan_chunks(self, job: "Job") -> "tuple[Plan, tuple[ChunkCosts, ...]]":
-        """The plan of a job with `data.packing`; UsageError for options that mean nothing there."""
-        from farpipe.cli.planned import load_profiles, plan_of_chunks
-
+    def _on_chunks(self, job: "Job") -> "Job":
+        """A job with `data.packing` as it is; UsageError for options that mean nothing there."""
         given = {"--method": self.method is not None, "--replan": self.replan}
         refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")
-        with status("planning the first batch"):
-            return plan_of_chunks(job, self.job, load_profiles(job, self.profile or ()))[:2]
+        return job
 
 
 def write_run_dir(plan: "Plan", spec: "RunSpec", place: "RunPlace") -> None:
@@ -147,7 +148,7 @@ def check_text(job: "Job", device: str) -> None:
 
     InputError where it can't be trained on, or where GPUs would train on the standard library unasked.
     """
-    from farpipe.runtime.data.tokens import load_tokens, require_vocabulary
+    from farpipe.data.tokens import load_tokens, require_vocabulary
 
     if device == "sleep":
         return

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from farpipe.cost import JobCosts, Profile
+from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError, InfeasibleError
 from farpipe.interop.logs import StepLog
 from farpipe.interop.steady_steps import Measured
@@ -13,7 +13,7 @@ from farpipe.interop.trace_files import Trace, of_one_rank
 from farpipe.interop.traced_steps import timeline_of
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.derivation import parts_of_step
-from farpipe.plan.find_plans import FoundPlans, find_plans
+from farpipe.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
 from farpipe.simulate import Timeline
 from farpipe.spec import Job, Site
 from farpipe.units import format_seconds
@@ -89,7 +89,7 @@ class Comparison:
 
 
 def compare(
-    job: Job, measured: Measured, log: StepLog, profiles: Sequence[Profile] = (), traces: Sequence[Trace] = ()
+    job: Job, measured: Measured, log: StepLog, profiles: MeasuredDevices = (), traces: Sequence[Trace] = ()
 ) -> Comparison:
     """The prediction of `job`, all of whose pins hold, beside what its log tells; `profiles` take the place of modelled
     times, which leaves nothing to suspect in them. `traces` of a pipeline's ranks give the measured Timeline."""
@@ -106,7 +106,7 @@ def compare(
 
 
 def _planned(
-    job: Job, profiles: Sequence[Profile] = (), used_bytes: float | None = None
+    job: Job, profiles: MeasuredDevices = (), used_bytes: float | None = None
 ) -> tuple[Job, FoundPlans, tuple[str, ...]]:
     """The plan of a training that ran, and the job that it is of.
 
@@ -176,7 +176,7 @@ def _notes(job: Job, plan: Plan, log: StepLog) -> tuple[str, ...]:
         flops = sorted(log.tflops)[len(log.tflops) // 2]
         notes.append(f"the log's own rate: {flops:.0f} TFLOP/s per device")
     if job.data.packing is not None:
-        notes.append("steps of packed documents differ from each other")
+        notes.append("steps of packed documents differ from each other; predicted is that of the first batch")
     return tuple(notes)
 
 

@@ -1,7 +1,8 @@
 """The plan of a training on chunks: layout and costs, and the first batch's step to show what is to be expected."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from farpipe.cost import busy_notes
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
+from farpipe.data.batches import load_document_batches
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.plan.candidates import expect_devices
 from farpipe.plan.engine import batch_obstacle, divided, groups_documents
@@ -40,6 +42,17 @@ SEARCHED: Final = "chunk-search"
 """The same, or what a search beside the run finds for a step."""
 _WORTH_PINNING: Final = 0.98
 """Ratio of another layout's step to the plan's up to which it is told."""
+
+
+def plan_documents(
+    job: Job, profiles: Sequence[ChunkProfile] = ()
+) -> tuple[Plan, tuple[ChunkCosts, ...], Callable[[], tuple[str, ...]]]:
+    """The plan of a job with `data.packing` for the first batch of its text, what chunks cost, and `better_layout` of
+    that batch, not called yet: it takes a search."""
+    documents = load_document_batches(job.data, job.model, job.training)
+    lengths, longest = documents.lengths(0), documents.longest_sequence
+    plan, costs = plan_on_chunks(job, lengths, longest, profiles)
+    return plan, costs, partial(better_layout, plan, lengths, longest, profiles)
 
 
 def plan_on_chunks(
@@ -161,7 +174,7 @@ def _plan_in_groups(
 
 def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_tokens: int) -> Plan:
     timeline = simulate(problem, step.schedule)
-    prediction = predict(job, problem, step.schedule, timeline, found.costs.overhead_s)
+    prediction = predict(job, problem, step.schedule, timeline, found.costs.overhead_s, num_tokens)
     each = f"{job.training.global_batch} documents of up to {job.training.sequence_length} tokens"
     chunks = counted(len(step.chunks), "chunk")
     kind = " Recomputed layers keep their attention's results: all but attention is recomputed."
@@ -176,7 +189,7 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_to
         placements=found.placements,
         problem=problem,
         schedule=step.schedule,
-        prediction=prediction.model_copy(update={"tokens_per_s": num_tokens / prediction.step_s}),
+        prediction=prediction,
         advice=(
             f"Every step is planned for itself: {each}. What is told here is the first batch, of {num_tokens:,} tokens "
             f"in {chunks} (data.packing = {job.data.packing!r})." + kind * step.keeps_attention,

@@ -71,13 +71,13 @@ def _means(problem: Problem, stage: Stage) -> list[float]:
 def parts_of_step(plan: Plan, costs: JobCosts) -> dict[str, float]:
     """Seconds of the predicted step by kind, whose sum is the step: mean over the ranks.
 
-    ``collectives_in_layers`` are exposed inside F and I; what links cost is how much faster the same order would be
-    without.
+    ``collectives_in_layers`` are exposed inside F and I, and part of ``compute`` with `data.packing`; what links cost
+    is how much faster the same order would be without.
     """
     expected = plan.prediction
     timeline = simulate(plan.problem, plan.schedule, checked=True)
     parts = breakdown_s(_Played(plan.problem, plan.schedule, timeline, expected.overhead_s))
-    inside = _exchange_s(plan, costs)
+    inside = _exchange_s(plan, costs) if plan.job.data.packing is None else 0.0
     late_s = expected.step_s - expected.overhead_s - timeline.makespan_s
     return {
         "compute": parts["computing"] - inside,

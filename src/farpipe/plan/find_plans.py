@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from farpipe.cost import JobCosts, Layout, Profile, busy_notes
+from farpipe.cost.chunk_profile import ChunkProfile
+from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.candidates import expect_devices, largest_sites, left_out_note
 from farpipe.plan.changes import LIMIT_S, changes_that_help, still_helping
+from farpipe.plan.chunked import plan_documents
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.limits import limit_of, limits_in_words, trust_of
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
@@ -21,11 +25,15 @@ from farpipe.search import SEARCHES, FoundOrder, Progress
 from farpipe.spec import Job
 from farpipe.units import format_percent
 
+MeasuredDevices = Sequence[Profile | ChunkProfile]
+"""Profile of every measured device; ChunkProfile for a job with `data.packing`."""
 
-def make_plan(job: Job, profiles: Sequence[Profile] = (), progress: Advance | None = None) -> Plan:
+
+def make_plan(job: Job, profiles: MeasuredDevices = (), progress: Advance | None = None) -> Plan:
     """The plan with the shortest predicted step, with the runners-up and why each lost.
 
-    Estimates guide the search, see `search`. Raises InputError for an unknown schedule, InfeasibleError,
+    Estimates guide the search, see `search`. With `data.packing` the plan is of the first batch of the job's text,
+    which is read for it. Raises InputError for an unknown schedule, InfeasibleError,
     with the binding constraint and the smallest change that would help, when no candidate works.
     """
     return find_plans(job, profiles, progress).plans[0]
@@ -43,6 +51,8 @@ class FoundPlans:
     """The first plan, and the candidates behind it; empty where it has no strategies."""
     notes: Callable[[], tuple[str, ...]] = tuple
     """Makes further sentences for a plan without strategies, for which a person waits no longer than for these."""
+    chunk_costs: tuple[ChunkCosts, ...] = ()
+    """Costs of chunks, in groups of devices for each size; empty without `data.packing`."""
 
     def advised(self, local_steps: int | None, progress: Advance | None = None, limit_s: float = LIMIT_S) -> Plan:
         """The first plan with its strategies and the cheapest changes, each within `limit_s`.
@@ -63,15 +73,19 @@ class FoundPlans:
 
 
 def find_plans(
-    job: Job, profiles: Sequence[Profile] = (), progress: Advance | None = None, num_plans: int = 1
+    job: Job, profiles: MeasuredDevices = (), progress: Advance | None = None, num_plans: int = 1
 ) -> FoundPlans:
     """The plan of `make_plan`, and after it up to `num_plans` - 1 of the next best layouts, each as good as it gets.
 
     The bound that leaves candidates out may leave fewer than were asked for. Strategies and changes come later, by
     `FoundPlans.advised`: a person waits for the plan first. Errors as for `make_plan`.
     """
+    _expect_kind(job, profiles)
+    if job.data.packing is not None:
+        plan, chunk_costs, better = plan_documents(job, cast("Sequence[ChunkProfile]", profiles))
+        return FoundPlans([plan], job, JobCosts(job.model, job.training), notes=better, chunk_costs=chunk_costs)
     _expect_known_schedule(job)
-    known = _by_device(job, profiles)
+    known = _by_device(job, cast("Sequence[Profile]", profiles))
     settled, costs, (evaluated, rejected) = search_stages_of_zero(largest_sites(job), known, progress)
     if not evaluated:
         raise InfeasibleError(explain_infeasible(settled, rejected, costs))
@@ -127,6 +141,18 @@ def _on_settings(job: Job) -> list[str]:
     return [f"Not used, as the job asks: {setting}." for setting in off]
 
 
+def _expect_kind(job: Job, profiles: MeasuredDevices) -> None:
+    """InputError for profiles of chunks where microbatches are planned, or the other way round."""
+    wanted = Profile if job.data.packing is None else ChunkProfile
+    for profile in profiles:
+        if not isinstance(profile, wanted):
+            one, other = ("chunks", "microbatches") if wanted is Profile else ("microbatches", "chunks")
+            raise InputError(
+                f"the profile of {profile.device} is of {one}, and the job is planned on {other} (data.packing); "
+                f"measure it with `farpipe profile{' --sequences' if other == 'chunks' else ''}`"
+            )
+
+
 def _expect_known_schedule(job: Job) -> None:
     try:
         expect_known(job.schedule or AUTO)
@@ -154,7 +180,7 @@ def _expect_same_job(job: Job, profile: Profile) -> None:
 def reorder(plan: Plan, method: str) -> Plan:
     """The same layout, placement and partition with the order of another method; errors as for `best_order`."""
     schedule, timeline = best_order(plan.problem, method)
-    prediction = predict(plan.job, plan.problem, schedule, timeline, plan.prediction.overhead_s)
+    prediction = predict(plan.job, plan.problem, schedule, timeline, plan.prediction.overhead_s, plan.num_tokens)
     gone: dict[str, object] = dict.fromkeys(("runners_up", "advice", "strategies", "changes"), ())
     return plan.model_copy(
         update={"schedule": schedule, "prediction": prediction, "verdict": "", "limited_by": "", **gone}
@@ -168,7 +194,8 @@ def refine(plan: Plan, time_limit_s: float, on_progress: Callable[[Progress], No
     """
     found = find_order(plan.problem, time_limit_s=time_limit_s, on_progress=on_progress)
     advice = (*plan.advice, _on_search(plan, found))
-    prediction = predict(plan.job, plan.problem, found.schedule, found.timeline, plan.prediction.overhead_s)
+    overhead_s, num_tokens = plan.prediction.overhead_s, plan.num_tokens
+    prediction = predict(plan.job, plan.problem, found.schedule, found.timeline, overhead_s, num_tokens)
     if prediction.step_s >= plan.prediction.step_s:
         return plan.model_copy(update={"advice": advice})
     changes = still_helping(plan.changes, prediction.step_s / plan.prediction.step_s)

@@ -185,6 +185,8 @@ def play_job(point: JobPoint) -> Result:
     """The strategies of a point; InputError, with the values, where its job is impossible."""
     try:
         job = job_of(dict(point.table), ", ".join(map(str, point.values)) or "job")
+        if job.data.packing is not None and not point.lengths:
+            raise InputError("data.packing: strategies of documents are compared for one batch: give it with --lengths")
         found = strategies_of_batch(job, point.lengths) if point.lengths else strategies_of_job(job)
         return Result(point.values, tuple(found))
     except InfeasibleError as error:

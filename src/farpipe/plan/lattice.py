@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from farpipe.cost import JobCosts, Layout, memory
+from farpipe.errors import InputError
 from farpipe.plan.candidates import Candidate, context_exchanges, num_stages, placed, shapes
 from farpipe.plan.lattice_tables import (
     Bounds,
@@ -74,6 +75,11 @@ class Lattice:
     """The lattice of one job (its training decided) over the sites of its cluster; costs are asked for once."""
 
     def __init__(self, job: Job, costs: JobCosts) -> None:
+        if job.data.packing is not None:
+            raise InputError(
+                f"data.packing = {job.data.packing!r}: layouts are compared for sequences of one length only; plan the "
+                "documents (`farpipe plan`, `make_plan`), or leave out data.packing"
+            )
         self.job, self.costs = _measured_only(job, costs), costs
         self.sites = tuple(site for _, site in job.used_sites())
         self.number = {site.name: index for index, site in enumerate(self.sites)}

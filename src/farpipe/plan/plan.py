@@ -210,6 +210,11 @@ class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True,
         return self.candidate.where
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of the predicted step; with `data.packing` those of the first batch."""
+        return round(self.prediction.tokens_per_s * self.prediction.step_s)
+
+    @property
     def inter_site_bytes(self) -> dict[str, float]:
         """Bytes of a step over every directed link between sites, all replicas together."""
         between = self.problem.between_sites

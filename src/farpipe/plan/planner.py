@@ -7,7 +7,7 @@ from farpipe.cost import JobCosts, Profile
 from farpipe.errors import InfeasibleError
 from farpipe.plan.candidates import Candidate, decided, placed
 from farpipe.plan.evaluate import Evaluated, evaluate, peak_bytes, whole
-from farpipe.plan.find_plans import as_plan, make_plan
+from farpipe.plan.find_plans import MeasuredDevices, as_plan, make_plan
 from farpipe.plan.lattice import Estimate, Lattice, Left
 from farpipe.plan.orders import QUICK
 from farpipe.plan.plan import Plan
@@ -26,7 +26,7 @@ class Planner:
     What stages cost is asked for once for every pair of a request and a cluster; give the same objects again.
     """
 
-    def __init__(self, profiles: Sequence[Profile] = ()) -> None:
+    def __init__(self, profiles: MeasuredDevices = ()) -> None:
         self._profiles = tuple(profiles)
         self._known: dict[tuple[int, int], tuple[Request, Cluster, Lattice]] = {}
 
@@ -49,7 +49,10 @@ class Planner:
         `devices` by site and `bytes_per_s` by directed link (``a>b``) say what is left; what is not named is free as it
         is, 0 is nothing. `max_devices`: in use at all sites. `simulated`: so many of the best points are simulated, and
         the quote is the best of them; with 0 it is an estimate by closed forms. InfeasibleError when nothing fits.
+        With `data.packing` it is the quote of `plan` on what is left, and takes as long; no `max_devices` there.
         """
+        if request.data.packing is not None and max_devices is None:
+            return quote_of(self.plan(request, left_of(cluster, devices or {}, bytes_per_s or {})))
         lattice = self._lattice(request, cluster)
         left = lattice.left(devices or {}, bytes_per_s or {})
         most = max(1, simulated)
@@ -92,13 +95,13 @@ class Planner:
         key = (id(request), id(cluster))
         if key not in self._known:
             job = decided(request.on(cluster))
-            profiles = {profile.device: profile for profile in self._profiles_of(cluster)}
+            profiles = {one.device: one for one in self._profiles_of(cluster) if isinstance(one, Profile)}
             if len(self._known) >= MAX_KEPT:
                 del self._known[next(iter(self._known))]
             self._known[key] = (request, cluster, Lattice(job, JobCosts(job.model, job.training, profiles)))
         return self._known[key][2]
 
-    def _profiles_of(self, cluster: Cluster) -> list[Profile]:
+    def _profiles_of(self, cluster: Cluster) -> MeasuredDevices:
         names = {site.device.name for site in cluster.sites}
         return [profile for profile in self._profiles if profile.device in names]
 

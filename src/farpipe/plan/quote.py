@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -69,7 +69,8 @@ def quote_of(plan: Plan) -> Quote:
     known = [limit or site.device.memory_bytes for limit, site in zip(limits, plan.candidate.sites, strict=True)]
     used = zip(plan.prediction.peak_memory_bytes, known, strict=True)
     fullest = max(used, key=lambda pair: pair[0] / pair[1])
-    return _quote(plan.job, plan.candidate, plan.prediction.step_s, fullest, plan.inter_site_bytes, exact=True)
+    found = _quote(plan.job, plan.candidate, plan.prediction.step_s, fullest, plan.inter_site_bytes, exact=True)
+    return replace(found, tokens_per_s=plan.prediction.tokens_per_s)
 
 
 def estimated_quote(job: Job, candidate: Candidate, costs: JobCosts, step_s: float, peak: tuple[float, float]) -> Quote:

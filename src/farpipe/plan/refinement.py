@@ -303,8 +303,10 @@ def late_problem(samples: StepSamples) -> Problem:
     return retimed(samples.problem, occupies_s, arrives_after_s)
 
 
-def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float) -> Prediction:
-    """Prediction from a simulated step: its figures, and those of the training."""
+def predict(
+    job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float, num_tokens: int | None = None
+) -> Prediction:
+    """Prediction from a simulated step of `num_tokens` (None: as many as sequences of one length have)."""
     samples = StepSamples(job, problem)
     spread = samples.spread(schedule, overhead_s) if samples.differ else None
     step_s = spread.mean_s if spread is not None else timeline.makespan_s + overhead_s
@@ -314,7 +316,7 @@ def predict(job: Job, problem: Problem, schedule: Schedule, timeline: Timeline, 
         makespan_s=timeline.makespan_s,
         overhead_s=overhead_s,
         bubble_ratio=timeline.bubble_ratio,
-        tokens_per_s=job.training.tokens_per_step / step_s,
+        tokens_per_s=(num_tokens or job.training.tokens_per_step) / step_s,
         exposed_inter_site_s=float(inter_site_s),
         exposed_intra_site_s=float(intra_site_s),
         peak_memory_bytes=tuple(peak_memory_bytes(problem, schedule)),

@@ -121,16 +121,14 @@ def _check_same_training(spec: "RunSpec", checkpoints: Path) -> None:
     """
     if not whole_checkpoints(checkpoints):
         return
-    from farpipe.runtime.checkpoint.resume import all_done, check_same, find_manifests, no_usable  # needs torch
-    from farpipe.runtime.chunk_work import documents_of
-    from farpipe.runtime.work import batches_of
+    from farpipe.runtime.checkpoint.manifest import all_done, check_same, find_manifests, no_usable
+    from farpipe.runtime.run_text import digest_of_text
 
     found, damaged = find_manifests(checkpoints)
     if not found:
         raise no_usable([*damaged.values()])
     folder, manifest = found[max(found)]
-    digest = batches_of(spec).digest if spec.chunk_costs is None else documents_of(spec).digest
-    check_same(spec, manifest, folder, digest.hex())
+    check_same(spec, manifest, folder, digest_of_text(spec).hex())
     has_lines = last_line(checkpoints.with_name(METRICS_NAME)) is not None
     if max(found) >= spec.num_steps + has_lines:  # of all steps: only their summary is missing
         raise all_done(checkpoints, max(found), spec.num_steps)

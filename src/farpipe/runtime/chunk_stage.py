@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from farpipe.errors import RunError
-from farpipe.runtime.data.batches import IGNORED
+from farpipe.runtime.batches import IGNORED
 from farpipe.runtime.model.chunk_attention import ChunkAttention, Held, HeldBytes, KeptResults, KeyValueStore
 from farpipe.runtime.model.decoder import Layer, StageModule
 from farpipe.runtime.stage import Boundary, TorchStage

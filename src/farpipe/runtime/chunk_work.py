@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from farpipe.data.batches import DocumentBatches, Documents
 from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage, chunk_batch
-from farpipe.runtime.data.batches import DocumentBatches, Documents, load_document_batches
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.run_text import documents_of
 from farpipe.runtime.stage import PipelineStage, SleepStage
 from farpipe.runtime.work import SleepTrainer, Trainer
 from farpipe.sequences import StepPlan
@@ -93,10 +94,3 @@ class ChunkSleeper(SleepTrainer):
         problem = plan.problem(self._costs)
         stages: Mapping[int, PipelineStage] = {stage: SleepStage(problem, stage) for stage in self.stages}
         self.stages = dict(stages)
-
-
-def documents_of(run: RunSpec) -> DocumentBatches:
-    """Return the batches of documents of a training on chunks; InputError if the text can't be read or does not fit."""
-    assert run.model is not None
-    assert run.training is not None
-    return load_document_batches(run.data, run.model, run.training)

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import torch
 
 from farpipe.processes.cpu_share import LEAST_SHARE, Timed, timed, undisturbed
+from farpipe.runtime.batches import Batch
 from farpipe.runtime.chunk_stage import ChunkBatch, ChunkStage
-from farpipe.runtime.data.batches import Batch
 from farpipe.runtime.make_stage import choose_gpu, make_stage, numerics_of
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.profile_request import KINDS, STACK_NAMES, ChunkTimes, ProfileRequest

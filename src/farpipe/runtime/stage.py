@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from farpipe.errors import RunError
-from farpipe.runtime.data.batches import IGNORED, Batch
+from farpipe.runtime.batches import IGNORED, Batch
 from farpipe.runtime.stages.deferred import WeightGradStore
 from farpipe.runtime.stages.slices import SliceModule
 from farpipe.step import Problem

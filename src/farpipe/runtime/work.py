@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from farpipe.data.batches import Share
+from farpipe.runtime.batches import Batches, load_batches
 from farpipe.runtime.checkpoint.checkpointer import state_pieces
 from farpipe.runtime.checkpoint.files import Piece
-from farpipe.runtime.data.batches import Batches, Share, load_batches
 from farpipe.runtime.divided_stages import check_twins, divided_stages, groups_of, mesh_of, part_of_boundary, twins_in
 from farpipe.runtime.executor import message_table
 from farpipe.runtime.make_stage import check_model, make_stage, numerics_of
@@ -30,6 +31,7 @@ from farpipe.runtime.replicas.replicas import (
     exposed_transfer,
 )
 from farpipe.runtime.run_spec import RunSpec, transfer_of
+from farpipe.runtime.run_text import shape_of, trained
 from farpipe.runtime.stage import PipelineStage, SleepStage, TorchStage
 from farpipe.runtime.stages.slices import StageSlice, slices
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
@@ -383,9 +385,5 @@ def _make_stage(
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:
     """Batches that `replica` of a training works on; InputError if the text can't be read or does not fit."""
-    assert run.model is not None
-    assert run.training is not None
-    assert run.training.microbatch_size is not None
-    num_microbatches = run.problem.num_microbatches * run.num_replicas
-    shape = (num_microbatches, run.training.microbatch_size, run.training.sequence_length)
-    return load_batches(run.data, run.model, shape, run.training.seed, Share(replica, run.num_replicas))
+    model, training = trained(run)
+    return load_batches(run.data, model, shape_of(run), training.seed, Share(replica, run.num_replicas))

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from farpipe.errors import InputError
 from farpipe.plan.engine import UNCUT
-from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.batches import Batch
 from farpipe.runtime.executor import Executor, stage_ranks
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
 from farpipe.runtime.stages.self_check import (

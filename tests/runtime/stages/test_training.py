@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from farpipe.errors import InputError
 from farpipe.runtime.checkpoint.export import export_to_hugging_face
-from farpipe.runtime.checkpoint.files import Manifest
+from farpipe.runtime.checkpoint.manifest import Manifest
 from farpipe.runtime.profile_request import ProfileRequest
 from farpipe.runtime.stack_times import ChunkStacks, Stacks
 from farpipe.runtime.stages.self_check import one_thread, shrunk

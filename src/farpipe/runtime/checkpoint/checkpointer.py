@@ -15,7 +15,7 @@ from torch import Tensor
 
 from farpipe import __version__
 from farpipe.errors import FarpipeError, RunError
-from farpipe.runtime.checkpoint.files import FileEntry, Manifest, Piece, Trained, write_file
+from farpipe.runtime.checkpoint.files import Piece, write_file
 from farpipe.runtime.checkpoint.folders import (
     folder_of,
     remove,
@@ -23,6 +23,7 @@ from farpipe.runtime.checkpoint.folders import (
     remove_unfinished_files,
     whole_checkpoints,
 )
+from farpipe.runtime.checkpoint.manifest import FileEntry, Manifest, trained_by
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.replicas.collectives import Shard
@@ -172,18 +173,6 @@ class Checkpointer:
             if not done():
                 time.sleep(_POLL_S)
         return problems
-
-
-def trained_by(run: RunSpec) -> Trained:
-    """Return the model, training and data that a checkpoint of `run` belongs to."""
-    assert run.model is not None
-    assert run.training is not None
-    return Trained(
-        model=run.model,
-        sequence_length=run.training.sequence_length,
-        global_batch=run.training.global_batch,
-        seed=run.training.seed,
-    )
 
 
 def state_pieces(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from farpipe.errors import InputError
-from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
+from farpipe.runtime.checkpoint.files import Checkpoint, Piece
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
+from farpipe.runtime.checkpoint.manifest import Manifest
 from farpipe.runtime.figures.metrics import RUN_NAME
 from farpipe.runtime.model.decoder import StageModule
 from farpipe.runtime.model.hugging_face import save_model

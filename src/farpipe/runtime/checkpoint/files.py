@@ -14,7 +14,6 @@ pickled; torch's own distributed checkpoints keep their index in a pickled file.
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import struct
@@ -22,26 +21,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import torch
-from pydantic import AfterValidator, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from farpipe.document import Document
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.checkpoint.boxes import Box, box_at, boxes_of_run, common, sizes_of, within, without
 from farpipe.runtime.checkpoint.folders import MANIFEST_NAME, sync_folder
+from farpipe.runtime.checkpoint.manifest import FileEntry, Manifest
 from farpipe.runtime.model.hugging_face import is_own_name, their_name
 from farpipe.spec import Model
-from farpipe.spec.part import Natural, Part, SiteName, Text
-from farpipe.strict import validate
 
-DIGEST_KEY: Final = "sha256"
 _LENGTH: Final = struct.Struct("<Q")
-_FILE_NAME: Final = re.compile(r"rank-[0-9]{1,9}\.safetensors")
 _START: Final = re.compile(r"[0-9]{1,18}(,[0-9]{1,18}){0,7}")
 _MAX_HEADER_BYTES: Final = 100 << 20
 """Largest header: as much as safetensors itself allows."""
@@ -92,77 +86,6 @@ def _parts(shape: Sequence[int], offset: Sequence[int], values: Tensor) -> list[
     boxes = boxes_of_run(shape, offset[0], offset[0] + values.numel())
     views = torch.split(values.view(-1), [prod(sizes_of(box)) for box in boxes]) if boxes else ()
     return [(box, view.view(sizes_of(box))) for box, view in zip(boxes, views, strict=True)]
-
-
-def _file_name(name: str) -> str:
-    if not _FILE_NAME.fullmatch(name):
-        raise ValueError(f"the file of a rank is called rank-0.safetensors or the like, found {name!r}")
-    return name
-
-
-class FileEntry(Part):
-    """One rank's file, as the manifest knows it."""
-
-    name: Annotated[Text, AfterValidator(_file_name)]
-    site: SiteName
-    num_bytes: Natural
-    header_sha256: Text
-    """Digest of the part before the tensors, which has their digests."""
-
-
-class Trained(Part):
-    """Training that a checkpoint belongs to. Going on with another model or other batches would be another training."""
-
-    model: Model
-    sequence_length: Natural
-    global_batch: Natural
-    seed: Natural
-
-
-class Manifest(Document, Part):
-    """``manifest.json``: its presence says that all files were complete and on the disk."""
-
-    FORMAT: ClassVar[str] = "farpipe/checkpoint/1"
-    INDENT: ClassVar[int | None] = 1
-
-    step: Natural
-    """Steps that were done, and so the number of the next one."""
-    farpipe: Text
-    """The version that wrote it."""
-    trained: Trained
-    batches_sha256: str
-    """Equal if every step gets the same sequences of the same text, whatever the microbatches; see Batches.digest."""
-    files: tuple[FileEntry, ...] = Field(min_length=1)
-
-    def to_body(self) -> dict[str, Any]:
-        """The content as JSON data, with a digest of itself."""
-        body = self.model_dump(mode="json")
-        return {**body, DIGEST_KEY: _digest_of_json({"format": self.FORMAT, **body})}
-
-    @classmethod
-    def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """The manifest in `body`; InputError unless its digest is there and matches."""
-        written = body.pop(DIGEST_KEY, None)
-        manifest = validate(cls, body, source)
-        if written != _digest_of_json({"format": cls.FORMAT, **body}):
-            raise InputError(f"{source}: damaged: its content does not match its {DIGEST_KEY}")
-        return manifest
-
-    def save(self, path: Path | str) -> None:
-        """Write it into the folder `path`, whole or not at all, and the folder's entry to the disk."""
-        super().save(Path(path) / MANIFEST_NAME)
-        sync_folder(Path(path))
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read that of the folder `path`; InputError when it is missing or damaged."""
-        return super().load(Path(path) / MANIFEST_NAME)
-
-
-def _digest_of_json(body: Mapping[str, Any]) -> str:
-    """SHA-256 of `body` as JSON with sorted keys and no spaces, so that only what it says counts."""
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]) -> FileEntry:

@@ -5,11 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from farpipe.errors import InputError
-from farpipe.runtime.checkpoint.checkpointer import trained_by
-from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
+from farpipe.runtime.checkpoint.files import Checkpoint, Piece
 from farpipe.runtime.checkpoint.folders import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
@@ -17,13 +16,17 @@ from farpipe.runtime.checkpoint.folders import (
     folder_of,
     incomplete_after,
     remove_incomplete,
-    whole_checkpoints,
+)
+from farpipe.runtime.checkpoint.manifest import (
+    Manifest,
+    all_done,
+    check_same,
+    find_manifests,
+    folder_around,
+    no_usable,
 )
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
-from farpipe.units import counted
-
-_HINT: Final = "start another training in another directory"
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def _read_newest(reader: Reader, place: Path, what: str, *, is_own: bool = False
         if text is None:
             continue
         manifest = Manifest.from_json(text, f"the manifest of step {step}")
-        folder = found[step][0] if step in found else folder_of(_folder(place), step)
+        folder = found[step][0] if step in found else folder_of(folder_around(place), step)
         if not (problem := reader.read(folder, manifest, what)):
             if step not in found:  # the crash came between two ranks' writing it, or this copy is damaged
                 manifest.save(folder)
@@ -149,50 +152,6 @@ def choose(answers: Sequence[Mapping[str, Any]], place: Path, num_steps: int, is
     return to_try
 
 
-def no_usable(problems: Sequence[str]) -> InputError:
-    """Error for checkpoints of which none is good: to begin at step 0 would be another training."""
-    return InputError(
-        "no checkpoint can be used:\n  " + "\n  ".join(problems) + "\nnothing was changed; copy a good checkpoint "
-        "there, or start another training in another directory"
-    )
-
-
-def all_done(place: Path, newest: int, num_steps: int) -> InputError:
-    """Error for a run that has no step left to do."""
-    return InputError(
-        f"{place}: the checkpoint after {counted(newest, 'step')} has all {num_steps} steps of this run; "
-        "ask for more with --steps"
-    )
-
-
-def _folder(place: Path) -> Path:
-    """Folder of the checkpoints, given that folder or the run directory around it."""
-    inner = place / CHECKPOINTS_NAME
-    return inner if inner.is_dir() else place
-
-
-def find_manifests(place: Path) -> tuple[dict[int, tuple[Path, Manifest]], dict[int, str]]:
-    """(folder, manifest) by step of the checkpoints at `place`, or of the one that it is, and why others are damaged.
-
-    InputError when `place` is one checkpoint whose manifest is damaged.
-    """
-    if (place / MANIFEST_NAME).exists():
-        manifest = Manifest.load(place)
-        return {manifest.step: (place, manifest)}, {}
-    found: dict[int, tuple[Path, Manifest]] = {}
-    damaged: dict[int, str] = {}
-    for step in whole_checkpoints(_folder(place)):
-        folder = folder_of(_folder(place), step)
-        try:
-            manifest = Manifest.load(folder)
-            if manifest.step != step:
-                raise InputError(f"{folder / MANIFEST_NAME}: is of step {manifest.step}, not {step}")
-            found[step] = folder, manifest
-        except InputError as error:
-            damaged[step] = str(error)
-    return found, damaged
-
-
 def _read(run: RunSpec, state: Sequence[Piece], folder: Path, manifest: Manifest, batches_sha256: str) -> str:
     """Read a checkpoint into `state`; why that can't be, or an empty string."""
     try:
@@ -201,13 +160,3 @@ def _read(run: RunSpec, state: Sequence[Piece], folder: Path, manifest: Manifest
     except InputError as error:
         return str(error)
     return ""
-
-
-def check_same(run: RunSpec, manifest: Manifest, folder: Path, batches_sha256: str) -> None:
-    """InputError when a checkpoint is of another training than `run`."""
-    now, then = trained_by(run), manifest.trained
-    for key in type(now).model_fields:
-        if getattr(now, key) != getattr(then, key):
-            raise InputError(f"{folder}: is of a training with another {key}; {_HINT}")
-    if batches_sha256 != manifest.batches_sha256:
-        raise InputError(f"{folder}: the training text is no longer the same; bring it back, or {_HINT}")

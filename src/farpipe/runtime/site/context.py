@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from farpipe.errors import InputError
-from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.batches import Batch
 from farpipe.runtime.stage import Boundary
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
 from farpipe.runtime.stages.module_stage import ModuleStage

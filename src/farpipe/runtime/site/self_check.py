@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedConfig
 
-from farpipe.runtime.data.batches import Batch
+from farpipe.runtime.batches import Batch
 from farpipe.runtime.site.mesh import CONTEXT, TENSOR
 from farpipe.runtime.site.sharding import settle
 from farpipe.runtime.site.tensor_plans import divide, expect_all_divided

@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from farpipe.errors import FarpipeError, InputError
+from farpipe.runtime.batches import Batch
 from farpipe.runtime.chunk_stage import chunk_batch
-from farpipe.runtime.data.batches import Batch
 from farpipe.runtime.stage import Boundary, TorchStage
 from farpipe.runtime.stages.hugging_face import INSTEAD, HuggingFaceSlice, build, fill
 from farpipe.runtime.stages.hugging_face_chunks import HuggingFaceChunkStage

@@ -6,19 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farpipe.data import tokens
+from farpipe.data.batches import DocumentBatches, Permutation, Share, load_document_batches
+from farpipe.data.tokens import Tokens, load_tokens, require_vocabulary
 from farpipe.errors import InputError
-from farpipe.runtime.data import tokens
-from farpipe.runtime.data.batches import (
-    IGNORED,
-    Batch,
-    Batches,
-    DocumentBatches,
-    Permutation,
-    Share,
-    load_document_batches,
-    require_vocabulary,
-)
-from farpipe.runtime.data.tokens import Tokens, load_tokens
+from farpipe.runtime.batches import IGNORED, Batch, Batches
 from farpipe.spec import Data, Training
 from small_models import LLAMA
 

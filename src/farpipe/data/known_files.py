@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from farpipe.data.documents import unreadable
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.data.documents import unreadable
 from farpipe.strict import expect_format, parse_json, read_text, write_text
 
 FORMAT: Final = "farpipe/known-files/1"

@@ -9,21 +9,15 @@ sequence of its own, and one step takes the next `global_batch`.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from farpipe.data.tokens import Tokens, load_tokens, require_vocabulary
 from farpipe.errors import InputError
-from farpipe.runtime.data.tokens import Tokens, load_tokens, require_vocabulary
 from farpipe.spec import Data, Model, Training
 
-IGNORED: Final = -100
-"""A target that does not count; what torch's cross entropy ignores as well."""
 Shape = tuple[int, int, int]
 """num_microbatches (of all replicas together), microbatch_size, sequence_length: of one step."""
 NUM_ROUNDS: Final = 6
@@ -43,23 +37,15 @@ class Share(NamedTuple):
 WHOLE: Final = Share(0, 1)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One step of a replica: tokens and targets [num_microbatches, microbatch_size, sequence_length], int64."""
+class Windows(NamedTuple):
+    """One step of a replica: sequences, each with the token behind it, and which of their targets count."""
 
-    tokens: Tensor
-    targets: Tensor
-    num_counted: int | None = None
+    tokens: Ints
+    """[num_microbatches, microbatch_size, sequence_length + 1]"""
+    counted: NDArray[np.bool_] | None
+    """[num_microbatches, microbatch_size, sequence_length]: targets that are trained on; None: all."""
+    num_counted: int
     """Targets that count in the whole step, where other replicas have some of them."""
-
-    @cached_property
-    def num_target_tokens(self) -> int:
-        """Targets that count, over the whole step and all replicas: what a loss is divided by."""
-        return int((self.targets != IGNORED).sum()) if self.num_counted is None else self.num_counted
-
-    def of_tokens(self, part: slice) -> "Batch":
-        """A part of every sequence; what its loss is divided by is that of the whole."""
-        return Batch(self.tokens[..., part], self.targets[..., part], self.num_target_tokens)
 
 
 class SequenceSampler:
@@ -89,8 +75,8 @@ class SequenceSampler:
         return self._spread(places)
 
 
-class Batches:
-    """A replica's share of the batches of a run; nothing else of the text is read."""
+class TextBatches:
+    """A replica's share of the batches of a run, as numbers; nothing else of the text is read. Needs no torch."""
 
     def __init__(self, tokens: Tokens, shape: Shape, seed: int, *, held_out: float = 0.0, share: Share = WHOLE) -> None:
         """`shape`: of a whole step. InputError when there is not enough text for one."""
@@ -118,17 +104,17 @@ class Batches:
                 f"sequences x {length} tokens needs {needed}{rest}; give more text or make global_batch smaller"
             )
 
-    def batch(self, step: int) -> Batch:
-        """Return the replica's batch in `step`: tokens, and as targets the tokens that follow them."""
-        return self._batch(*(self._sampler.trained_on(step, places) for places in (self._mine, self._all)))
+    def windows(self, step: int) -> Windows:
+        """Return the replica's batch in `step`."""
+        return self._windows(*(self._sampler.trained_on(step, places) for places in (self._mine, self._all)))
 
     @property
     def num_held_out_batches(self) -> int:
         """Batches as large as a step's in the text that is held out; the last one may be filled up."""
         return -(-self.num_held_out // self.global_batch)
 
-    def held_out_batch(self, index: int) -> Batch:
-        """A batch for evaluation; where sequences run out, targets are IGNORED. InputError when there is none left."""
+    def held_out_windows(self, index: int) -> Windows:
+        """A batch for evaluation; where sequences run out, none counts. InputError when there is none left."""
         if not 0 <= index < self.num_held_out_batches:
             raise InputError(
                 f"data.held_out: {self.num_held_out} sequences are held out, which is {self.num_held_out_batches} "
@@ -138,20 +124,18 @@ class Batches:
         is_there = places < self.num_held_out
         num_there = min(self.global_batch, self.num_held_out - index * self.global_batch)
         there = self._sampler.held_out(index * self.global_batch + np.arange(num_there))
-        batch = self._batch(self._sampler.held_out(np.where(is_there, places, 0)), there)
-        batch.targets[torch.from_numpy(~is_there).view(self.shape[:2])] = IGNORED
-        return batch
+        found = self._windows(self._sampler.held_out(np.where(is_there, places, 0)), there)
+        counted = np.ones(self.shape, np.bool_) if found.counted is None else found.counted
+        return found._replace(counted=counted & is_there.reshape(*self.shape[:2], 1))
 
-    def _batch(self, sequences: Ints, all_sequences: Ints) -> Batch:
+    def _windows(self, sequences: Ints, all_sequences: Ints) -> Windows:
         """These sequences of the text; `all_sequences` count in the whole batch."""
         length = self.shape[2]
-        windows = np.stack(self.tokens.read(*self._spans(sequences)))
-        whole = torch.from_numpy(windows).view(*self.shape[:2], length + 1)
-        tokens, targets = whole[..., :-1].clone(), whole[..., 1:].clone()
+        whole = np.stack(self.tokens.read(*self._spans(sequences))).reshape(*self.shape[:2], length + 1)
         if not self.tokens.is_masked:
-            return Batch(tokens, targets, all_sequences.size * length)
-        targets[~torch.from_numpy(self._counted(sequences)).view_as(targets)] = IGNORED
-        return Batch(tokens, targets, max(1, int(self._counted(all_sequences).sum())))
+            return Windows(whole, None, all_sequences.size * length)
+        counted = self._counted(sequences).reshape(self.shape)
+        return Windows(whole, counted, max(1, int(self._counted(all_sequences).sum())))
 
     def _spans(self, sequences: Ints) -> tuple[Ints, Ints, Ints]:
         """(shard, first token, token behind the last target) of every sequence."""
@@ -171,13 +155,6 @@ class Batches:
         """
         head = f"{self.global_batch} {self.shape[2]} {self.seed} {self.num_held_out} ".encode()
         return hashlib.sha256(head + self.tokens.digest).digest()
-
-
-def load_batches(data: Data, model: Model, shape: Shape, seed: int, share: Share = WHOLE) -> Batches:
-    """The batches of `data` for `model`; InputError when they don't fit together."""
-    tokens = load_tokens(data)
-    require_vocabulary(tokens, model)
-    return Batches(tokens, shape, seed, held_out=data.held_out, share=share)
 
 
 class Permutation:

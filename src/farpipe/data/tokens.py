@@ -23,10 +23,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.data.documents import BETWEEN_TEXTS, NUM_BYTES, form_of, read_whole, source_files, unreadable
+from farpipe.data.known_files import KnownFiles, OpenedFile
+from farpipe.data.token_cache import FORMAT, cache_folder, ends_of, tokenize_once
 from farpipe.errors import InputError
-from farpipe.runtime.data.documents import BETWEEN_TEXTS, NUM_BYTES, form_of, read_whole, source_files, unreadable
-from farpipe.runtime.data.known_files import KnownFiles, OpenedFile
-from farpipe.runtime.data.token_cache import FORMAT, cache_folder, ends_of, tokenize_once
 from farpipe.sequences.lengths import COUNTED
 from farpipe.sequences.token_files import INDEX, expect_whole, read_index
 from farpipe.spec import Data, Model

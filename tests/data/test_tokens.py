@@ -11,11 +11,11 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from farpipe.data import documents, known_files, token_cache, tokens
+from farpipe.data.documents import Encoded, LearnedTokenizer
+from farpipe.data.known_files import OpenedFile
+from farpipe.data.tokens import SAMPLED_BYTES, Tokens, load_tokens
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.data import documents, known_files, token_cache, tokens
-from farpipe.runtime.data.documents import Encoded, LearnedTokenizer
-from farpipe.runtime.data.known_files import OpenedFile
-from farpipe.runtime.data.tokens import SAMPLED_BYTES, Tokens, load_tokens
 from farpipe.spec import Data
 
 WORDS = {"[unk]": 0, "<end>": 1, "the": 2, "quick": 3, "brown": 4, "fox": 5, "\n": 6}

@@ -14,8 +14,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import InputError, RunError
-from farpipe.runtime.data.documents import (
+from farpipe.data.documents import (
     ByteTokenizer,
     Encoded,
     LearnedTokenizer,
@@ -24,7 +23,8 @@ from farpipe.runtime.data.documents import (
     form_of,
     has_tokens,
 )
-from farpipe.runtime.data.known_files import KnownFiles
+from farpipe.data.known_files import KnownFiles
+from farpipe.errors import InputError, RunError
 from farpipe.sequences.lengths import COUNTED, ENDS
 from farpipe.spec import Data
 
