@@ -15,7 +15,7 @@ from farpipe.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.interop.comparison import Comparison
-    from farpipe.interop.logs import StepLog
+    from farpipe.interop.step_log import StepLog
     from farpipe.report.views import RunReport
     from farpipe.spec import Job
 
