@@ -203,6 +203,35 @@ def test_tasks_of_skypilot_are_sites_that_a_job_can_have(tmp_path):
     assert job.cluster.link("gcp-us-central1", "west").latency_s == pytest.approx(7e-3)
 
 
+@pytest.mark.parametrize(("asked", "each"), [("0.5", 1), (0.25, 1), ("2", 2), ("", 1), (None, 1)])
+def test_a_part_of_a_gpu_counts_as_one_as_in_lists_of_jobs(asked, each, tmp_path):
+    wanted = f"{{H100: {'null' if asked is None else asked or 'null'}}}"
+    text = f"num_nodes: 2\nresources: {{accelerators: {wanted}}}\n"
+    site = read_sites(write(tmp_path, text, "x.yaml"), "b200").sites[0]
+    assert (site.num_devices.value, site.devices_per_machine.value) == (2 * each, each)
+    assert ("part of one" in site.num_devices.origin) is (asked in ("0.5", 0.25))
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "some", "[1]", "1e9", ".nan"])
+def test_a_number_of_gpus_that_is_none_is_refused(asked, tmp_path):
+    with pytest.raises(InputError, match=r"x\.yaml: resources"):
+        read_sites(write(tmp_path, f"resources: {{accelerators: {{H100: {asked}}}}}\n", "x.yaml"), "b200")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.json", '{"nodes": [{"id": 1}], "links": []}'),
+        ("x.json", '{"nodes": 7, "sinfo": 3}'),
+        ("x.json", '{"sinfo": [{"a": 1}, 3]}'),
+        ("x.yaml", "resources: {limits: {nvidia.com/gpu: 8}}"),
+        ("x.yaml", "resources: {requests: {cpu: 1}}\nreplicaCount: 2"),
+    ],
+)
+def test_one_key_makes_no_machines(name, text, tmp_path):
+    assert read_sites(write(tmp_path, text, name), "h100") is None
+
+
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [

@@ -261,11 +261,14 @@ def _report(draft: "Draft", output: Path | None) -> None:
 
 def _expect_schedule(file: Path) -> None:
     """InputError for a table that has a name of a column, but nothing like an action, in its first line."""
+    from farpipe.interop.cells import KINDS_TRIED
+
     first = next((line for line in read_text(file).splitlines() if re.search(r"\w", line)), "")
     if not first or any(re.match(r"\(?\d+[A-Z]", cell.strip()) for cell in first.split(",")):
         return
     raise InputError(
-        f"{file}: line 1: no list of jobs, no prices, no log and no schedule that is known, found {first[:80]!r}"
+        f"{file}: line 1: no list of jobs, no prices, no log and no schedule that is known, found {first[:80]!r}; "
+        f"tried: {KINDS_TRIED}"
         "\na table of jobs needs no import once its columns are job, submit_s, duration_s, devices and tenant "
         "(JOBS.csv), nor one of prices or carbon once they are utc and a name for each zone, in USD/MWh or g/kWh"
     )

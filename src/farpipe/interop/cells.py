@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
+from farpipe.strict import parse_json
 
 KINDS_TRIED: Final = (
     "settings (scripts and options of Megatron-LM; YAML of Megatron-LM, GPT-NeoX, NeMo and Accelerate; TOML, JSON and "
@@ -19,12 +20,29 @@ KINDS_TRIED: Final = (
 _HEAD_BYTES: Final = 1 << 16
 
 
+def unknown_kind(source: str, found: str) -> InputError:
+    """The error for a file that no reader knows; `found` tells what it seems to be."""
+    return InputError(f"{source}: no file of a known kind{found}; tried: {KINDS_TRIED}")
+
+
 def head_of(path: Path) -> str:
     """The first 64 KiB of a file; empty where there is none."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
         return file.read(_HEAD_BYTES).decode("utf-8", errors="replace").removeprefix("\ufeff")
+
+
+def json_in(text: str, source: str) -> Any:
+    """The JSON object that a text is; None for other texts and for JSON lines. InputError for broken JSON."""
+    begin = text.lstrip()
+    if not begin.startswith("{"):
+        return None
+    first, _, rest = begin.partition("\n")
+    with suppress(InputError):
+        if rest.strip() and isinstance(parse_json(first, source), dict):
+            return None
+    return parse_json(text, source)
 
 
 def number(text: str, place: str) -> float:
@@ -36,6 +54,14 @@ def number(text: str, place: str) -> float:
     if abs(value) < float("inf"):
         return value
     raise InputError(f"{place}: expected a number, found {text[:40]!r}")
+
+
+def whole(value: Any, place: str) -> int:
+    """A count that is not negative, as a number or as text; InputError for parts of one and for what is none."""
+    count = number(str(value), place)
+    if 0 <= count < 1 << 40 and count == int(count):
+        return int(count)
+    raise InputError(f"{place}: expected a whole number, found {str(value)[:40]!r}")
 
 
 def inner(data: Any, *path: str | int) -> Any:

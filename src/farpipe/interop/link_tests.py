@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import inner, number, plain_number, shaped
+from farpipe.interop.cells import inner, json_in, number, plain_number, shaped
 from farpipe.strict import parse_json, read_text
 from farpipe.units import format_rate
 
@@ -96,8 +96,7 @@ def read_link_test(path: Path) -> LinkTest | None:
     was run on one machine."""
     text, name = _OF_TASKS.sub("", read_text(path)), path.name
     with shaped(str(path), "the output of a network tool"):
-        if text.lstrip().startswith("{"):
-            data = _stream(text) or parse_json(text, str(path))
+        if data := _stream(text) or json_in(text, str(path)):
             return next((found for read in (_iperf3, _mtr) if (found := read(data, name, str(path)))), None)
         readers: Iterable[Callable[[str, str], LinkTest | None]] = (_ping, _nccl, _perftest, _perftest_latency, _qperf)
         return next((found for read in readers if (found := read(text, name))), None)

@@ -1,5 +1,6 @@
 """Sites from what a scheduler says is there: Slurm's nodes (scontrol, sinfo) and tasks of SkyPilot."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from farpipe.catalog import DeviceRow, device_names, device_row
 from farpipe.errors import InputError
+from farpipe.interop.cells import json_in, number, shaped, whole
 from farpipe.interop.settings import DraftSite, Setting
 from farpipe.interop.yaml_files import yaml_documents
-from farpipe.strict import parse_json, read_text
+from farpipe.strict import read_text
 
 _NODE: Final = re.compile(r"^NodeName=", re.MULTILINE)
 _GPUS: Final = re.compile(r"\bgpu(?::([^:,()\s]+))?:(\d+)")
@@ -26,6 +28,10 @@ _LEFT_OUT: Final = tuple(
     map(re.compile, ("hbm3e?", r"hbm3e?|\d+gb", r"hbm3e?|sxm\d?|oam|pcie", r"hbm3e?|\d+gb|sxm\d?|oam|pcie"))
 )
 """Words of a device's name that the catalogue may leave out where they agree with its row: fewest first."""
+_RESOURCES: Final = frozenset(
+    {"accelerators", "any_of", "ordered", "infra", "cloud", "region", "zone", "instance_type", "use_spot", "cpus"}
+)
+"""Resources that a task of SkyPilot asks for."""
 _PCIE_BYTES_PER_S: Final = 64e9
 """Rate of PCIe 5.0 x16: what links faster inside a machine is no card."""
 _AGREE: Final = 0.12
@@ -55,11 +61,15 @@ def read_sites(path: Path, device: str) -> FoundSites | None:
 
     `device` is what GPUs are whose type the scheduler does not say. InputError where no GPU can be used.
     """
-    text = read_text(path)
+    with shaped(str(path), "what a scheduler says of its machines"):
+        return _sites_of(read_text(path), path, device)
+
+
+def _sites_of(text: str, path: Path, device: str) -> FoundSites | None:
     if path.suffix in (".yaml", ".yml"):
         tasks = [one for one in yaml_documents(text, str(path)) if _is_task(one)]
         return FoundSites([_of_task(task, path, number) for number, task in enumerate(tasks)], []) if tasks else None
-    data = parse_json(text, str(path)) if text.lstrip().startswith("{") else None
+    data = json_in(text, str(path))
     if isinstance(data, Mapping):
         nodes, cluster = _nodes_of_json(data, path), _cluster_of(data)
     else:
@@ -80,14 +90,20 @@ def _nodes_of_text(text: str) -> list[Node] | None:
 
 def _nodes_of_json(data: Mapping[str, Any], path: Path) -> list[Node] | None:
     """Nodes of ``scontrol show nodes --json`` (and of sinfo before 23.02), or groups of nodes of ``sinfo --json``."""
-    if isinstance(nodes := data.get("nodes"), list) and all(isinstance(node, Mapping) for node in nodes):
+    if isinstance(nodes := data.get("nodes"), list) and all(_is_node(node) for node in nodes):
         return [
             Node(str(at.get("name")), _states(at.get("state")) | _states(at.get("state_flags")), str(at.get("gres")))
             for at in nodes
         ]
-    if not isinstance(groups := data.get("sinfo"), list):
+    groups = data.get("sinfo")
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) and "nodes" in group for group in groups):
         return None
     return [node for group in groups for node in _nodes_of_group(group, path)]
+
+
+def _is_node(node: Any) -> bool:
+    """True for a node of Slurm, and not of a graph."""
+    return isinstance(node, Mapping) and {"name", "gres"} <= node.keys()
 
 
 def _nodes_of_group(group: Any, path: Path) -> list[Node]:
@@ -187,9 +203,18 @@ def _open_kind(kind: str, found: str) -> str:
     return f"{kind!r} does not tell its memory and form: taken as {found}, not {' or '.join(others)}"
 
 
+def _num_accelerators(count: Any, path: Path) -> float:
+    """Accelerators of a node; a part of one counts as one then, as in lists of jobs."""
+    asked = number(str(1 if count in (None, "") else count), f"{path}: resources.accelerators")
+    if not 0 < asked < 1 << 20:
+        raise InputError(f"{path}: resources.accelerators: expected 1 or more of a node, found {str(count)[:40]!r}")
+    return asked
+
+
 def _is_task(document: Any) -> bool:
-    """True for a task of SkyPilot, or the settings of one of its clusters."""
-    return isinstance(document, Mapping) and isinstance(document.get("resources"), Mapping)
+    """True for a task of SkyPilot, or the settings of one of its clusters; not for a container's resources."""
+    resources = document.get("resources") if isinstance(document, Mapping) else None
+    return isinstance(resources, Mapping) and bool(resources.keys() & _RESOURCES)
 
 
 def _of_task(task: Mapping[str, Any], path: Path, number: int) -> DraftSite:
@@ -200,13 +225,14 @@ def _of_task(task: Mapping[str, Any], path: Path, number: int) -> DraftSite:
     pairs = [*wanted.items()] if isinstance(wanted, Mapping) else [str(wanted or "").partition(":")[::2]]
     if len(pairs) != 1 or not pairs[0][0] or isinstance(wanted, list | set):
         raise InputError(f"{path}: resources.accelerators: expected one kind such as H100:8, found {wanted!r}")
-    kind, each = pairs[0][0], int(pairs[0][1] or 1)
+    kind, asked = str(pairs[0][0]), _num_accelerators(pairs[0][1], path)
+    each = math.ceil(asked)
     if not (found := _SKYPILOT.get(kind.lower()) or _device(kind)):
         raise InputError(f"{path}: {kind!r} is not in the catalogue; see `farpipe list devices`")
-    nodes = int(task.get("num_nodes") or 1)
+    nodes = whole(task.get("num_nodes") or 1, f"{path}: num_nodes")
     where = str(resources.get("infra") or resources.get("region") or "").replace("/", "-").replace("*", "")
     name = str(task.get("name") or where.strip("-") or f"site-{number}")
-    origin = f"{path.name}, resources.accelerators"
+    origin = f"{path.name}, resources.accelerators" + ("" if each == asked else f" (part of one, {asked:g}: as one)")
     return DraftSite(
         re.sub(r"[^\w.-]", "-", name),
         Setting(found, origin),
