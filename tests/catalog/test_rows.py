@@ -120,6 +120,8 @@ def test_published_counts_are_tight():
         (model_row, "lama-2-7b", "did you mean 'llama-2-7b'?"),
         (link_row, "accross-regions", "did you mean 'across-regions'?"),
         (device_row, "abacus", "known: v100-16gb, v100-32gb, "),
+        (device_row, "a800-sxm4-80gb", "in the catalogue; known: "),  # another chip is not near
+        (device_row, "h200-sxm5-80gb", "did you mean 'h200-sxm'?"),
     ],
 )
 def test_an_unknown_name_is_answered_with_a_known_one(look_up, word, hint):

@@ -17,6 +17,7 @@ def test_a_device_is_called_measured_if_its_row_was_fitted_to_measurements_of_it
         assert law(name).measured == (law(name).num_rows > 0)
     assert {name for name in device_names() if not law(name).measured} == {
         *("v100-32gb", "rtx-4090", "l4", "t4", "ascend-910b", "cpu"),
+        *("a100-pcie-40gb", "a100-pcie-80gb", "h100-pcie", "h100-nvl"),
     }
 
 

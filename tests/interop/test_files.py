@@ -73,6 +73,32 @@ def test_a_model_a_training_and_devices_from_four_files(files):
     assert draft.not_understood == ["zero_optimization.offload_optimizer.device: state in host memory is not planned"]
 
 
+WORDS = ("model", "train", "trainer", "model_type", "output_dir", "num_processes", "train_batch_size", "extends")
+
+
+@pytest.mark.parametrize("value", [7, "x", {"a": 1, "b": [1]}, [{"a": 1}, 3], None, 0.5])
+@pytest.mark.parametrize("word", [*WORDS, "model_spec", "zero_optimization", "start", "nodes", "resources", "kind"])
+def test_one_key_tells_no_framework(word, value, files):
+    for name in ("x_json", "x_yaml"):
+        with pytest.raises(InputError, match=r"no file of a known kind \(keys"):
+            read_draft(files(**{name: json.dumps({word: value, "the": 1})}))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({word: number for number, word in enumerate((*WORDS, *"abcdefghijkl"))}, "keys model, train"),  # a vocabulary
+        ({"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 1}}, "added_tokens": []}, "keys version, model"),
+        ({"extends": "./base.json", "compilerOptions": {"strict": True}}, "keys extends, compilerOptions"),
+        ({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}}, "a PyTorchJob of Kubernetes, kubeflow"),
+        ({"apiVersion": "v1", "kind": "Pod", "spec": {}}, "a Pod of Kubernetes, v1: only records of jobs that ran"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_with_what_was_tried(data, words, files):
+    with pytest.raises(InputError, match=f"{words}.*tried: settings.*logs.*links.*traces.*lists"):
+        read_draft(files(x_json=data))
+
+
 def test_files_that_contradict_each_other_are_refused(files):
     with pytest.raises(InputError, match=r"training\.precision: 'bf16' by bf16\.enabled, but 'fp32' by mixed"):
         read_draft(files(ds_json=DEEPSPEED, acc_yaml=ACCELERATE.replace("bf16", "no")))
@@ -148,13 +174,13 @@ def test_a_plan_goes_to_torchtitan_and_comes_back(pipeline, tensor, data, recomp
     ("name", "text", "words"),
     [
         ("x_json", "{", "x.json"),
-        ("x_json", "[1]", "expected a table at the top"),
-        ("x_json", '{"model_spec": 3}', "x.json: model_spec: expected a table, found 3"),
-        ("x_json", '{"a": 1}', "settings of no known framework \\(keys a\\); --format names it"),
+        ("x_json", "[1]", "no file of a known kind .list at the top.*tried: settings.*logs.*links.*traces.*lists"),
+        ("x_json", '{"model_spec": 3, "training": {}}', "x.json: model_spec: expected a table, found 3"),
+        ("x_json", '{"a": 1}', "no file of a known kind \\(keys a; --format names a framework"),
         ("x_yaml", "a: [1", "not YAML"),
         ("x_toml", "a = ", "x.toml"),
-        ("x_txt", "hello", "no settings of a known framework"),
-        ("x_json", '{"model_type": "bert"}', "model_type: 'bert' is not supported"),
+        ("x_txt", "hello", "no file of a known kind; tried: settings.*logs.*links.*traces.*lists"),
+        ("x_json", '{"model_type": "bert", "hidden_size": 8}', "model_type: 'bert' is not supported"),
     ],
 )
 def test_what_is_of_no_framework_is_refused(name, text, words, files):

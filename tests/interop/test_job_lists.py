@@ -242,7 +242,7 @@ def test_raw_ids_and_gres_of_older_slurm_are_read(tmp_path):
         ('{"apiVersion": "v1", "items": [], "kind": "List"}', "no job that ran on devices"),
         (
             [PHILLY[0], {"attempts": [{"start_time": "2017-10-07 01:12:09"}]}],
-            r"\[1\]: looks like a list of Philly, but this record has another shape",
+            r"\[1\]: looks like a record of Philly, but has another shape",
         ),
         (SACCT + "106|cut|ada\n", "line 8: expected 9 columns, found 3"),
         (SACCT.replace("|pretrain|", "|pre|train|"), "line 2: expected 9 columns, found 10"),
@@ -264,3 +264,104 @@ def test_other_files_are_no_lists_of_jobs(tmp_path, text):
     (tmp_path / "other").write_text(text)
     assert read_jobs_of(tmp_path / "other") is None
     assert read_jobs_of(tmp_path / "absent") is None
+
+
+POD = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": 8}}}]}}
+LAUNCHER = {"spec": {"containers": [{"name": "l"}]}}
+ENDED = {"startTime": "2030-01-01T00:00:00Z", "completionTime": "2030-01-01T01:00:00Z"}
+RAY = {
+    "headGroupSpec": {"template": LAUNCHER},
+    "workerGroupSpecs": [{"replicas": 2, "numOfHosts": 2, "template": POD}, {"replicas": 1, "template": POD}],
+}
+
+
+def record(kind, spec, name="j", status=ENDED, **meta):
+    meta = {"name": name, "namespace": "lab", "creationTimestamp": "2030-01-01T00:00:00Z"} | meta
+    return {"apiVersion": "x/v1", "kind": kind, "metadata": meta, "spec": spec, "status": status}
+
+
+def replicated(replicas, parallelism):
+    return {"name": "w", "replicas": replicas, "template": {"spec": {"parallelism": parallelism, "template": POD}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "num_devices"),
+    [
+        ("JobSet", {"replicatedJobs": [replicated(4, 4)]}, 128),
+        (
+            "JobSet",
+            {"replicatedJobs": [replicated(2, 1), replicated(1, 3), {"template": {"spec": {"template": POD}}}]},
+            48,
+        ),
+        (
+            "PyTorchJob",
+            {"pytorchReplicaSpecs": {"Master": {"template": POD}, "Worker": {"replicas": 3, "template": POD}}},
+            32,
+        ),
+        (
+            "MPIJob",
+            {"mpiReplicaSpecs": {"Launcher": {"template": LAUNCHER}, "Worker": {"replicas": 2, "template": POD}}},
+            16,
+        ),
+        ("Job", {"parallelism": 4, "completions": 4, "template": POD}, 32),
+        ("Job", {"template": POD}, 8),
+        ("RayJob", {"rayClusterSpec": RAY}, 40),
+    ],
+)
+@pytest.mark.parametrize("as_list", [True, False])
+def test_records_of_kubernetes_count_all_their_pods(kind, spec, num_devices, as_list, tmp_path):
+    data = record(kind, spec)
+    listed = {"apiVersion": "v1", "kind": "List", "items": [data]}
+    _, rows, notes = rows_of(tmp_path, listed if as_list else data, "x.json")
+    assert rows == [f"lab/j,0.0,3600.0,{num_devices},lab"]
+    assert not any("left out" in note for note in notes)
+
+
+def test_a_jobset_without_a_start_counts_from_its_creation(tmp_path):
+    ended = {"conditions": [{"type": "Completed", "status": "True", "lastTransitionTime": "2030-01-01T02:00:00Z"}]}
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2030-01-01T00:30:00Z"}
+    items = [
+        record("JobSet", {"replicatedJobs": [replicated(1, 1)]}, "a", ended),
+        record("JobSet", {"replicatedJobs": [replicated(1, 1)]}, "b", {"conditions": [*ended["conditions"], resumed]}),
+    ]
+    _, rows, notes = rows_of(tmp_path, {"apiVersion": "v1", "kind": "List", "items": items}, "x.json")
+    assert [line.split(",")[2] for line in rows] == ["7200.0", "5400.0"]
+    assert "1 jobs whose start is not told: taken as started when created" in notes
+
+
+def test_kinds_that_are_not_read_are_named_and_nothing_counts_twice(tmp_path):
+    owner = [{"kind": "JobSet", "name": "a"}]
+    items = [
+        record("JobSet", {"replicatedJobs": [replicated(1, 2)]}, "a"),
+        record("Job", {"template": POD}, "a-w-0", ownerReferences=owner),
+        record("RayCluster", RAY, "r"),
+        record("Pod", POD["spec"], "p"),
+        record("Pod", POD["spec"], "q"),
+    ]
+    _, rows, notes = rows_of(tmp_path, {"apiVersion": "v1", "kind": "List", "items": items}, "x.json")
+    assert rows == ["lab/a,0.0,3600.0,16,lab"]
+    assert {note for note in notes if "left out" in note} == {
+        "1 jobs that another record of the list stands for: left out",
+        "1 jobs of a kind that is not read (RayCluster): left out",
+        "2 jobs of a kind that is not read (Pod): left out",
+    }
+    moments = {"Admitted": "2030-01-01T00:15:00Z", "Finished": "2030-01-01T01:00:00Z"}
+    queued = {
+        "conditions": [{"type": name, "status": "True", "lastTransitionTime": at} for name, at in moments.items()]
+    }
+    workload = record("Workload", {"podSets": [{"count": 2, "template": POD}]}, "w", queued, ownerReferences=owner)
+    _, rows, _ = rows_of(tmp_path, {"apiVersion": "v1", "kind": "List", "items": [items[0], workload]}, "x.json")
+    assert rows == ["lab/w,0.0,2700.0,16,lab"]  # its admission is known
+
+
+@pytest.mark.parametrize("count", ["half", -1, 2.5, None, [], {}])
+def test_a_count_that_is_none_is_named(count, tmp_path):
+    data = record("JobSet", {"replicatedJobs": [replicated(1, count)]})
+    with pytest.raises(InputError, match=r"x\.json"):
+        rows_of(tmp_path, data, "x.json")
+
+
+@pytest.mark.parametrize("key", ["submission", "attempts", "submitted_at", "kind", "apiVersion"])
+def test_one_key_makes_no_list_of_jobs(key, tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps({key: 7, "the": 1}))
+    assert read_jobs_of(tmp_path / "x.json") is None

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from farpipe.errors import InputError
-from farpipe.interop.link_tests import link_of, mixed_units, read_link_test, with_measured_links
+from farpipe.interop.link_tests import read_link_test
+from farpipe.interop.measured_links import link_of, mixed_units, read_link_tests, with_measured_links
+from farpipe.interop.settings import link_lines
 from farpipe.spec import load_job
 
 IPERF3 = {
@@ -17,7 +19,8 @@ IPERF3 = {
         "sum_received": {"bits_per_second": 9.4e9},
     },
 }
-MTR = {"report": {"mtr": {"dst": "b"}, "hubs": [{"host": "x", "Avg": 1.0}, {"host": "b", "Loss%": 0.0, "Avg": 20.2}]}}
+LAST_HOP = {"host": "b", "Loss%": 0.0, "Avg": 21.7, "Best": 20.2, "StDev": 0.1}
+MTR = {"report": {"mtr": {"dst": "b"}, "hubs": [{"host": "x", "Avg": 1.0}, LAST_HOP]}}
 PING = """PING b (10.0.0.2) 56(84) bytes of data.
 5 packets transmitted, 5 received, 0% packet loss, time 4006ms
 rtt min/avg/max/mdev = 20.010/20.080/20.211/0.070 ms
@@ -101,8 +104,8 @@ BOTH_WAYS = "                    RDMA_Write Bidirectional BW Test\n" + GBITS
     [
         (json.dumps(IPERF3), "iperf3", 10.05e-3, 9.4e9 / 8),
         (json.dumps(MTR), "mtr", 10.1e-3, None),
-        (PING, "ping", 10.04e-3, None),
-        (MAC_PING, "ping", 10.04e-3, None),
+        (PING, "ping", 10.005e-3, None),
+        (MAC_PING, "ping", 9.5e-3, None),
         (NCCL, "nccl-tests", 36.1e-6, 234.8e9),
         (SENDRECV, "nccl-tests", None, 23.88e9),
         (PERFTEST, "perftest", None, 11800.5 * 2**20),
@@ -155,7 +158,10 @@ def test_other_files_are_none(text, tmp_path):
         (PERFTEST.splitlines()[0], "perftest printed no row"),
         (LATENCY.splitlines()[0] + "\n 12288 10 3.60 4.90 3.70 3.75", "message of perftest has 12288 bytes"),
         (NCCL.replace("GB/s", "Gbit/s"), "unit 'Gbit/s' is unknown; expected one of MiB"),
-        (json.dumps({"start": {}, "error": "control socket has closed"}), "iperf3 failed: control socket"),
+        (
+            json.dumps({"start": {"connected": []}, "error": "control socket has closed"}),
+            "iperf3 failed: control socket",
+        ),
         (json.dumps({"report": HOPS}), "mtr ended at 192.168.2.1, before 9.9.9.9: allow more hops"),
         ("4 packets transmitted, 0 received, 100% packet loss, time 3055ms", "x: ping got no answer"),
         (NCCL.replace("234.8", "0.00"), "nccl-tests measured 0 GB/s: every process ran alone"),
@@ -173,7 +179,194 @@ def test_the_best_figures_make_the_link(tmp_path):
     for name, text in (("a", json.dumps(IPERF3)), ("b", PING), ("c", GBITS)):
         (tmp_path / name).write_text(text)
     link = link_of(read_link_test(tmp_path / name) for name in "abc")
-    assert link == {"latency": ("10.04 ms", "ping, b, one way"), "bandwidth": ("390.4 Gbit/s", "perftest, c")}
+    assert link.there == {"latency": ("10.01 ms", "ping, b, one way"), "bandwidth": ("390.4 Gbit/s", "perftest, c")}
+    assert (link.back, link.notes) == ({}, ())
+
+
+def iperf3(gbits=9.4, back=None, ends=("10.0.0.1", "10.9.0.1"), end=None, **test_start):
+    """JSON of a TCP test; `end` and further keys come into it as given."""
+    received = {"sum_received": {"bits_per_second": gbits * 1e9}}
+    received |= {"sum_received_bidir_reverse": {"bits_per_second": back * 1e9}} if back else {}
+    at = {
+        "connected": [{"local_host": ends[0], "remote_host": ends[1]}],
+        "test_start": {"protocol": "TCP"} | test_start,
+    }
+    return json.dumps({"start": at, "end": end or received})
+
+
+UDP_END = {"sum": {"bits_per_second": 1e9, "lost_percent": 1.5, "jitter_ms": 2.0, "packets": 1000}}
+
+
+def link_from(tmp_path, *texts):
+    for index, text in enumerate(texts):
+        (tmp_path / f"{index}").write_text(text)
+    return link_of(read_link_tests(tmp_path / f"{index}" for index in range(len(texts))).values())
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (iperf3(8.7, reverse=0), iperf3(1.3, reverse=1)),
+        (iperf3(1.3, reverse=1), iperf3(8.7, reverse=0)),
+        (iperf3(8.7, back=1.3, bidir=1),),
+        (iperf3(8.7), iperf3(1.3, ends=("10.9.0.1", "10.0.0.1"))),  # run once at each end
+        (iperf3(8.7), PING, iperf3(1.3, reverse=1)),
+    ],
+)
+def test_the_other_direction_has_its_own_rate(texts, tmp_path):
+    link = link_from(tmp_path, *texts)
+    assert (link.there["bandwidth"][0], link.back["bandwidth"][0]) == ("8.7 Gbit/s", "1.3 Gbit/s")
+    lines = "\n".join(link_lines(["a", "b"], link.there, link.back))
+    assert lines.count("[[cluster.links]]") == 2
+    assert lines.index('from = "a"') < lines.index("8.7 Gbit/s") < lines.index('from = "b"') < lines.index("1.3 Gbit/s")
+    job, notes = with_measured_links(load_job(TWO_SITES), [tmp_path / f"{index}" for index in range(len(texts))])
+    assert [one.bandwidth_bytes_per_s * 8e-9 for one in job.cluster.links] == pytest.approx([8.7, 1.3])
+    assert "there is taken as" in notes[-1]
+
+
+def test_a_rate_of_one_direction_counts_for_both(tmp_path):
+    link = link_from(tmp_path, iperf3(1.3, reverse=1))
+    assert link.there["bandwidth"][0] == "1.3 Gbit/s"
+    assert "measured backwards only" in link.notes[0]
+    assert link_from(tmp_path, iperf3(1.35, reverse=1), iperf3(1.3)).back == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        iperf3(0.25, target_bitrate=250_000_000),
+        iperf3(0.999, target_bitrate=250_000_000, num_streams=4),  # iperf3's -b is that of each stream
+        iperf3(0.001, protocol="UDP", target_bitrate=1_048_576, end={"sum": {"bits_per_second": 1.048e6}}),
+        iperf3(0.001, protocol="UDP", end={"sum": {"bits_per_second": 1.048e6, "lost_percent": 0.0}}),
+        json.dumps(
+            {"start": {"version": "3.17", "fq_rate": 10**9}, "end": {"sum_received": {"bits_per_second": 0.95e9}}}
+        ),
+        iperf3(0.25, target_bitrate=250_000_000, reverse=1),
+    ],
+)
+def test_a_rate_that_was_held_down_is_a_lower_bound(text, tmp_path):
+    link = link_from(tmp_path, text)
+    assert "a lower bound" in link.there["bandwidth"][1]
+    assert "the link may carry more" in " ".join(link.notes)
+    before = load_job(TWO_SITES)
+    job, notes = with_measured_links(before, [tmp_path / "0"])
+    assert "the link may carry more" in " ".join(notes)
+    assert job.cluster.links[0].bandwidth_bytes_per_s == max(before.cluster.links[0].bandwidth_bytes_per_s, 0.95e9 / 8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        iperf3(9.4, target_bitrate=0),
+        iperf3(9.4, target_bitrate=20 * 10**9),
+        iperf3(9.4, target_bitrate=5 * 10**9, num_streams=4),
+    ],
+)
+def test_a_rate_that_was_not_reached_is_the_link_s(text, tmp_path):
+    link = link_from(tmp_path, text)
+    assert link.there == {"bandwidth": ("9.4 Gbit/s", "iperf3, 0")}
+    assert link.notes == ()
+
+
+LOSSY_PING = """PING b (203.0.113.9) 56(84) bytes of data.
+{counts}
+rtt min/avg/max/mdev = 60.204/67.310/181.662/14.820 ms
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "loss", "jitter"),
+    [
+        (
+            LOSSY_PING.format(counts="300 packets transmitted, 273 received, 9% packet loss, time 299402ms"),
+            0.09,
+            "14.82 ms",
+        ),
+        (
+            LOSSY_PING.format(counts="300 packets transmitted, 273 received, +4 errors, 9% packet loss, time 9ms"),
+            0.09,
+            "14.82 ms",
+        ),
+        (
+            LOSSY_PING.format(counts="300 Pakete übertragen, 273 empfangen, 9% packet loss, time 299402ms"),
+            0.09,
+            "14.82 ms",
+        ),
+        (LOSSY_PING.format(counts="8 packets transmitted, 7 packets received, 12.5% packet loss"), 0.125, "14.82 ms"),
+        (json.dumps({"report": {"hubs": [LAST_HOP | {"Loss%": 9.0, "StDev": 14.82}]}}), 0.09, "14.82 ms"),
+        (iperf3(end=UDP_END, protocol="UDP", target_bitrate=10**9), 0.015, "2 ms"),
+        (PING, None, None),  # mdev of 70 us at 20 ms is no jitter
+    ],
+)
+def test_loss_and_jitter_are_kept(text, loss, jitter, tmp_path):
+    link = link_from(tmp_path, text)
+    assert (link.there.get("loss", (None,))[0], link.there.get("jitter", (None,))[0]) == (loss, jitter)
+    job, _ = with_measured_links(load_job(TWO_SITES), [tmp_path / "0"])
+    before = load_job(TWO_SITES).cluster.links[0]
+    assert job.cluster.links[0].loss == pytest.approx(before.loss if loss is None else loss)
+    assert (job.cluster.links[0].jitter_s == before.jitter_s) is (jitter is None)
+
+
+def test_more_than_the_link_carries_is_no_loss(tmp_path):
+    link = link_from(tmp_path, json.dumps(UDP))
+    assert link.there == {"bandwidth": ("0.0007131 Gbit/s", "iperf3, 0")}
+    assert "32.0% of iperf3's UDP packets were lost: taken as more than the link carries" in link.notes[0]
+
+
+def ranks(*hosts):
+    line = "#  Rank {0:2} Group  0 Pid 147{0} on {1:>10} device  {0} [0x19] NVIDIA H100\n"
+    return "".join(line.format(rank, host) for rank, host in enumerate(hosts))
+
+
+ENDS = " local address: LID {0} QPN 0x0104 PSN 0x1\n GID: {1}\n remote address: LID {2} QPN 0x0105 PSN 0x2\n GID: {3}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ranks("x", "x", "x", "x") + NCCL,
+        "".join(f"0: {line}\n" for line in (ranks("x", "x") + NCCL).splitlines()),
+        iperf3(ends=("127.0.0.1", "127.0.0.1")),
+        iperf3(ends=("10.0.0.1", "10.0.0.1")),
+        json.dumps(json.loads(iperf3()) | {"start": {"version": "3.9", "connecting_to": {"host": "localhost"}}}),
+        "PING localhost (127.0.0.1) 56(84) bytes of data.\n" + MAC_PING,
+        json.dumps({"report": {"mtr": {"dst": "localhost"}, "hubs": [LAST_HOP]}}),
+        ENDS.format("0000", "::1:2", "0000", "::1:2") + GBITS,
+        ENDS.format("0x2a", "", "0x2a", "") + LATENCY,
+    ],
+)
+def test_one_machine_is_no_link_between_sites(text, tmp_path):
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(InputError, match="on one machine"):
+        read_link_test(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "text", [ranks("x", "x", "y", "y") + NCCL, ENDS.format("0000", "::1:2", "0000", "::1:3") + GBITS]
+)
+def test_two_machines_are_a_link(text, tmp_path):
+    link = link_from(tmp_path, text)
+    assert "bandwidth" in link.there
+    assert link.notes == ()
+
+
+def test_hosts_that_are_not_told_are_said_to_be(tmp_path):
+    assert "does not say its hosts" in link_from(tmp_path, NCCL).notes[0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"start": 2435, "end": 437, "the": 1169},
+        {"start": {"line": 1}, "end": {"line": 9}},
+        {"start": "2024-01-01", "end": "2024-01-02", "error": None},
+        {"report": {"hubs": 3}},
+        {"report": {"hubs": [{"name": "x"}]}},
+    ],
+)
+def test_a_key_or_two_make_no_test_of_a_link(data, tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    assert read_link_test(tmp_path / "x.json") is None
 
 
 def test_rates_that_are_eight_times_another_are_told(tmp_path):
@@ -198,7 +391,7 @@ def test_measurements_take_the_place_of_a_job_s_link(tmp_path):
     assert len(job.cluster.links) == 2
     assert notes == ()
     for link in job.cluster.links:
-        assert (link.latency_s, link.bandwidth_bytes_per_s) == pytest.approx((10.04e-3, 9.4e9 / 8))
+        assert (link.latency_s, link.bandwidth_bytes_per_s) == pytest.approx((10.005e-3, 9.4e9 / 8))
 
 
 def test_other_files_are_refused_as_links(tmp_path):

@@ -119,6 +119,58 @@ def test_seconds_go_before_rates_where_a_log_has_both(tmp_path):
     assert measured(log, "x").step_s == pytest.approx(2.25)
 
 
+RAMP = [(step, 24 * 2 ** ((step - 1) // 8)) for step in range(1, 25)]  # 24, 48 and 96 for 8 steps each
+
+
+def neox(step, seconds, batch):
+    """TensorBoard's CSV of GPT-NeoX or Megatron-LM, as Weights & Biases exports it."""
+    return f"{step},{seconds},{batch}"
+
+
+def by_samples(step, seconds, batch):
+    """NeMo's bar, which tells the samples so far instead of the batch."""
+    return nemo(step, seconds).replace(f"={64 * step}.0", f"={sum(size for number, size in RAMP if number <= step)}.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("x.log", lambda step, seconds, batch: megatron(step, 1e3 * seconds, batch)),
+        (
+            "x.log",
+            lambda *of_step: megatron(of_step[0], 1e3 * of_step[1], 0).replace("size:     0", f"size={of_step[2]}"),
+        ),
+        ("x.log", by_samples),
+        ("x.csv", neox),
+    ],
+)
+@pytest.mark.parametrize(("wanted", "counted"), [(None, 96), (48, 48), (24, 24), (96, 96), (7, 96)])
+def test_steps_belong_to_the_batch_of_their_own_line(name, line, wanted, counted, tmp_path):
+    """The job's batch counts where the log has it, else the last, however many steps others have."""
+    lines = [line(step, batch / 24 + (step % 3) * 1e-3, batch) for step, batch in RAMP[: 20 + 4 * (wanted == 96)]]
+    head = "Step,runtime/iteration_time,train/batch-size"
+    (tmp_path / name).write_text("\n".join([head, *lines]) + "\n")
+    training = wanted and Training(sequence_length=4096, global_batch=wanted)
+    log = read_log(tmp_path / name, training)
+    found = measured(log, "x")
+    assert (log.batch, log.facts["global_batch"]) == (counted, counted)
+    assert found.step_s == pytest.approx(counted / 24, rel=3e-3)
+    assert f"the steps of global batch {counted} count" in found.notes[0]
+
+
+@pytest.mark.parametrize("unit", ["ms", "s", "sec", "seconds", "us"])
+def test_units_of_a_step_are_read(unit, tmp_path):
+    scale = {"ms": 1e3, "us": 1e6}.get(unit, 1.0)
+    lines = [megatron(step, 2.25 * scale).replace("(ms)", f"({unit})") for step in range(1, 9)]
+    assert measured(read(tmp_path, lines), "x").step_s == pytest.approx(2.25, rel=0.03)
+
+
+def test_a_unit_that_is_not_known_is_no_step(tmp_path):
+    lines = [megatron(step).replace("(ms)", "(furlongs)") for step in range(1, 9)]
+    with pytest.raises(InputError, match="no step of a training was found"):
+        read(tmp_path, lines)
+
+
 def test_dllogger_is_read(tmp_path):
     facts = 'DLLL {"type": "LOG", "step": "PARAMETER", "data": {"cfg/global_batch_size": 64, "cfg/num_layers": 96}}'
     log = read(tmp_path, [facts, *map(dllogger, range(1, 9)), dllogger(9)[:-20]])
@@ -318,7 +370,7 @@ def test_the_log_of_another_training_is_refused(head, change, tmp_path):
     path = tmp_path / "train.log"
     path.write_text("\n".join([head.format(**OWN), *map(megatron, range(1, 9))]))
     read_log_of(path, own)
-    lines = [megatron(step).replace("size:    64", "") for step in range(1, 9)]
+    lines = [megatron(step).replace("size:    64", "").replace("consumed", "") for step in range(1, 9)]
     path.write_text("\n".join([head.format(**OWN | change), *lines]))
     with pytest.raises(InputError, match="the log is of another training"):
         read_log_of(path, own)

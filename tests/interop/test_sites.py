@@ -124,6 +124,57 @@ def test_parts_of_a_gpu_are_no_gpus(kind, tmp_path):
     assert kind in found.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("nvidia_h100_pcie", "h100-pcie"),
+        ("h100-80gb-pcie", "h100-pcie"),
+        ("NVIDIA-H100-NVL", "h100-nvl"),
+        ("H100-SXM5-80GB", "h100-sxm"),
+        ("NVIDIA-H100-80GB-HBM3", "h100-sxm"),
+        ("nvidia_h200_nvl", "h200-nvl"),
+        ("nvidia_h200", "h200"),
+        ("nvidia_a100_80gb_pcie", "a100-pcie-80gb"),
+        ("nvidia_a100-pcie-40gb", "a100-pcie-40gb"),
+        ("nvidia_a100-sxm4-40gb", "a100-40gb"),
+        ("tesla_v100-sxm2-32gb", "v100-32gb"),
+        ("nvidia_l40s", "l40s"),
+        ("NVIDIA-GH200-480GB", "gh200"),
+        ("nvidia_geforce_rtx_4090", "rtx-4090"),
+        ("AMD_Instinct_MI300X_OAM", "mi300x"),
+    ],
+)
+def test_a_driver_s_name_is_the_catalogue_s_device(kind, found, tmp_path):
+    site = read_sites(write(tmp_path, text_of([("a", f"gpu:{kind}:4", "IDLE")])), "b200")
+    assert (site.sites[0].device.value, site.notes) == (found, [])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("nvidia_h20", "h800", "nvidia_a800-sxm4-80gb", "a100-sxm-64gb", "nvidia_h100_80gb_hbm2e", "h100-94gb"),
+        *("tesla_v100-pcie-16gb", "nvidia_geforce_rtx_3090_ti", "nvidia_geforce_rtx_4090_d", "nvidia_l40", "mi300a"),
+        *("nvidia_gh200_144g_hbm3e", "nvidia_rtx_6000_ada_generation", "h200-pcie", "nvidia_h100_80gb_hbm3-shared"),
+    ],
+)
+def test_a_device_that_only_resembles_one_of_the_catalogue_is_told(kind, tmp_path):
+    found = read_sites(write(tmp_path, text_of([("a", H100, "IDLE"), ("b", f"gpu:{kind}:4", "IDLE")])), "b200")
+    assert [site.device.value for site in found.sites] == ["h100-sxm"]
+    assert found.notes == [f"alpha.txt: 1 nodes with 4 {kind!r}, which is not in the catalogue"]
+
+
+@pytest.mark.parametrize("kind", ["a100", "h100", "v100", "H200"])
+def test_a_name_of_several_devices_is_told_to_be_a_guess(kind, tmp_path):
+    found = read_sites(write(tmp_path, text_of([("a", f"gpu:{kind}:4", "IDLE")])), "b200")
+    assert f"{kind!r} does not tell its memory and form: taken as {found.sites[0].device.value}" in found.notes[0]
+
+
+@pytest.mark.parametrize(("kind", "found"), [("A100", "a100-40gb"), ("A100-80GB", "a100-80gb"), ("H100", "h100-sxm")])
+def test_skypilot_s_names_are_its_own(kind, found, tmp_path):
+    text = f"resources: {{accelerators: '{kind}:8'}}\nrun: x"
+    assert read_sites(write(tmp_path, text, "x.yaml"), "b200").sites[0].device.value == found
+
+
 def test_resources_that_are_called_like_gpus_are_none(tmp_path):
     gres = f"vgpu:4,gpu_mem:80,{H100},shard:h100:32"
     assert figures(read_sites(write(tmp_path, text_of([("a", gres, "IDLE")])), "b200").sites) == [
@@ -150,6 +201,35 @@ def test_tasks_of_skypilot_are_sites_that_a_job_can_have(tmp_path):
     job = parse_job(JOB.partition("[layout]")[0] + "\n".join(lines))
     assert [site.num_devices for site in job.cluster.sites] == [32, 16]
     assert job.cluster.link("gcp-us-central1", "west").latency_s == pytest.approx(7e-3)
+
+
+@pytest.mark.parametrize(("asked", "each"), [("0.5", 1), (0.25, 1), ("2", 2), ("", 1), (None, 1)])
+def test_a_part_of_a_gpu_counts_as_one_as_in_lists_of_jobs(asked, each, tmp_path):
+    wanted = f"{{H100: {'null' if asked is None else asked or 'null'}}}"
+    text = f"num_nodes: 2\nresources: {{accelerators: {wanted}}}\n"
+    site = read_sites(write(tmp_path, text, "x.yaml"), "b200").sites[0]
+    assert (site.num_devices.value, site.devices_per_machine.value) == (2 * each, each)
+    assert ("part of one" in site.num_devices.origin) is (asked in ("0.5", 0.25))
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "some", "[1]", "1e9", ".nan"])
+def test_a_number_of_gpus_that_is_none_is_refused(asked, tmp_path):
+    with pytest.raises(InputError, match=r"x\.yaml: resources"):
+        read_sites(write(tmp_path, f"resources: {{accelerators: {{H100: {asked}}}}}\n", "x.yaml"), "b200")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.json", '{"nodes": [{"id": 1}], "links": []}'),
+        ("x.json", '{"nodes": 7, "sinfo": 3}'),
+        ("x.json", '{"sinfo": [{"a": 1}, 3]}'),
+        ("x.yaml", "resources: {limits: {nvidia.com/gpu: 8}}"),
+        ("x.yaml", "resources: {requests: {cpu: 1}}\nreplicaCount: 2"),
+    ],
+)
+def test_one_key_makes_no_machines(name, text, tmp_path):
+    assert read_sites(write(tmp_path, text, name), "h100") is None
 
 
 @pytest.mark.parametrize(

@@ -265,3 +265,20 @@ def small_training(torch, job):
         optimizer.zero_grad()
 
     return step
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_one"),
+    [
+        ("x.json", '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}', True),
+        ("x.json", '{"traceEvents": [{"ph": "X", "ts": 1}]}', True),
+        ("x.json.gz", '{"schemaVersion": 1, "traceEvents": []}', True),
+        ("x.json", '{"schemaVersion": 38, "panels": []}', False),
+        ("x.json.gz", '{"schemaVersion": 2, "layers": []}', False),
+        ("x.json", '{"traceEvents": 7, "the": 1}', False),
+        ("x.txt", '{"schemaVersion": 1, "traceEvents": []}', False),
+    ],
+)
+def test_a_trace_is_told_by_several_keys(name, text, is_one, tmp_path):
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    assert is_trace(tmp_path / name) is is_one

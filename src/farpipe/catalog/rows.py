@@ -176,9 +176,16 @@ def _find(kind: str, name: str, word_for_it: str = "") -> tuple[str, dict[str, A
     names = _names(kind)
     word = name.strip().lower().replace("_", "-").replace(" ", "-")
     if word not in names:
-        hint = nearest(word, names) or f"; known: {', '.join(table)}"
+        near = [known for known in names if kind != "device" or _are_one_chip(known, word)]
+        hint = nearest(word, near) or f"; known: {', '.join(table)}"
         raise ValueError(f"there is no {word_for_it or kind} {name[:60]!r} in the catalogue{hint}")
     return names[word], table[names[word]]
+
+
+def _are_one_chip(one: str, other: str) -> bool:
+    """True if names may mean one chip: another digit or letter there makes another device."""
+    chips = [next((word for word in name.split("-") if any(map(str.isdigit, word))), "") for name in (one, other)]
+    return (all(chips) and (chips[0].startswith(chips[1]) or chips[1].startswith(chips[0]))) or not any(chips)
 
 
 @cache

@@ -15,7 +15,7 @@ from farpipe.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.interop.comparison import Comparison
-    from farpipe.interop.logs import StepLog
+    from farpipe.interop.step_log import StepLog
     from farpipe.report.views import RunReport
     from farpipe.spec import Job
 
@@ -75,8 +75,8 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     """The job with measured links, its log, and that beside the prediction."""
     from farpipe.cli.planned import load_profiles
     from farpipe.interop.comparison import compare
-    from farpipe.interop.link_tests import with_measured_links
     from farpipe.interop.logs import read_log_of
+    from farpipe.interop.measured_links import with_measured_links
     from farpipe.interop.steady_steps import measured
     from farpipe.interop.trace_files import read_all
     from farpipe.interop.traces import profile_of_any

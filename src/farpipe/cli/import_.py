@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,8 @@ from farpipe.strict import read_text, write_text
 
 if TYPE_CHECKING:
     from farpipe.cost import Profile
-    from farpipe.interop.settings import Draft, DraftSite, Link
+    from farpipe.interop.measured_links import MeasuredLink
+    from farpipe.interop.settings import Draft, DraftSite
     from farpipe.interop.trace_files import Trace
     from farpipe.simulate import Timeline
 
@@ -102,13 +103,21 @@ def import_(options: ImportOptions) -> None:
 
 def _import_settings(options: ImportOptions) -> None:
     """Write or print the job of files of settings, or the tables of a cluster where there are none."""
+    from farpipe.interop.measured_links import MeasuredLink
+
     is_auto = options.form == "auto"
-    settings, sites, notes, link = _sorted(options.files, options.device) if is_auto else (options.files, [], [], {})
-    link |= {name: (text, f"--{name}") for name, text in options.link.items() if text}
+    settings, sites, notes, link = (
+        _sorted(options.files, options.device) if is_auto else (options.files, [], [], MeasuredLink())
+    )
+    for name, text in options.link.items():
+        if text:
+            link.there[name] = (text, f"--{name}")
+            link.back.pop(name, None)
     if not settings:
         _print_cluster(sites, link, notes, options.as_json)
         return
     draft = _draft(settings, notes, options)
+    draft.notes += link.notes
     _write_draft(draft, _job_text(draft, sites, link, options), options)
     _report(draft, options.output)
 
@@ -124,7 +133,7 @@ def _draft(settings: list[Path], notes: list[str], options: ImportOptions) -> "D
     return draft
 
 
-def _job_text(draft: "Draft", sites: "list[DraftSite]", link: "Link", options: ImportOptions) -> str:
+def _job_text(draft: "Draft", sites: "list[DraftSite]", link: "MeasuredLink", options: ImportOptions) -> str:
     """The job.toml, which can be read; with a second site where one is asked for."""
     from farpipe.interop.settings import Setting
     from farpipe.spec import parse_job
@@ -132,7 +141,7 @@ def _job_text(draft: "Draft", sites: "list[DraftSite]", link: "Link", options: I
     if options.second_site is not None:
         sites = sites or [draft.site(options.device)]
         sites.append(draft.site(options.device, Setting(options.second_site, "--second-site"), "second"))
-    text = draft.to_toml(options.device, sites, link)
+    text = draft.to_toml(options.device, sites, link.there, link.back)
     parse_job(text, "the job read from " + ", ".join(map(str, options.files)))
     return text
 
@@ -204,34 +213,40 @@ def _shown(found: "Profile | Timeline") -> "FittedTable | Timeline":
     return profile_table(found) if isinstance(found, Profile) else found
 
 
-def _sorted(
-    files: list[Path], device: str
-) -> "tuple[list[Path], list[DraftSite], list[str], dict[str, tuple[str, str]]]":
+def _sorted(files: list[Path], device: str) -> "tuple[list[Path], list[DraftSite], list[str], MeasuredLink]":
     """Files of settings; and of the others the sites, notes on what of them could not be used, and the link."""
-    from farpipe.interop.link_tests import link_of, mixed_units, read_link_test
+    from farpipe.interop.measured_links import link_of, read_link_tests
     from farpipe.interop.sites import read_sites
 
-    tests = {file: test for file in files if (test := read_link_test(file)) is not None}
+    tests = read_link_tests(files)
     rest = [file for file in files if file not in tests]
     found = {file: of_file for file in rest if (of_file := read_sites(file, device)) is not None}
     sites = [site for of_file in found.values() for site in of_file.sites]
-    notes = [*(note for of_file in found.values() for note in of_file.notes), *mixed_units(tests.values())]
+    notes = [note for of_file in found.values() for note in of_file.notes]
     return [file for file in rest if file not in found], sites, notes, link_of(tests.values())
 
 
-def _print_cluster(sites: "list[DraftSite]", link: "Link", notes: list[str], as_json: bool) -> None:
+def _print_cluster(sites: "list[DraftSite]", link: "MeasuredLink", notes: list[str], as_json: bool) -> None:
     """Sites and the link of files without settings, as tables of a job."""
     from farpipe.interop.settings import cluster_lines, link_lines
 
-    for note in notes:
+    for note in (*notes, *link.notes):
         log(note)
     if as_json:
         tables = [{"name": one.name, "device": one.device.value, "num_devices": one.num_devices.value} for one in sites]
-        figures = {key: text for key, (text, _) in link.items()}
-        print_json({"format": "farpipe/import/1", "sites": tables, "link": figures})
+        print_json({"format": "farpipe/import/1", "sites": tables, **_link_data(link), "notes": [*notes, *link.notes]})
         return
-    lines = cluster_lines(sites, link) if sites else link_lines(["site", "second"], link)
+    ends = ["site", "second"]
+    lines = cluster_lines(sites, link.there, link.back) if sites else link_lines(ends, link.there, link.back)
     typer.echo("\n".join(lines[1:]))
+
+
+def _link_data(link: "MeasuredLink") -> dict[str, Any]:
+    """The link's figures and where they come from, as JSON; ``back`` has those that differ in the other direction."""
+    ways = {"link": link.there} | ({"back": link.back} if link.back else {})
+    figures: dict[str, Any] = {way: {key: value for key, (value, _) in of_way.items()} for way, of_way in ways.items()}
+    origins = {f"{way}.{key}": origin for way, of_way in ways.items() for key, (_, origin) in of_way.items()}
+    return figures | {"origins": origins}
 
 
 def _report(draft: "Draft", output: Path | None) -> None:
@@ -246,11 +261,14 @@ def _report(draft: "Draft", output: Path | None) -> None:
 
 def _expect_schedule(file: Path) -> None:
     """InputError for a table that has a name of a column, but nothing like an action, in its first line."""
+    from farpipe.interop.cells import KINDS_TRIED
+
     first = next((line for line in read_text(file).splitlines() if re.search(r"\w", line)), "")
     if not first or any(re.match(r"\(?\d+[A-Z]", cell.strip()) for cell in first.split(",")):
         return
     raise InputError(
-        f"{file}: line 1: no list of jobs, no prices, no log and no schedule that is known, found {first[:80]!r}"
+        f"{file}: line 1: no list of jobs, no prices, no log and no schedule that is known, found {first[:80]!r}; "
+        f"tried: {KINDS_TRIED}"
         "\na table of jobs needs no import once its columns are job, submit_s, duration_s, devices and tenant "
         "(JOBS.csv), nor one of prices or carbon once they are utc and a name for each zone, in USD/MWh or g/kWh"
     )

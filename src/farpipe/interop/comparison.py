@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError, InfeasibleError
-from farpipe.interop.logs import StepLog
 from farpipe.interop.steady_steps import Measured
+from farpipe.interop.step_log import StepLog
 from farpipe.interop.trace_files import Trace, of_one_rank
 from farpipe.interop.traced_steps import timeline_of
 from farpipe.plan import Plan, make_plan

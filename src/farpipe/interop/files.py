@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from farpipe.errors import InputError
+from farpipe.interop.cells import inner, unknown_kind
 from farpipe.interop.hugging_face import read_deepspeed, read_model_config, read_trainer
 from farpipe.interop.megatron import read_script_of_megatron, read_tables_of_megatron
 from farpipe.interop.megatron_names import is_megatron
@@ -27,7 +28,31 @@ _MARKS: Final = {
     "deepspeed": ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"),
     "nemo": ("trainer", "train", "model"),
 }
-"""Keys at the top of a file of tables by which the framework is known, in this order."""
+"""Keys at the top of a file of tables by which the framework is known, in this order, with one of those beside them."""
+_TITAN: Final = (
+    *("job", "model", "training", "parallelism", "optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint"),
+    *("metrics", "profiling", "compile", "comm", "experimental", "float8", "mx", "quantize", "validation"),
+    *("memory_estimation", "fault_tolerance", "debug"),
+)
+"""Tables of a TOML of torchtitan, which has several."""
+_BESIDE: Final = {
+    "torchtitan": ("training", "parallelism", "optimizer", "job", "activation_checkpoint", "metrics", "model"),
+    "hugging-face": (
+        *("architectures", "hidden_size", "num_hidden_layers", "n_layer", "n_embd", "d_model", "vocab_size"),
+        *("text_config", "transformers_version", "torch_dtype", "dtype", "learning_rate", "bf16", "fp16", "fsdp"),
+        *("fsdp_config", "deepspeed", "deepspeed_config", "gradient_accumulation_steps", "num_train_epochs", "optim"),
+        *("max_steps", "num_machines", "mixed_precision", "use_peft", "dataset_name", "base_model", "sequence_len"),
+        *("per_device_eval_batch_size", "save_steps", "logging_steps", "warmup_ratio", "tf32", "packing", "max_length"),
+        *("micro_batch_size", "parallelism_config", "attn_implementation", "use_cpu", "machine_rank"),
+    ),
+    "deepspeed": (
+        *("gradient_accumulation_steps", "bf16", "fp16", "optimizer", "scheduler", "gradient_clipping", "pipeline"),
+        *("steps_per_print", "wall_clock_breakdown", "activation_checkpointing", "tensor_parallel", "num_layers"),
+        *("prescale_gradients", "communication_data_type", "zero_allow_untested_optimizer", "flops_profiler", "stage"),
+    ),
+    "nemo": ("optim", "optimizer", "data", "exp_manager", "log", "resume", "recipe", "num_layers", "hidden_size"),
+}
+"""Keys that only tell a framework beside one of its marks, or inside of one that is a table."""
 
 
 def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, str] | None = None) -> Draft:
@@ -46,7 +71,10 @@ def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, s
 def _read(text: str, path: Path, form: Form, known: dict[str, str]) -> Draft:
     source = str(path)
     if path.suffix == ".toml":
-        return read_torchtitan(parse_toml(text, source), source)
+        tables = parse_toml(text, source)
+        if form == "auto" and len({*_TITAN} & tables.keys()) < 2:
+            raise unknown_kind(source, _what(tables))
+        return read_torchtitan(tables, source)
     if path.suffix in (".json", ".yaml", ".yml"):
         data = parse_json(text, source) if path.suffix == ".json" else next(iter(yaml_documents(text, source)), None)
         if isinstance(data, Mapping) and is_primus(data):
@@ -55,18 +83,14 @@ def _read(text: str, path: Path, form: Form, known: dict[str, str]) -> Draft:
     if path.suffix == ".py" and form in ("auto", "torchtitan") and is_python_of_torchtitan(text):
         return read_python_of_torchtitan(text, source, known.get("config"))
     if form not in ("auto", "megatron") or not is_megatron(text):
-        raise InputError(
-            f"{source}: no settings of a known framework; farpipe reads scripts and lists of options of Megatron-LM, "
-            "YAML of Megatron-LM, NeMo and Accelerate, TOML, JSON and Python of torchtitan, JSON of DeepSpeed and "
-            "Hugging Face"
-        )
+        raise unknown_kind(source, "")
     return read_script_of_megatron(text, source, known)
 
 
 def _of_tables(data: Any, source: str, form: Form) -> Draft:
     if not isinstance(data, Mapping):
-        raise InputError(f"{source}: expected a table at the top")
-    found = form if form != "auto" else next((name for name, keys in _MARKS.items() if {*keys} & data.keys()), None)
+        raise unknown_kind(source, f" ({type(data).__name__} at the top, where settings are a table)")
+    found = form if form != "auto" else next((name for name in _MARKS if _is_told(name, data)), None)
     if found == "torchtitan":
         return read_saved_torchtitan(data, source)
     if found == "deepspeed":
@@ -76,9 +100,25 @@ def _of_tables(data: Any, source: str, form: Form) -> Draft:
         return read_model_config(data, source) if is_model else read_trainer(data, source)
     if found in ("nemo", "megatron") or is_megatron(json.dumps(data, default=str)):
         return read_tables_of_megatron(data, source, "NeMo" if found == "nemo" else "Megatron-LM")
-    raise InputError(
-        f"{source}: settings of no known framework (keys {', '.join(map(str, [*data][:6]))}); --format names it"
-    )
+    raise unknown_kind(source, _what(data))
+
+
+def _is_told(form: str, data: Mapping[Any, Any]) -> bool:
+    """True if at least two keys tell this framework, one of them its own."""
+    marks = [key for key in _MARKS[form] if key in data]
+    within = [key for mark in marks if isinstance(table := data[mark], Mapping) for key in table]
+    known = {*marks, *{*_BESIDE[form]}.intersection(map(str, (*data, *within)))}
+    is_vocabulary = all(type(value) is int for value in data.values()) and 2 * len(known) < len(data)
+    return bool(marks) and len(known) > 1 and not is_vocabulary
+
+
+def _what(data: Mapping[Any, Any]) -> str:
+    """What a table seems to be, in words."""
+    kind, version = inner(data, "kind"), inner(data, "apiVersion")
+    if isinstance(kind, str) and isinstance(version, str):
+        what = f"a {kind[:40]} of Kubernetes, {version[:60]}"
+        return f" ({what}: only records of jobs that ran are read, `kubectl get ... -o json`)"
+    return f" (keys {', '.join(str(key)[:40] for key in [*data][:6])}; --format names a framework)"
 
 
 def _joined(one: Draft, other: Draft) -> Draft:

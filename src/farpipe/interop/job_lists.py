@@ -5,31 +5,19 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import head_of, number
+from farpipe.interop.cells import head_of, number, shaped
+from farpipe.interop.listed_jobs import ListedJob, jobs_of_kubernetes, moment, span_s
 from farpipe.interop.yaml_files import yaml_documents
-from farpipe.strict import as_utc, parse_json, read_csv, read_text
+from farpipe.strict import parse_json, read_csv, read_text
 
 HEADER: Final = ("job", "submit_s", "duration_s", "devices", "tenant")
 """Columns of JOBS.csv of a job that is known by its duration."""
-
-
-@dataclass(frozen=True)
-class ListedJob:
-    """A job as its scheduler lists it."""
-
-    name: str
-    submitted: datetime | None
-    duration_s: float | None
-    """Time on its devices; None: it has not ended, or never began."""
-    num_devices: int
-    tenant: str
 
 
 Reader = Callable[[str, Any, tzinfo], Iterator[ListedJob]]
@@ -48,25 +36,27 @@ def read_jobs_of(path: Path, zone: tzinfo = UTC) -> tuple[str, list[ListedJob]] 
     tables = {_slurm: "|", _acme: ","}
     content = read_csv(path, tables[reader]) if reader in tables else _records(path)
     jobs = list[ListedJob]()
-    try:
-        for job in reader(str(path), content, zone):
-            jobs.append(job)
-    except (KeyError, TypeError, AttributeError) as error:
-        place = f"{path}: [{len(jobs)}]"
-        raise InputError(
-            f"{place}: looks like a list of {form}, but this record has another shape: {error!r}"
-        ) from None
+    found = reader(str(path), content, zone)
+    while job := _next(found, f"{path}: [{len(jobs)}]", form):
+        jobs.append(job)
     names = Counter(job.name for job in jobs)
     if twice := [name for name, count in names.items() if count > 1]:
         raise InputError(f"{path}: job {twice[0]!r} is there twice; list every job once (sacct: without --duplicates)")
     return form, jobs
 
 
+def _next(jobs: Iterator[ListedJob], place: str, form: str) -> ListedJob | None:
+    with shaped(place, f"a record of {form}"):
+        return next(jobs, None)
+
+
 def as_trace(jobs: Iterable[ListedJob]) -> tuple[str, list[str]]:
     """JOBS.csv of the jobs that ran on devices, and notes on its clock and on what was left out."""
     taken, left_out = list[tuple[datetime, ListedJob]](), Counter[str]()
     for job in jobs:
-        if job.num_devices < 1:
+        if job.left_out:
+            left_out[job.left_out] += 1
+        elif job.num_devices < 1:
             left_out["without devices"] += 1
         elif job.submitted is None or job.duration_s is None:
             left_out["that have not ended, or have no times"] += 1
@@ -75,6 +65,8 @@ def as_trace(jobs: Iterable[ListedJob]) -> tuple[str, list[str]]:
         else:
             taken.append((job.submitted, job))
     notes = [f"{count:,} jobs {reason}: left out" for reason, count in left_out.items()]
+    if assumed := sum(job.is_start_assumed for _, job in taken):
+        notes.append(f"{assumed:,} jobs whose start is not told: taken as started when created")
     if not taken:
         raise InputError("no job that ran on devices and ended" + "".join(f"\n  {note}" for note in notes))
     begin = min(submitted for submitted, _ in taken)
@@ -96,7 +88,7 @@ def _form(head: str) -> tuple[str, Reader] | None:
         return "Acme or Helios", _acme
     is_yaml = first.startswith(("apiVersion:", "items:", "---")) and "creationTimestamp:" in head  # no manifest
     known = _FORMS if is_yaml or head.lstrip()[:1] in ("[", "{") else ()
-    return next(((form, reader) for mark, form, reader in known if mark in head), None)
+    return next(((form, reader) for marks, form, reader in known if all(mark in head for mark in marks)), None)
 
 
 def _records(path: Path) -> list[Any]:
@@ -134,7 +126,7 @@ def _slurm(source: str, table: Table, zone: tzinfo) -> Iterator[ListedJob]:
         ended = row["End"] not in ("", "Unknown", "None")
         yield ListedJob(
             row[ids],
-            _moment(row["Submit"], f"{place}: Submit", zone),
+            moment(row["Submit"], f"{place}: Submit", zone),
             _elapsed_s(row[elapsed], f"{place}: {elapsed}") if ended else None,
             (_gpus_of_tres if tres.endswith("TRES") else _gpus_of_gres)(row[tres], f"{place}: {tres}"),
             row.get("Account") or row.get("User") or "",
@@ -163,7 +155,7 @@ def _slurm_json(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[List
         whole = [one for one in gpus if one["name"] == "gpu"] or gpus  # the total, else the sum over types
         yield ListedJob(
             str(row["job_id"]),
-            _moment(_plain(time["submission"]) or None, f"{place}: time.submission", zone),
+            moment(_plain(time["submission"]) or None, f"{place}: time.submission", zone),
             number(str(_plain(time["elapsed"])), f"{place}: time.elapsed") if _plain(time["end"]) else None,
             round(sum(number(str(_plain(one["count"])), f"{place}: tres") for one in whole)),
             str(row.get("account") or row.get("user") or ""),
@@ -189,7 +181,7 @@ def _acme(source: str, table: Table, zone: tzinfo) -> Iterator[ListedJob]:
     for place, row in table[1]:
         yield ListedJob(
             row["job_id"],
-            _moment(row["submit_time"], f"{place}: submit_time", zone),
+            moment(row["submit_time"], f"{place}: submit_time", zone),
             number(row["duration"], f"{place}: duration") if row["duration"] else None,
             round(number(row["gpu_num"] or "0", f"{place}: gpu_num")),
             row.get("vc") or row.get("user") or "",
@@ -201,11 +193,11 @@ def _philly(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJo
     for index, row in enumerate(rows):
         place = f"{source}: [{index}]"
         attempts = [attempt for attempt in row["attempts"] if attempt.get("start_time")]
-        times = [_span_s(attempt, "start_time", "end_time", place, zone) for attempt in attempts]
+        times = [span_s(attempt, "start_time", "end_time", place, zone) for attempt in attempts]
         whole = bool(times) and times[-1] is not None
         yield ListedJob(
             str(row["jobid"]),
-            _moment(row.get("submitted_time"), f"{place}: submitted_time", zone),
+            moment(row.get("submitted_time"), f"{place}: submitted_time", zone),
             sum(time for time in times if time) if whole else None,
             sum(len(machine["gpus"]) for machine in attempts[-1]["detail"]) if attempts else 0,
             str(row.get("vc") or ""),
@@ -223,8 +215,8 @@ def _skypilot(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[Listed
         task = f".{row['task_id']}" if row.get("task_id") else ""
         yield ListedJob(
             f"{row['job_id']}{task}",
-            _moment(row.get("submitted_at"), f"{place}: submitted_at", zone),
-            (seconds or _span_s(row, "start_at", "end_at", place, zone)) if ended else None,
+            moment(row.get("submitted_at"), f"{place}: submitted_at", zone),
+            (seconds or span_s(row, "start_at", "end_at", place, zone)) if ended else None,
             _gpus_of_sky(resources),
             str(row.get("user_name") or row.get("username") or ""),
         )
@@ -246,70 +238,14 @@ def _gpus_of_sky(text: str) -> int:
     return int(match[1]) * math.ceil(float(found[2] or 1)) if found else 0
 
 
-def _kubernetes(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJob]:
-    """Workloads of Kueue or Jobs of Volcano, from ``kubectl get ... -o json``: from their last start to their end."""
-    for index, row in enumerate(rows):
-        place = f"{source}: items[{index}]"
-        meta, spec, status = row["metadata"], row["spec"], row.get("status") or {}
-        when = {name: at for item in status.get("conditions") or () for name, at in _conditions(item)}
-        end = next(filter(None, map(when.get, _ENDS)), None)
-        span = {"Admitted": when.get("Admitted") or when.get("Running"), "Finished": end}
-        parts = spec.get("podSets") or spec.get("tasks") or ()
-        pods = [(part.get("count", part.get("replicas", 1)), part) for part in parts]
-        yield ListedJob(
-            f"{meta.get('namespace', 'default')}/{meta['name']}",
-            _moment(meta.get("creationTimestamp"), f"{place}: creationTimestamp", zone),
-            _span_s(span, "Admitted", "Finished", place, zone),
-            sum(count * _gpus_of_pod(part["template"]["spec"], place) for count, part in pods),
-            str(spec.get("queueName") or spec.get("queue") or meta.get("namespace") or ""),
-        )
-
-
-_ENDS: Final = ("Finished", "Completed", "Failed", "Aborted", "Terminated")
-
-
-def _conditions(item: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """(name, moment) of a condition that holds: Kueue's has a type and "True", Volcano's its phase as status."""
-    if item.get("status") != "False":
-        yield item.get("type") or str(item.get("status")), item.get("lastTransitionTime")
-
-
-_DEVICE: Final = re.compile(
-    r".+/(gpu(\.shared)?|tpu|npu|dcu|mlu|xpu|gaudi\d?|neuron(device)?|i915|xe|vgpu(-number)?|Ascend\d\w*|mig-[\w.]+)"
+_FORMS: Final[tuple[tuple[tuple[str, ...], str, Reader], ...]] = (
+    (('"submission"', '"job_id"'), "Slurm's sacct", _slurm_json),
+    (('"attempts"', '"jobid"'), "Philly", _philly),
+    (('"submitted_at"', '"job_id"'), "SkyPilot", _skypilot),
+    (("kueue.x-k8s.io/", "metadata"), "Kueue", jobs_of_kubernetes),
+    (("batch.volcano.sh/", "metadata"), "Volcano", jobs_of_kubernetes),
+    (('"apiVersion"', '"kind": "List"'), "Kubernetes", jobs_of_kubernetes),
+    (('"apiVersion"', '"kind"', '"creationTimestamp"'), "Kubernetes", jobs_of_kubernetes),
+    (("apiVersion:", "kind:", "creationTimestamp:"), "Kubernetes", jobs_of_kubernetes),
 )
-"""Extended resources that count devices, or parts of them that a pod gets as one (MIG, vGPU); none of memory or cores:
-NVIDIA, AMD, Intel (GPU, Gaudi), Google, AWS, Huawei, Cambricon, Hygon, Kunlunxin, Volcano's vGPU."""
-
-
-def _gpus_of_pod(spec: Mapping[str, Any], place: str) -> int:
-    """Devices of any vendor that the containers of a pod ask for (``nvidia.com/gpu``, ``huawei.com/Ascend910``)."""
-    asked = [box.get("resources") or {} for box in spec["containers"]]
-    wanted = [{**(one.get("limits") or {}), **(one.get("requests") or {})} for one in asked]
-    counts = [count for one in wanted for name, count in one.items() if _DEVICE.fullmatch(name)]
-    return sum(round(number(str(count), f"{place}: resources")) for count in counts)
-
-
-_FORMS: Final[tuple[tuple[str, str, Reader], ...]] = (
-    ('"submission"', "Slurm's sacct", _slurm_json),
-    ('"attempts"', "Philly", _philly),
-    ('"submitted_at"', "SkyPilot", _skypilot),
-    ("kueue.x-k8s.io/", "Kueue", _kubernetes),
-    ("batch.volcano.sh/", "Volcano", _kubernetes),
-    ('"kind": "List"', "Kubernetes", _kubernetes),
-    ("kind: List", "Kubernetes", _kubernetes),
-)
-"""Key of a record, or part of its apiVersion, by which a list is known."""
-
-
-def _span_s(row: Mapping[str, Any], begin: str, end: str, place: str, zone: tzinfo) -> float | None:
-    ends = _moment(row.get(begin), f"{place}: {begin}", zone), _moment(row.get(end), f"{place}: {end}", zone)
-    return None if ends[0] is None or ends[1] is None else (ends[1] - ends[0]).total_seconds()
-
-
-def _moment(text: Any, place: str, zone: tzinfo) -> datetime | None:
-    """A moment in ISO 8601, of `zone` if it names none, or in seconds since 1970; None where there is none."""
-    if text in (None, "", "Unknown", "None"):
-        return None
-    if re.fullmatch(r"\d{9,11}(\.\d+)?", str(text)):
-        return datetime.fromtimestamp(float(text), UTC)
-    return as_utc(str(text), place, zone)
+"""Keys of a record, or parts of its apiVersion, by all of which a list is known."""

@@ -21,7 +21,10 @@ _RATES: Final = {"throughput(tps)": "torchtitan"}
 _STEPS: Final = ("Step", "step", "global_step", "_step", "trainer/global_step")
 """Columns with the number of a step."""
 
-Row = tuple[str, int, float]
+_BATCHES: Final = ("batch-size", "batch_size")
+"""Endings of names of metrics that are the global batch."""
+
+Row = tuple[str, int, float, int]
 
 
 def is_table(path: Path) -> bool:
@@ -43,7 +46,8 @@ def has_times(path: Path) -> bool:
 
 
 def steps_of_table(path: Path) -> list[Row]:
-    """Framework, number and seconds of every step; seconds of a token on a device where it has only rates.
+    """Framework, number, seconds and global batch (0: not known) of every step; seconds of a token on a device where
+    it has only rates.
 
     InputError where no column or tag is known, and where there are several runs.
     """
@@ -62,9 +66,11 @@ def _csv_steps(path: Path) -> Iterator[Row]:
             counter = next((column for column in _STEPS if column in names), None)
             if counter is None:
                 raise InputError(f"{path}: no column has the number of the step; expected one of {', '.join(_STEPS)}")
+            batch = _batch_metric(names)
             for row in rows:
                 if row[name] and row[counter]:
-                    yield framework, int(float(row[counter])), _seconds(float(row[name]), is_rate)
+                    size = int(float(row[batch] or 0)) if batch else 0
+                    yield framework, int(float(row[counter])), _seconds(float(row[name]), is_rate), size
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror}") from None
     except (csv.Error, ValueError) as error:
@@ -85,8 +91,15 @@ def _event_steps(path: Path) -> Iterator[Row]:
     events = EventAccumulator(str(path), size_guidance={"scalars": 0})
     events.Reload()
     name, framework, is_rate = _metric(events.Tags()["scalars"], str(path))
+    batch = _batch_metric(events.Tags()["scalars"])
+    sizes = {event.step: int(event.value) for event in events.Scalars(batch)} if batch else {}
     for event in events.Scalars(name):
-        yield framework, event.step, _seconds(event.value, is_rate)
+        yield framework, event.step, _seconds(event.value, is_rate), sizes.get(event.step, 0)
+
+
+def _batch_metric(names: Sequence[str]) -> str | None:
+    found = [name for name in names if _bare(name).endswith(_BATCHES) and "micro" not in name]
+    return found[0] if len(found) == 1 else None
 
 
 def _metric(names: Sequence[str], source: str) -> tuple[str, str, bool]:

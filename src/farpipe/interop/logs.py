@@ -1,31 +1,33 @@
 """Seconds of steps, memory and sizes from the training logs of other frameworks, read line by line."""
 
-import bisect
 import json
 import math
 import re
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
 
 from farpipe.errors import InputError
 from farpipe.interop.log_tables import has_times, is_table, steps_of_table
+from farpipe.interop.step_log import OF_BARS, OF_BLOCKS, OF_EPOCHS, OF_MEANS, RATES, StepLog
 from farpipe.spec import Job, Training
+from farpipe.units import SECONDS
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER: Final = r"([-+]?[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?\d+)?)"
 _STEPS: Final = (
     (
         "Megatron-LM",
-        re.compile(rf"iteration[\s=]+(\d+)/\s*\d+.*?elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?[:=]\s*{_NUMBER}"),
-        1e-3,
+        re.compile(
+            rf"iteration[\s=]+(\d+)/\s*\d+.*?elapsed[ _]time[ _]per[ _]iteration[ _]\(?(\w+?)\)?[:=]\s*{_NUMBER}"
+        ),
     ),
-    ("NeMo", re.compile(rf"global_step[=:]\s*{_NUMBER}.*?train_step_timing in s[=:]\s*{_NUMBER}"), 1.0),
-    ("DeepSpeed", re.compile(rf"steps:\s*(\d+)\s+loss:.*?iter time \(s\):\s*{_NUMBER}"), 1.0),
+    ("NeMo", re.compile(rf"global_step[=:]\s*{_NUMBER}.*?train_step_timing in (\w+)[=:]\s*{_NUMBER}")),
+    ("DeepSpeed", re.compile(rf"steps:\s*(\d+)\s+loss:.*?iter time \((\w+)\):\s*{_NUMBER}")),
 )
-"""Lines that tell the seconds of a step: framework, number of the step and its time, seconds of the time's unit."""
+"""Lines that tell the time of a step: framework, number of the step, unit and figure."""
+_UNITS: Final = SECONDS | {"sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0, "msec": 1e-3, "milliseconds": 1e-3}
 _RATE_LINES: Final = (
     ("torchtitan", re.compile(rf"\bstep:\s*(\d+)\s+loss:.*?\b[tw]ps:\s*{_NUMBER}")),
     ("DeepSpeed (rate)", re.compile(rf"(?:global_step=|\b\d+/)(\d+), (?:.*?Curr)?SamplesPerSec={_NUMBER}")),
@@ -35,14 +37,6 @@ _BAR: Final = re.compile(rf"^(?:\[?[\w.-]*\d\]?:)?\s*\d+%\|[^|]*\|\s*(\d+)/(\d+)
 """tqdm's bar without a description: the Trainer's of transformers."""
 _EPOCH: Final = re.compile(rf"\bEpoch (\d+):\s+\d+%\S*\s.*?(\d+)/(\d+) \[[^\]]*?,\s*{_NUMBER}(s/it|it/s)")
 """Lightning's bar: batches of an epoch, and the mean time of those that are done."""
-_OF_BARS: Final = "a progress bar (smoothed over some steps)"
-_OF_BLOCKS: Final = "MLPerf (blocks)"
-_OF_EPOCHS: Final = "Lightning's progress bar (mean over an epoch's batches so far)"
-_RATES: Final = ("torchtitan", "DeepSpeed (rate)", _OF_BLOCKS)
-"""Kinds of lines that tell the time of a token or a sequence, not of a step."""
-_OF_MEANS: Final = "MLPerf (means over blocks)"
-_COARSE: Final = (_OF_MEANS, *_RATES, _OF_BARS, _OF_EPOCHS)
-"""Kinds of lines that count where no line tells the seconds of a step; a later one where no earlier one does."""
 _STEP_KEYS: Final = ("train_step_timing in s", "train_step_time")
 _DLLOGGER: Final = "DLLL {"
 _MLPERF: Final = ":::MLLOG"
@@ -57,7 +51,7 @@ _MEMORY: Final = (
 _FACTS: Final = {
     "global_batch": (
         "batch",
-        re.compile(r"(?:global[ _]|\btrain_)batch[ _]size(?:\s*\.{3,}|\"?:|\",.*\"value\":|)\s*(\d+)"),
+        re.compile(r"(?:global[ _]|\btrain_)batch[ _]size(?:\s*\.{3,}|\"?:|=|\",.*\"value\":|)\s*(\d+)"),
     ),
     "sequence_length": (
         "seq",
@@ -68,6 +62,8 @@ _FACTS: Final = {
 }
 """Sizes by key of the job, each with a word of its lines: Megatron-LM's arguments and steps, DeepSpeed's, torchtitan's
 first lines, MLPerf."""
+_SAMPLES: Final = re.compile(r"consumed[ _]samples[:=]\s*(\d+)(?:\.0*)?(?![\d.e])")
+"""Sequences since the start; rounded ones (``1.92e+3``) are of no use."""
 _MESHES: Final = (
     re.compile(r"device mesh with [\[(][^\])]*[\])], [\[(]([\d, ]+)[\])]"),
     re.compile(r"device mesh with parallelism: (.*?cp=\d+, tp=\d+)"),
@@ -84,71 +80,6 @@ _TELLING: Final = re.compile(
 """Words of which every line has one that any other pattern here finds."""
 MAX_LINE: Final = 100_000
 """Characters of a line that are read; the rest of a longer one is passed over."""
-_LAG: Final = 1
-"""Steps by which the lines of one rank may be behind those of another in a log of several ranks."""
-
-
-class Attempt:
-    """Seconds of steps in the order of their numbers, from one start of a training: 16 bytes a step."""
-
-    def __init__(self) -> None:
-        self.steps, self.seconds = array("q"), array("d")
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def goes_on(self, step: int) -> bool:
-        """True unless `step` falls back further than the lines of another rank."""
-        return not self.steps or step >= self.steps[-1] - _LAG
-
-    def add(self, step: int, seconds: float) -> None:
-        """Take in a step, unless it is there already, by another rank."""
-        place = bisect.bisect_left(self.steps, step, max(0, len(self.steps) - _LAG - 1))
-        if place == len(self.steps) or self.steps[place] != step:
-            self.steps.insert(place, step)
-            self.seconds.insert(place, seconds)
-
-
-@dataclass
-class StepLog:
-    """Steps that a log tells of, for each attempt that a restart began."""
-
-    framework: str = ""
-    attempts: list[Attempt] = field(default_factory=list)
-    memory_bytes: float | None = None
-    """Largest memory of any device that is told."""
-    tflops: "array[float]" = field(default_factory=lambda: array("d"))
-    """Rate per device by the framework's own count, 10^12 FLOP/s."""
-    facts: dict[str, int] = field(default_factory=dict)
-    """Sizes of the training that the log tells of, by key of the job; the last that it has."""
-    num_devices: int | None = None
-    """Devices that the log tells of."""
-    num_unreadable: int = 0
-    """Lines that begin like a step's and break off."""
-    total: int = 0
-    """Number at the end of a progress bar: that of the training is the largest."""
-    block: tuple[float, float, float] | None = None
-    """Samples, step and milliseconds at the start of a block of MLPerf's log."""
-
-    def add(self, framework: str, step: int, seconds: float) -> None:
-        """Take in a step: one that falls back begins an attempt, one that is there already is another rank's."""
-        if self.framework and _rank(framework) > _rank(self.framework):
-            return  # Megatron-DeepSpeed has both kinds of lines: seconds go before rates
-        if self.framework and _rank(framework) < _rank(self.framework):
-            self.attempts = []
-        self.framework = framework
-        if seconds <= 0:
-            return
-        if framework == _OF_BARS and self.attempts and step in self.attempts[-1].steps:
-            return  # processes write their bars one after the other where output is buffered
-        if not self.attempts or not self.attempts[-1].goes_on(step):
-            self.attempts.append(Attempt())
-        self.attempts[-1].add(step, seconds)
-
-
-def _rank(framework: str) -> int:
-    """Place among the kinds of lines, those that tell seconds first."""
-    return _COARSE.index(framework) + 1 if framework in _COARSE else 0
 
 
 def read_log(path: Path, training: Training | None = None, num_devices: int | None = None) -> StepLog:
@@ -167,6 +98,7 @@ def read_log(path: Path, training: Training | None = None, num_devices: int | No
             "(:::MLLOG), transformers' Trainer and Lightning (progress bars), DLLogger, a run's metrics.jsonl, "
             "TensorBoard's event files and CSV of Weights & Biases or Lightning"
         )
+    log.count_batch(training.global_batch if training else None)
     _settle(log, training, num_devices, str(path))
     return log
 
@@ -188,7 +120,8 @@ def is_log(path: Path) -> bool:
 def _read(path: Path, log: StepLog) -> Iterator[None]:
     """Read one line after the other into `log`."""
     if is_table(path):
-        for framework, step, seconds in steps_of_table(path):
+        for framework, step, seconds, batch in steps_of_table(path):
+            log.facts |= {"global_batch": batch} if batch else {}
             log.add(framework, step, seconds)
             yield
         return
@@ -206,7 +139,7 @@ def _read(path: Path, log: StepLog) -> Iterator[None]:
 
 def _settle(log: StepLog, training: Training | None, num_devices: int | None, source: str) -> None:
     """Put seconds of steps in place of those of a token on a device or of a sequence."""
-    if log.framework not in _RATES:
+    if log.framework not in RATES:
         return
     sizes = {
         "global_batch": training.global_batch if training else log.facts.get("global_batch"),
@@ -221,8 +154,9 @@ def _settle(log: StepLog, training: Training | None, num_devices: int | None, so
         )
     batch, length, devices = (float(size or 1) for size in (*sizes.values(), 1, 1)[:3])
     for attempt in log.attempts:
-        attempt.seconds = array("d", (seconds * batch * length / devices for seconds in attempt.seconds))
-        if log.framework == _OF_BLOCKS:
+        own = zip(attempt.seconds, attempt.batches, strict=True)
+        attempt.seconds = array("d", (seconds * (size or batch) * length / devices for seconds, size in own))
+        if log.framework == OF_BLOCKS:
             attempt.steps = array("q", (round(samples / batch) for samples in attempt.steps))
 
 
@@ -242,7 +176,7 @@ def _read_line(line: str, log: StepLog) -> None:
         memory_bytes = next((_number(match[1]) * unit for match, unit in found if match), 0.0)
         log.memory_bytes = max(log.memory_bytes or 0.0, memory_bytes) or None
     if ("FLOP" in line or "flops" in line) and (match := _TFLOPS.search(line)):
-        log.tflops.append(_number(match[1]))
+        log.tflops_of_batch.setdefault(log.facts.get("global_batch", 0), array("d")).append(_number(match[1]))
     if _MLPERF in line:
         _read_mlperf(line, log)
     elif _DLLOGGER in line:
@@ -281,11 +215,22 @@ def _expect_same_training(log: StepLog, job: Job, source: str) -> None:
 
 
 def _read_seconds(line: str, log: StepLog) -> bool:
-    for framework, pattern, unit in _STEPS:
-        if match := pattern.search(line):
-            log.add(framework, int(_number(match[1])), _number(match[2]) * unit)
+    for framework, pattern in _STEPS:
+        if (match := pattern.search(line)) and match[2] in _UNITS:
+            step = int(_number(match[1]))
+            _read_samples(line, step, log)
+            log.add(framework, step, _number(match[3]) * _UNITS[match[2]])
             return True
     return False
+
+
+def _read_samples(line: str, step: int, log: StepLog) -> None:
+    """The batch of a step whose line tells the samples so far, but no batch."""
+    if _FACTS["global_batch"][1].search(line) or (match := _SAMPLES.search(line)) is None:
+        return
+    (before, consumed), log.samples = log.samples, (step, int(match[1]))
+    if before and step > before and (batch := (int(match[1]) - consumed) // (step - before)) > 0:
+        log.facts["global_batch"] = batch
 
 
 def _read_rate(line: str, log: StepLog) -> bool:
@@ -306,11 +251,11 @@ def _read_bar(line: str, log: StepLog) -> bool:
     if (match := _BAR.search(line)) is None:
         return False
     step, total, rate = int(match[1]), int(match[2]), _number(match[3])
-    if total > log.total and log.framework == _OF_BARS:
+    if total > log.total and log.framework == OF_BARS:
         log.attempts = []
     log.total = max(total, log.total)
     if total == log.total and rate:
-        log.add(_OF_BARS, step, rate if match[4] == "s/it" else 1 / rate)
+        log.add(OF_BARS, step, rate if match[4] == "s/it" else 1 / rate)
     return True
 
 
@@ -319,7 +264,7 @@ def _read_epoch(line: str, log: StepLog) -> bool:
         return False
     epoch, batch, num_batches, rate = int(match[1]), int(match[2]), int(match[3]), _number(match[4])
     if rate:
-        log.add(_OF_EPOCHS, epoch * num_batches + batch, rate if match[5] == "s/it" else 1 / rate)
+        log.add(OF_EPOCHS, epoch * num_batches + batch, rate if match[5] == "s/it" else 1 / rate)
     return True
 
 
@@ -331,7 +276,7 @@ def _read_mlperf(line: str, log: StepLog) -> None:
         key, value, metadata = entry["key"], entry["value"], entry.get("metadata", {})
         if key == "tracked_stats" and isinstance(value, dict) and "train_step_time" in value:
             if "step" in metadata:
-                kind = _OF_MEANS if "throughput" in value else "MLPerf"
+                kind = OF_MEANS if "throughput" in value else "MLPerf"
                 log.add(kind, int(metadata["step"]), float(value["train_step_time"]))
         elif key in ("block_start", "block_stop") and "samples_count" in metadata:
             place = float(metadata["samples_count"]), float(metadata.get("step", 0))
@@ -350,7 +295,7 @@ def _read_block(key: str, samples: float, step: float, at_ms: float, log: StepLo
         count = samples if is_own else samples - before
         done = count + (log.attempts[-1].steps[-1] if is_own and log.attempts else 0)
         if count > 0:
-            log.add(_OF_BLOCKS, round(done if is_own else samples), (at_ms - begun_ms) * 1e-3 / count)
+            log.add(OF_BLOCKS, round(done if is_own else samples), (at_ms - begun_ms) * 1e-3 / count)
 
 
 def _read_dllogger(line: str, log: StepLog) -> None:

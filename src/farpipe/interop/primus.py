@@ -20,7 +20,9 @@ _MAX_DEPTH: Final = 16
 
 def is_primus(data: Mapping[Any, Any]) -> bool:
     """True for an experiment of Primus, or a file that extends others."""
-    return "extends" in data or any(isinstance(one, Mapping) and "framework" in one for one in _modules(data))
+    bases = data.get("extends")
+    extends = isinstance(bases, list) and all(isinstance(one, str) and one.endswith(("yaml", "yml")) for one in bases)
+    return (extends and bool(bases)) or any(isinstance(one, Mapping) and "framework" in one for one in _modules(data))
 
 
 def read_primus(data: Mapping[Any, Any], path: Path, known: Mapping[str, str]) -> Draft:

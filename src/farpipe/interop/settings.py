@@ -157,22 +157,30 @@ class DraftSite:
         return ["", "[[cluster.sites]]", *_lines(table)]
 
 
-Link = Mapping[str, tuple[str, str]]
-"""`latency` and `bandwidth` as a job writes them, each with the place that it comes from."""
+Link = Mapping[str, tuple[Any, str]]
+"""`latency`, `bandwidth`, `loss` and `jitter` as a job writes them, each with the place that it comes from."""
 USUAL_LINK: Final[Link] = {"latency": ("20 ms", "assumed"), "bandwidth": ("100 Gbit/s", "assumed")}
 """The link between sites of which nothing is known."""
 
 
-def cluster_lines(sites: Sequence[DraftSite], link: Link) -> list[str]:
+def cluster_lines(sites: Sequence[DraftSite], link: Link, back: Link | None = None) -> list[str]:
     """Tables of sites in a job.toml, and a link between each two of them."""
-    links = [link_lines([one.name, other.name], {**USUAL_LINK, **link}) for one, other in combinations(sites, 2)]
+    links = [link_lines([one.name, other.name], {**USUAL_LINK, **link}, back) for one, other in combinations(sites, 2)]
     return [line for table in (*(site.lines() for site in sites), *links) for line in table]
 
 
-def link_lines(ends: list[str], link: Link) -> list[str]:
-    """Table of one link in a job.toml."""
-    figures = {key: Setting(*figure) for key, figure in link.items()}
-    return ["", "[[cluster.links]]", *_lines({"between": Setting(ends, "any"), **figures})]
+def link_lines(ends: list[str], link: Link, back: Link | None = None) -> list[str]:
+    """Table of one link in a job.toml; of both its directions where `back` has figures of the second."""
+    tables: list[tuple[dict[str, Any], Link]] = [({"between": ends}, link)]
+    if back:
+        tables = [
+            ({"from": one, "to": to}, of_way) for (one, to), of_way in ((ends, link), (ends[::-1], {**link, **back}))
+        ]
+    settings = [
+        {key: Setting(value, "any") for key, value in at.items()} | {key: Setting(*one) for key, one in of_way.items()}
+        for at, of_way in tables
+    ]
+    return [line for table in settings for line in ("", "[[cluster.links]]", *_lines(table))]
 
 
 @dataclass
@@ -264,7 +272,9 @@ class Draft:
         kind = Setting(device, "--device")
         return DraftSite(name, kind, num_devices or self.num_devices, self.num_devices_per_machine)
 
-    def to_toml(self, device: str, sites: Sequence[DraftSite] = (), link: Link = USUAL_LINK) -> str:
+    def to_toml(
+        self, device: str, sites: Sequence[DraftSite] = (), link: Link = USUAL_LINK, back: Link | None = None
+    ) -> str:
         """The job.toml, with a comment behind every value; a site's links are the catalogue's for its device.
 
         On other `sites` than the training's own the degrees are left to the planner, and stand there as comments; the
@@ -280,7 +290,7 @@ class Draft:
                 is_open = bool(sites) and (name == "layout" or values is self.tables["schedule"])
                 table = [f"[{name}]", *_lines(values)]
                 lines += ["", *(f"# {line}" if is_open else line for line in table)]
-        lines += cluster_lines(sites or [self.site(device)], link)
+        lines += cluster_lines(sites or [self.site(device)], link, back)
         return "\n".join([*lines, ""])
 
     def to_data(self) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.interop.logs import StepLog
+from farpipe.interop.step_log import StepLog
 
 FEW_STEPS: Final = 3
 """Steps after the warm-up of which fewer are judged with a note."""
+_OF_OTHERS: Final = "other batch"
+"""Kind of a step of another global batch than the one that counts, as while the batch ramps up."""
 _FAR: Final = 1.5
 """A step this many times as long as the median is an outlier: a checkpoint, an evaluation, a stall."""
 
@@ -40,6 +42,12 @@ def measured(log: StepLog, source: str) -> Measured:
     notes = list[str]()
     if len(log.attempts) > 1:
         notes.append(f"{len(log.attempts) - 1} restarts: step numbers fall back")
+    if num_others := int((kinds == _OF_OTHERS).sum()):
+        sizes = sorted({batch for attempt in log.attempts for batch in attempt.batches} - {log.batch})
+        notes.append(
+            f"the steps of global batch {log.batch} count; {num_others} of other batches "
+            f"({', '.join(str(size or 'not told') for size in sizes[:8])}{', ...' if len(sizes) > 8 else ''}) left out"
+        )
     notes.append(f"{num_warm_up} steps of warm-up and {num_outliers} outliers left out")
     if len(kept) < FEW_STEPS:
         notes.append(f"only {len(kept)} steady steps: too few for more than a first look")
@@ -50,15 +58,20 @@ def measured(log: StepLog, source: str) -> Measured:
 
 
 def kinds_of_steps(log: StepLog) -> list[NDArray[np.str_]]:
-    """Every step's kind (warm-up, steady or outlier), for each attempt."""
+    """Every step's kind (warm-up, steady, outlier or other batch), for each attempt."""
     seconds = [np.array(attempt.seconds) for attempt in log.attempts]
-    warm = [_num_warm_up(one, attempt.steps[0] <= 1) for one, attempt in zip(seconds, log.attempts, strict=True)]
-    rest = np.concatenate([one[count:] for one, count in zip(seconds, warm, strict=True)])
+    own = [np.array(attempt.batches) == log.batch for attempt in log.attempts]
+    warm = [
+        _num_warm_up(one[mask], bool(mask[0]) and attempt.steps[0] <= 1)
+        for one, mask, attempt in zip(seconds, own, log.attempts, strict=True)
+    ]
+    rest = np.concatenate([one[mask][count:] for one, mask, count in zip(seconds, own, warm, strict=True)])
     median = float(np.median(rest)) if len(rest) else 0.0
     found = []
-    for one, count in zip(seconds, warm, strict=True):
-        kinds = np.where((one >= median / _FAR) & (one <= median * _FAR), "steady", "outlier")
-        kinds[:count] = "warm-up"
+    for one, mask, count in zip(seconds, own, warm, strict=True):
+        kinds = np.where((one >= median / _FAR) & (one <= median * _FAR), "steady", "outlier").astype("<U16")
+        kinds[np.flatnonzero(mask)[:count]] = "warm-up"
+        kinds[~mask] = _OF_OTHERS
         found.append(kinds)
     return found
 

@@ -6,7 +6,7 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,6 +14,14 @@ from typing import Any, Final, NamedTuple
 from farpipe.errors import InputError
 
 _STEP: Final = "ProfilerStep#"
+_MARKS: Final = tuple(
+    re.compile(mark)
+    for mark in (
+        *(rb'"traceEvents":\s*\[', rb'"schemaVersion":\s*\d', rb'"deviceProperties":\s*\[', rb'"distributedInfo":\s*{'),
+        *(rb'"displayTimeUnit":\s*"', rb'"baseTimeNanoseconds":\s*\d', rb'"ph":\s*"', rb'"ts":\s*\d'),
+    )
+)
+"""Keys at the beginning of a trace of torch.profiler, of which it has several."""
 _LAUNCHES: Final = ("cuda_runtime", "cuda_driver")
 _SQLITE: Final = b"SQLite format 3\0"
 _PROCESS: Final = 1 << 24
@@ -66,13 +74,14 @@ class Trace:
 
 def is_trace(path: Path) -> bool:
     """True for a file whose beginning or name is that of a trace of torch.profiler or of Nsight Systems."""
-    if path.name.endswith(".json.gz"):
-        return True
     with path.open("rb") as file:
         head = file.read(4096)
-    return head.startswith(_SQLITE) or (
-        path.suffix == ".json" and (b'"traceEvents"' in head or b'"schemaVersion"' in head)
-    )
+    if path.name.endswith(".json.gz"):
+        with suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:
+            head = file.read(4096)
+    elif path.suffix != ".json":
+        return head.startswith(_SQLITE)
+    return sum(bool(mark.search(head)) for mark in _MARKS) > 1
 
 
 def read_traces(path: Path) -> list[Trace]:
