@@ -16,6 +16,7 @@ from farpipe.units import format_percent, format_seconds
 if TYPE_CHECKING:
     from farpipe.interop.comparison import Comparison
     from farpipe.interop.step_log import StepLog
+    from farpipe.plan import Plan
     from farpipe.report.views import RunReport
     from farpipe.spec import Job
 
@@ -98,7 +99,7 @@ def _show(comparison: "Comparison", options: CheckOptions) -> None:
     from farpipe.cli.shown import show_derivation
 
     if options.as_json:
-        print_json(comparison.to_data())
+        print_json(comparison.to_data() | comparison.plan.job.model.size_data)
         return
     console().print(to_rich(table_of(comparison)))
     if options.why:
@@ -136,6 +137,10 @@ def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":
     return replace(report, plan_tables=(table_of(comparison), *report.plan_tables))
 
 
+def _guess(plan: "Plan") -> tuple[str, ...]:
+    return (plan.job.model.guess_note,) if plan.job.model.guess else ()
+
+
 def table_of(comparison: "Comparison") -> "TableView":
     """Measured, predicted, seconds by kind, suspects and notes."""
     measured, expected = comparison.measured, comparison.plan.prediction
@@ -152,5 +157,5 @@ def table_of(comparison: "Comparison") -> "TableView":
         text = f"traced pipeline: bubble {format_percent(seen.bubble_ratio)}, {format_seconds(waits_s)} of it exposed"
         rows.append(("measured", format_seconds(seen.makespan_s), text))
     rows += [("perhaps", f"{suspect.effect_s:+.3g} s", suspect.what) for suspect in comparison.suspects]
-    rows += [("note", "", note) for note in (*measured.notes, *comparison.notes)]
+    rows += [("note", "", note) for note in (*measured.notes, *comparison.notes, *_guess(comparison.plan))]
     return TableView("Measured and predicted", ("", "time", ""), tuple(rows), frozenset({1}))

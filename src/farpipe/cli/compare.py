@@ -69,11 +69,17 @@ def compare(options: CompareOptions) -> None:
     if options.plot is not None and usable:
         _draw(options.plot, played, plan.sites if plan else ())
     if options.as_json:
-        print_json({"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(rows, played)})
+        print_json(
+            {"lower_bound_s": bound_s, "overhead_s": overhead_s, "schedules": _data(rows, played)} | _guess(plan)
+        )
     if not usable:
         raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
     if not options.as_json:
         _show(rows, bound_s, plan)
+
+
+def _guess(plan: "Plan | None") -> dict[str, Any]:
+    return plan.job.model.guess_data if plan is not None else {}
 
 
 def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") -> None:

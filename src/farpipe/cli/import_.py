@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farpipe.interop.settings import Draft, DraftSite
     from farpipe.interop.trace_files import Trace
     from farpipe.simulate import Timeline
+    from farpipe.spec import Model
 
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
@@ -118,7 +119,8 @@ def _import_settings(options: ImportOptions) -> None:
         return
     draft = _draft(settings, notes, options)
     draft.notes += link.notes
-    _write_draft(draft, _job_text(draft, sites, link, options), options)
+    text, model = _job_text(draft, sites, link, options)
+    _write_draft(draft, text, model, options)
     _report(draft, options.output)
 
 
@@ -133,8 +135,10 @@ def _draft(settings: list[Path], notes: list[str], options: ImportOptions) -> "D
     return draft
 
 
-def _job_text(draft: "Draft", sites: "list[DraftSite]", link: "MeasuredLink", options: ImportOptions) -> str:
-    """The job.toml, which can be read; with a second site where one is asked for."""
+def _job_text(
+    draft: "Draft", sites: "list[DraftSite]", link: "MeasuredLink", options: ImportOptions
+) -> "tuple[str, Model]":
+    """The job.toml, which can be read, and its model; with a second site where one is asked for."""
     from farpipe.interop.settings import Setting
     from farpipe.spec import parse_job
 
@@ -142,16 +146,17 @@ def _job_text(draft: "Draft", sites: "list[DraftSite]", link: "MeasuredLink", op
         sites = sites or [draft.site(options.device)]
         sites.append(draft.site(options.device, Setting(options.second_site, "--second-site"), "second"))
     text = draft.to_toml(options.device, sites, link.there, link.back)
-    parse_job(text, "the job read from " + ", ".join(map(str, options.files)))
-    return text
+    model = parse_job(text, "the job read from " + ", ".join(map(str, options.files))).model
+    first, _, rest = text.partition("\n")
+    return f"{first}\n# {model.name}: {model.size_text}.\n{rest}", model
 
 
-def _write_draft(draft: "Draft", text: str, options: ImportOptions) -> None:
+def _write_draft(draft: "Draft", text: str, model: "Model", options: ImportOptions) -> None:
     if options.output is not None:
         expect_new(options.output)
         write_text(options.output, text)
     if options.as_json:
-        print_json(draft.to_data())
+        print_json(draft.to_data() | model.size_data)
     elif options.output is None:
         typer.echo(text, nl=False)
 

@@ -58,7 +58,11 @@ def lengths(context: typer.Context, options: LengthsOptions) -> None:
     gain, batch = _gain(job, corpus.lengths, options) if job else (None, 0)
     if options.as_json:
         counted = {} if corpus.num_counted is None else {"num_trained_tokens": corpus.num_counted}
-        print_json(summary.to_data() | counted | ({"gain": vars(gain) | {"speedup": gain.speedup}} if gain else {}))
+        print_json(
+            summary.to_data()
+            | counted
+            | ({"gain": vars(gain) | {"speedup": gain.speedup} | job.model.guess_data} if job and gain else {})
+        )
         return
     _show(summary, corpus.num_counted)
     if gain is not None:

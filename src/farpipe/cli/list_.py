@@ -11,7 +11,7 @@ from farpipe.catalog import device_names, device_row, link_names, link_row, mode
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
 from farpipe.report.tables import TableView, to_rich
-from farpipe.units import format_bytes, format_flops, format_large, format_rate, format_seconds
+from farpipe.units import format_bytes, format_flops, format_parameters, format_rate, format_seconds
 
 
 class Listed(StrEnum):
@@ -55,7 +55,7 @@ def _models() -> "TableView":
     for name in model_names():
         row = model_row(name)
         shape = [str(row.shape[key]) for key in ("num_layers", "hidden", "num_heads", "vocab_size")]
-        rows.append((name, format_large(row.published_params), *shape))
+        rows.append((name, format_parameters(row.published_params), *shape))
     columns = ("model", "parameters", "layers", "hidden", "heads", "vocabulary")
     note = 'In a job: [model] preset = "NAME"; the sources are in --json.'
     return TableView("Models", columns, tuple(rows), frozenset(range(1, 6)), note=note)

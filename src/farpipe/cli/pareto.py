@@ -35,9 +35,15 @@ def pareto(
     choices = objective.known(objective.options(Planner(), spec), names)
     front = objective.pareto(choices, names)
     if as_json:
-        print_json({"format": FORMAT, "objectives": list(names), "options": front_data(choices, front)})
+        print_json(
+            {"format": FORMAT, "objectives": list(names), "options": front_data(choices, front)} | spec.model.guess_data
+        )
         return
-    notes = (left_out_note(len(spec.cluster.sites)), objective.unpriced(front) if "money" in names else "")
+    notes = (
+        left_out_note(len(spec.cluster.sites)),
+        objective.unpriced(front) if "money" in names else "",
+        spec.model.guess_note,
+    )
     console().print(to_rich(front_table(front, len(choices), " ".join(filter(None, notes)))))
 
 

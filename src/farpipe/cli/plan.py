@@ -253,5 +253,5 @@ def _print_as_json(plan: "Plan", searched_s: float) -> None:
     obstacle, change = plan_obstacle(plan)
     engine = {"runnable": not obstacle, "obstacle": obstacle, "change": change}
     extra = {"search_s": searched_s, **figures, "step_range_s": list(plan.step_range_s)}
-    extra |= {"money": money_data(plan), "engine": engine}
+    extra |= {"money": money_data(plan), "engine": engine} | plan.job.model.size_data
     typer.echo(json.dumps(json.loads(plan.to_json()) | extra, indent=1))

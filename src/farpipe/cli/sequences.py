@@ -104,7 +104,7 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     if options.html is not None:
         _write_page(found, options.job.name, options.html, obstacle)
     if options.as_json:
-        print_json(found.to_data() | {"is_trainable": not obstacle, "unused": list(unused)})
+        print_json(found.to_data() | {"is_trainable": not obstacle, "unused": list(unused)} | job.model.size_data)
         return
     _show(found, _uncompared(job, found, int(batch.max())), obstacle)
     for key, why in unused.items():

@@ -104,7 +104,8 @@ def use_line(plan: Plan) -> str:
     if plan.job.data.packing is not None:
         return counted(use.num_devices, "device")
     each = " each" if use.num_devices > 1 else ""
-    return f"{counted(use.num_devices, 'device')}, {format_flops(use.flops_per_device_s)}{each} ({use.mfu_text})"
+    about = "~" if plan.job.model.guess else ""
+    return f"{counted(use.num_devices, 'device')}, {about}{format_flops(use.flops_per_device_s)}{each} ({use.mfu_text})"
 
 
 def cost_line(plan: Plan, num_tokens: float | None) -> str:
@@ -131,7 +132,8 @@ def verdict_lines(plan: Plan, num_tokens: float | None = None) -> tuple[str, str
     """The use of the sites and how much faster it is; the time and money it takes, and what limits it."""
     use = plan.verdict or f"Use {plan.where}."
     limit = f"; limited by {plan.limited_by}" if plan.limited_by else ""
-    return f"{plan.job.model.name}: {use[0].lower()}{use[1:]}", f"{cost_line(plan, num_tokens)}{limit}."
+    model = plan.job.model
+    return f"{model.name}, {model.size_text}: {use[0].lower()}{use[1:]}", f"{cost_line(plan, num_tokens)}{limit}."
 
 
 def cheapest_gain(plan: Plan) -> str:
@@ -139,7 +141,8 @@ def cheapest_gain(plan: Plan) -> str:
     if not plan.changes:
         return f"No change that was tried gains {format_percent(WORTH_LISTING, 0)}."
     first = plan.changes[0]
-    return f"Cheapest gain: {format_change(first.gain)} tokens/s for {first.costs}: {first.what}."
+    about = "~" if plan.job.model.guess else ""
+    return f"Cheapest gain: {about}{format_change(first.gain)} tokens/s for {first.costs}: {first.what}."
 
 
 def show_plan(plan: Plan, out: Console) -> None:

@@ -50,9 +50,15 @@ def simulate(options: SimulateOptions) -> None:
     _draw(view, plan, options)
     spread = spread_of(plan, schedule) if plan else None
     if options.as_json:
-        print_json(data_with_slack(view.predicted) | (spread.to_figures() if spread else {}))
+        print_json(
+            data_with_slack(view.predicted)
+            | (spread.to_figures() if spread else {})
+            | (plan.job.model.guess_data if plan else {})
+        )
         return
     _show(view, spread)
+    if plan is not None and plan.job.model.guess:
+        console().print(plan.job.model.guess_note, markup=False)
 
 
 def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> None:

@@ -76,10 +76,20 @@ def _show(axes: "Sequence[Axis]", results: "Sequence[Result]", options: SweepOpt
 
     if options.as_json:
         named = [{"key": axis.key, "values": list(axis.values)} for axis in axes]
-        print_json({"format": FORMAT, "axes": named, "points": [result.to_data() for result in results]})
+        data = {"format": FORMAT, "axes": named, "points": [result.to_data() for result in results]}
+        print_json(data | ({"model_guessed": True} if _is_guessed(options) else {}))
         return
     console().print(to_rich(sweep_table(axes, results)))
+    if _is_guessed(options):
+        typer.echo("~ of a guessed model (model.guess): times may be off by any factor")
     typer.echo(f"results kept in {options.output}")
+
+
+def _is_guessed(options: SweepOptions) -> bool:
+    from farpipe.spec.load import load_table
+
+    model = load_table(options.job).get("model")
+    return isinstance(model, dict) and model.get("guess") is True
 
 
 def _documents(options: SweepOptions) -> "Sequence[int]":

@@ -8,9 +8,8 @@ from typing import Any, Final
 from farpipe.catalog import model_names
 from farpipe.interop.megatron_names import settings_by_path, settings_of_tables
 from farpipe.interop.settings import Draft, Setting, Settings, as_count, as_flag
-from farpipe.spec.hugging_face import model_fields
+from farpipe.spec.hugging_face import model_of_config
 from farpipe.spec.model import Model
-from farpipe.strict import validate
 
 _STAGES: Final = {"FULL_SHARD": 3, "1": 3, "SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0, "HYBRID_SHARD": 3}
 """Stage of ZeRO by FSDP's sharding strategy, by name or number."""
@@ -65,7 +64,7 @@ def preset_of(name: str) -> str | None:
 def read_model_config(data: Mapping[str, Any], source: str) -> Draft:
     """The model of a ``config.json``; there is no training in it. InputError for an architecture that is not known."""
     draft = Draft("Hugging Face")
-    model = validate(Model, model_fields(data, source), source)
+    model = model_of_config(data, source)
     for key in sorted(model.model_fields_set, key=list(Model.model_fields).index):
         value = getattr(model, key)
         draft.put("model", key, value.model_dump() if hasattr(value, "model_dump") else value, Path(source).name)

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from farpipe.interop.shell import UNKNOWN, unset
-from farpipe.spec.hugging_face import MAX_LAYERS
+from farpipe.spec.hugging_face_keys import MAX_LAYERS
 from farpipe.spec.write import toml_value
 
 TABLES: Final = ("model", "training", "layout", "schedule")

@@ -11,7 +11,7 @@ from farpipe.cost import Layout, settle
 from farpipe.errors import InputError
 from farpipe.plan.candidates import context_degrees, tensor_degrees
 from farpipe.spec import Job, Model, Training
-from farpipe.spec.hugging_face import type_of
+from farpipe.spec.hugging_face import quantization_of, type_of
 
 if TYPE_CHECKING:
     from farpipe.plan.plan import Plan
@@ -77,8 +77,21 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     layout |= {} if groups else _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
     kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
     uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
-    changes = model | uncut | layout | of_training
+    changes = model | uncut | _narrow(plan.job.model) | layout | of_training
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
+
+
+def _narrow(model: Model) -> dict[str, str]:
+    """Weights of 8 or 4 bits, which can be planned, but not read."""
+    try:
+        kind = "" if model.hugging_face is None else quantization_of(model.hugging_face)
+    except InputError:  # a plan that is read elsewhere
+        kind = ""
+    return (
+        {f"weights in {kind} (quantization_config)": "a folder with 16-bit weights in model.hugging_face"}
+        if kind
+        else {}
+    )
 
 
 def batch_obstacle(job: Job, plan: "BatchPlan") -> tuple[str, str]:

@@ -187,8 +187,9 @@ def uncompared(costs: JobCosts, sites: Collection[Site], longest: int, context: 
     out.
     """
     modelled = [costs.calibration(site) for site in sites if site.device.name not in costs.profiles]
+    guess = (f"a guessed model ({costs.model.size_text})",) if costs.model.guess else ()
     if not modelled:
-        return ()
+        return guess
     model, known = costs.model, min(at.longest for at in modelled)
     kinds = {
         "mixtures of experts": model.experts is not None,
@@ -198,7 +199,7 @@ def uncompared(costs: JobCosts, sites: Collection[Site], longest: int, context: 
     }
     found = [kind for kind, is_it in kinds.items() if is_it and not all(kind in at.kinds for at in modelled)]
     long = f"sequences of {longest:,} tokens (the longest compared: {known:,})"
-    return tuple(found + [long] * (longest > known))
+    return (*guess, *found, *([long] * (longest > known)))
 
 
 def trust_of(costs: JobCosts, sites: Collection[Site], layout: Layout) -> dict[str, object]:

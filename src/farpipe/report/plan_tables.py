@@ -31,7 +31,7 @@ def plan_tables(plan: Plan) -> tuple[TableView, ...]:
         _stage_table(plan),
         _link_table(plan),
         strategy_table(plan.strategies, is_rough=plan.is_rough),
-        change_table(plan.changes),
+        change_table(plan.changes, is_rough=plan.job.model.guess),
         _choice_table(plan),
     )
 
@@ -70,6 +70,8 @@ def _marked_sites(plan: Plan) -> set[str]:
 
 def trust_note(plan: Plan) -> str:
     """Meaning of `~`, and the range in which the step is expected; empty where all times are measured ones."""
+    if plan.job.model.guess:
+        return plan.job.model.guess_note
     if not plan.residual:
         return ""
     low, high = map(format_seconds, plan.step_range_s)
@@ -108,7 +110,7 @@ def _choice_table(plan: Plan) -> TableView:
         (
             _folded(choice.what),
             choice.method or "-",
-            format_seconds(choice.step_s) if choice.step_s else "-",
+            format_about(choice.step_s, is_rough=plan.job.model.guess) if choice.step_s else "-",
             choice.reason,
         )
         for choice in plan.runners_up
@@ -160,10 +162,16 @@ def price(one: Strategy) -> str:
     return f"{'>= ' if missing else ''}{one.usd_per_million_tokens:.3g}"
 
 
-def change_table(changes: Sequence[Change]) -> TableView:
-    """One row for each, the cheapest first."""
+def change_table(changes: Sequence[Change], *, is_rough: bool = False) -> TableView:
+    """One row for each, the cheapest first; `is_rough` as in `strategy_table`."""
     rows = tuple(
-        (one.what, format_change(one.gain), format_seconds(one.step_s), one.costs, one.training or SAME)
+        (
+            one.what,
+            format_change(one.gain),
+            format_about(one.step_s, is_rough=is_rough),
+            one.costs,
+            one.training or SAME,
+        )
         for one in changes
     )
     columns = ("change", "tokens/s", "step", "costs", "training")

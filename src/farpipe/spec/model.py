@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.spec.part import Count, Flag, Name, Natural, Part, Positive, Text, fault
+from farpipe.units import format_parameters
 
 
 def _even_share(known: dict[str, Any]) -> int:
@@ -141,6 +142,10 @@ class Model(Part):
     once more (Megatron-Core's name; DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
     hugging_face: Text | None = None
     """Folder with config.json and safetensors whose weights the training starts from; None: random weights."""
+    guess: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True for a model of Hugging Face that is not known and taken for a plain decoder of its widths."""
+    counted_params: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
+    """Parameters of a guessed model as its weights or transformers' class have them; None: not counted."""
     module: Text | None = None
     """``package.module:function``, which builds the module of a stage from its slice; None: a decoder of this shape."""
 
@@ -158,6 +163,8 @@ class Model(Part):
             raise fault("it goes neither with hugging_face nor with tied_embeddings", "module")
         if self.mtp_num_layers and (self.hugging_face is not None or self.module is not None):
             raise fault("stages made from hugging_face or module predict one token; leave it out", "mtp_num_layers")
+        if (self.guess or self.counted_params is not None) and self.hugging_face is None:
+            raise fault("only a model of hugging_face is guessed", "guess")
         if self.bias and self.qkv_bias:
             raise fault("bias says so already; leave out one of them", "qkv_bias")
         if self.rotary_scaling and self.rotary_scaling.kind == "yarn" and self.rotary_base <= 1:
@@ -295,6 +302,33 @@ class Model(Part):
             dense = self._num_plain_mlp_params(self.ffn_hidden, bias=self.bias)
             layers += self.experts.num_dense_layers * (dense - self.num_mlp_params)
         return self.num_embedding_params + layers + self.num_head_params
+
+    @property
+    def size_data(self) -> dict[str, Any]:
+        """Figures for ``--json``: `num_parameters`, and those of `guess_data`."""
+        return {"num_parameters": self.num_params} | self.guess_data
+
+    @property
+    def guess_data(self) -> dict[str, Any]:
+        """Figures for ``--json`` of a guess: `model_guessed`, and the parameters that were counted."""
+        return {"model_guessed": True, "counted_parameters": self.counted_params} if self.guess else {}
+
+    @property
+    def guess_note(self) -> str:
+        """The sentence on what follows from a guess; empty where nothing is guessed."""
+        if not self.guess:
+            return ""
+        return (
+            f"~ a guess: {self.size_text}, planned as a plain decoder of its widths (model.guess), so times and sizes "
+            "may be off by any factor."
+        )
+
+    @property
+    def size_text(self) -> str:
+        """Parameters in words; those that a token goes through, and for a guess those that were counted."""
+        active = f", {format_parameters(self.num_active_params)} active" if self.experts is not None else ""
+        counted = f", but {format_parameters(self.counted_params)} counted" if self.counted_params else ""
+        return f"{format_parameters(self.num_params)} parameters{active}{counted}"
 
     @property
     def num_active_params(self) -> int:

@@ -29,7 +29,7 @@ from farpipe.spec.cluster import (
     check_ends,
     windowed_rate,
 )
-from farpipe.spec.hugging_face import read_model
+from farpipe.spec.hugging_face import marked, read_model
 from farpipe.spec.job import Job, Pins
 from farpipe.spec.link_matrices import Window, WrittenMatrices
 from farpipe.spec.model import Model
@@ -132,10 +132,10 @@ class Written(Part):
         return self
 
 
-def _config(folder: str) -> dict[str, Any]:
+def _config(folder: str, *, guess: bool) -> dict[str, Any]:
     """The shape of the model in `folder`."""
     try:
-        return read_model(folder).model_dump()
+        return read_model(folder, guess=guess).model_dump()
     except InputError as error:
         raise fault(str(error), "hugging_face") from None
 
@@ -158,7 +158,7 @@ class WrittenModel(Written):
         if isinstance(folder := shape.get("hugging_face"), str):
             if row:
                 raise fault("give either a preset or hugging_face", "hugging_face")
-            return Model.model_validate(_config(folder) | shape)
+            return marked(Model.model_validate(_config(folder, guess=shape.get("guess") is True) | shape))
         return Model.model_validate(({"name": row.name, **row.shape} if row else {}) | shape)
 
 

@@ -21,10 +21,9 @@ from torch import Tensor
 from farpipe.errors import InputError, RunError
 from farpipe.spec import Model
 from farpipe.spec.hugging_face import CONFIG_NAME, config_of
+from farpipe.spec.hugging_face_count import FILE_NAME, INDEX_NAME
 from farpipe.strict import nearest, parse_json, read_text
 
-FILE_NAME: Final = "model.safetensors"
-INDEX_NAME: Final = "model.safetensors.index.json"
 MAX_SHARD_BYTES: Final = 4 << 30
 CARRIED: Final = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),

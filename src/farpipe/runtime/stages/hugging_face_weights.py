@@ -31,10 +31,9 @@ from farpipe.errors import InputError
 from farpipe.runtime.model.hugging_face import MAX_SHARD_BYTES, Files, carry_over, new_folder, write_tensors
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build, fill
 from farpipe.runtime.stages.slices import StageSlice
-from farpipe.spec.hugging_face import CONFIG_NAME
+from farpipe.spec.hugging_face import CONFIG_NAME, quantization_of
+from farpipe.spec.hugging_face_count import OLD_BUFFERS
 
-_OLD_BUFFERS = (r"rotary_emb\.inv_freq", r"attn\.(masked_)?bias$", r"attention\.(masked_)?bias$")
-"""Names of tensors in older files that are computed today."""
 _STD = 0.02
 """Standard deviation of random weights, for measuring times only."""
 
@@ -45,6 +44,10 @@ def read_config(folder: Path | str) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{folder}: {CONFIG_NAME}: transformers can't read it: {error}") from None
+    if kind := quantization_of(folder):
+        raise InputError(
+            f"{folder}: {CONFIG_NAME}: quantization_config: weights in {kind} can be planned, but not read"
+        )
     text: PreTrainedConfig = config.get_text_config()
     return text
 
@@ -91,7 +94,7 @@ def _wanted(
 
 def _expect_no_others(model: PreTrainedModel, names: Iterable[str], wanted: Iterable[str], folder: Path | str) -> None:
     """InputError for a tensor of the slice's layers that their class does not have: another model would be trained."""
-    known, ignored = {*wanted}, "|".join([*(model._keys_to_ignore_on_load_unexpected or ()), *_OLD_BUFFERS])
+    known, ignored = {*wanted}, "|".join([*(model._keys_to_ignore_on_load_unexpected or ()), *OLD_BUFFERS])
     layers = {_layer_of(name) for name in known}
     for name in names:
         if name not in known and _layer_of(name) in layers and not re.search(ignored, name):

@@ -1,0 +1,178 @@
+"""Number of parameters of a model of Hugging Face, by the files of its weights or else by transformers' own class."""
+
+import hashlib
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from farpipe.errors import InputError
+from farpipe.spec.model import Model
+from farpipe.strict import parse_json, read_text
+from farpipe.units import format_parameters
+
+TOLERANCE: Final = 0.01
+"""Largest relative difference between the parameters that are counted and those of the shape that is planned."""
+FILE_NAME: Final = "model.safetensors"
+INDEX_NAME: Final = "model.safetensors.index.json"
+OLD_BUFFERS: Final = (r"rotary_emb\.inv_freq", r"attn\.(masked_)?bias$", r"attention\.(masked_)?bias$")
+"""Names of tensors in older files that are computed today."""
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_HEAD: Final = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
+_SCALES: Final = re.compile(
+    r"(scales?|scale_inv|scale_2|zeros|zero_point|g_idx|absmax|quant_map|quant_state\.\w+|weight_shape|SCB|weight_format)$"
+)
+"""Names of what belongs to narrow weights and is no parameter."""
+_WHOLE: Final = ("fp8", "fbgemm_fp8", "finegrained_fp8", "compressed-tensors", "modelopt")
+"""Formats of published weights whose tensors have the parameters' shapes, unless they are packed in whole numbers."""
+_PACKED: Final = ("gptq", "awq", "bitsandbytes", "mxfp4", *_WHOLE)
+"""Formats that pack several parameters in a number, by their name in `quant_method`."""
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a parameter by the type that a config says."""
+_WIDTHS: Final = {"I32": 32, "U8": 8}
+"""Bits of the numbers that parameters are packed in, by their type in a file."""
+_MAX_HEADER: Final = 1 << 28
+_LIMIT_S: Final = 120.0
+"""Longest wait for transformers' count; it takes 5 s of CPU, nearly all of them to import it."""
+_COUNTING: Final = (sys.executable, "-m", "farpipe.runtime.stages.count_parameters")
+"""Process that counts by transformers' class: planning loads no torch."""
+
+
+def count_parameters(config: Mapping[str, Any], path: Path, model: Model) -> tuple[int, str] | None:
+    """The number of parameters of the model whose `config` stands at `path`, beside its weights if it has any, and who
+    counts so; None where there is nothing to count by. Layers behind those of `model`, which predict further tokens,
+    are left out."""
+    folder = path.parent
+    index, quantization = _index(folder), config.get("quantization_config")
+    names = sorted({*index["weight_map"].values()}) if index else [FILE_NAME]
+    if _is_countable(quantization) and all((folder / name).is_file() for name in names):
+        tensors = (tensor for name in names for tensor in _tensors(folder / name))
+        return sum(_size(*one, quantization) for one in tensors if _is_counted(one[0], model)), "its weights have"
+    by_index = _by_index(index, config, model) if index and quantization is None else None
+    if by_index is not None and is_about(model.num_params, by_index):
+        return by_index, "its index says"
+    number = _of_transformers(json.dumps(config, sort_keys=True))
+    if number is not None:
+        return number, "transformers makes one of"
+    return None if by_index is None else (by_index, "its index says")
+
+
+def is_about(planned: int, counted: int) -> bool:
+    """True if two numbers of parameters are those of one model."""
+    return abs(planned - counted) <= TOLERANCE * counted
+
+
+def expect_count(model: Model, counted: tuple[int, str] | None, source: str) -> None:
+    """InputError where `model` has another number of parameters than was counted."""
+    if counted is None or is_about(model.num_params, counted[0]):
+        return
+    number, where = counted
+    raise InputError(
+        f"{source}: read as a model of {format_parameters(model.num_params)} parameters, but {where} "
+        f"{format_parameters(number)}: a variant of {model.name} that farpipe does not know"
+    )
+
+
+def _index(folder: Path) -> dict[str, Any] | None:
+    """The index of several files; None where there is none, or no list of tensors in it."""
+    if not (path := folder / INDEX_NAME).is_file():
+        return None
+    index = parse_json(read_text(path), str(path))
+    table = index.get("weight_map") if isinstance(index, dict) else None
+    is_list = isinstance(table, dict) and all(isinstance(name, str) for name in table.values())
+    return index if is_list and table else None
+
+
+def _by_index(index: Mapping[str, Any], config: Mapping[str, Any], model: Model) -> int | None:
+    """Parameters by the total bytes that the index says; None where it has more than the planned layers."""
+    if not all(_is_counted(name, model) for name in index["weight_map"]):
+        return None
+    metadata = index.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    width = _BYTES.get(str(config.get("dtype", config.get("torch_dtype"))))
+    return int(size / width) if isinstance(size, int | float) and size > 0 and width else None
+
+
+def _is_countable(quantization: Any) -> bool:
+    """True if it is known how many parameters a tensor of these weights has."""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+    return method is None or method in _PACKED
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, type and shape of the tensors in a file of safetensors; InputError where it is none."""
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header: Any = json.loads(stream.read(length)) if length < _MAX_HEADER else None
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                yield name, str(tensor["dtype"]), [int(number) for number in tensor["shape"]]
+    except (OSError, struct.error, ValueError, TypeError, KeyError, AttributeError):
+        raise InputError(f"{file}: not a whole safetensors file") from None
+
+
+def _is_counted(name: str, model: Model) -> bool:
+    """True for the tensor of a layer that is planned, and for ends; a tied head is the embedding once more."""
+    layer = _LAYER.search(name)
+    is_further = layer is not None and int(layer[1]) >= model.num_layers
+    is_old = any(re.search(old, name) for old in OLD_BUFFERS)
+    return not (is_further or is_old or (model.tied_embeddings and _HEAD.search(name)))
+
+
+def _size(name: str, dtype: str, shape: list[int], quantization: Any) -> int:
+    """Parameters in a tensor: its elements, or those that are packed in them."""
+    number = 1
+    for length in shape:
+        number *= length
+    if not isinstance(quantization, Mapping):
+        return number
+    if _SCALES.search(name):
+        return 0
+    width = _WIDTHS.get(dtype)
+    return number if width is None else number * width // _bits(quantization)
+
+
+def _bits(quantization: Mapping[str, Any]) -> int:
+    """Bits of a parameter that is packed with others: 4 where nothing else is said."""
+    if quantization.get("load_in_8bit"):
+        return 8
+    groups = quantization.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        bits = (group.get("weights") or {}).get("num_bits") if isinstance(group, Mapping) else None
+        if isinstance(bits, int) and bits > 0:
+            return bits
+    bits = quantization.get("bits", quantization.get("w_bit"))
+    return bits if isinstance(bits, int) and bits > 0 else 4
+
+
+@lru_cache(maxsize=64)
+def _of_transformers(config: str) -> int | None:
+    """The count of transformers' class for `config`, kept in the user's cache; None where there is no such class."""
+    try:
+        key = hashlib.sha256(f"{version('transformers')} {version('torch')} {config}".encode()).hexdigest()
+    except PackageNotFoundError:
+        return None
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farpipe" / "parameters" / key
+    with suppress(OSError, ValueError):
+        return int(kept.read_text())
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(
+            _COUNTING, input=config, capture_output=True, text=True, timeout=_LIMIT_S, env=environment, check=True
+        )
+        number = int(done.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(str(number))
+    return number
