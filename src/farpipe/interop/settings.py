@@ -2,11 +2,13 @@
 
 import ast
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final
 
+from farpipe.errors import InputError
+from farpipe.interop.known_options import KnownOptions, says_shape
 from farpipe.interop.shell import UNKNOWN, unset
 from farpipe.spec.hugging_face import MAX_LAYERS
 from farpipe.spec.write import toml_value
@@ -43,6 +45,12 @@ class Settings:
     """Assumptions, and lines that could not be followed, in words."""
     problems: list[str] = field(default_factory=list)
     """Settings that were found, but could not be read."""
+    changes: list[str] = field(default_factory=list)
+    """Settings that change a step and are not planned."""
+    shapes: dict[str, str] = field(default_factory=dict)
+    """What is not understood of the model's shape and of the degrees, in words, by the name of its setting."""
+    rivals: dict[str, list[Setting]] = field(default_factory=dict)
+    """Other values of a setting, deeper in the file or as deep; of these `take` has the first."""
     unset: set[str] = field(default_factory=set)
     """Variables and arguments that settings need and the file does not set."""
     _taken: set[str] = field(default_factory=set)
@@ -60,18 +68,40 @@ class Settings:
         text = found.value
         if isinstance(text, str) and UNKNOWN in text:
             missing = text.split(UNKNOWN)[1]
-            self._say(f"{found.origin}: {missing} is not set in the file (give it with --set NAME=VALUE)")
+            self._say(name, f"{found.origin}: {missing} is not set in the file (give it with --set NAME=VALUE)")
             self.unset |= {*unset(text)}
             return True if kind is as_flag and found.origin.startswith("--") else default
         try:
             return kind(text)
-        except (ValueError, TypeError):
-            self._say(f"{found.origin}: expected {_NAMES.get(kind, 'another value')}, found {text!r:.60}")
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
+            self._say(name, f"{found.origin}: expected {_NAMES.get(kind, 'another value')}, found {text!r:.60}")
             return default
 
-    def _say(self, problem: str) -> None:
-        if problem not in self.problems:
+    def first(self, names: Sequence[str], kind: Callable[[Any], Any]) -> Any:
+        """The value of the first of `names` that has one; a note says which others differ."""
+        found = [(name, value) for name in names if (value := self.take(name, kind))]
+        for name, value in found[1:]:
+            if value != found[0][1]:
+                self._note(f"{self.origin(found[0][0])}: {found[0][1]} counts, not {self.origin(name)}: {value}")
+        return found[0][1] if found else None
+
+    def ignore(self, *names: str) -> None:
+        """Count settings as understood whose values do not matter beside the others."""
+        self._taken.update(names)
+
+    def change(self, name: str, what: str) -> None:
+        """Keep that a setting changes a step in a way that is not planned."""
+        self.changes.append(f"{self.origin(name)}: {_shown(self.values[name].value)}: {what}")
+
+    def _say(self, name: str, problem: str) -> None:
+        if says_shape(name):
+            self.shapes.setdefault(name, problem)
+        elif problem not in self.problems:
             self.problems.append(problem)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def flag(self, name: str) -> bool:
         """True if a switch is on."""
@@ -81,12 +111,36 @@ class Settings:
         """The place of the first of `names` that the file has; ``default`` where it has none."""
         return next((self.values[name].origin for name in names if name in self.values), "default")
 
-    def left(self, without_effect: Iterable[str]) -> tuple[list[str], list[str]]:
-        """The settings that nobody took: those not understood, and those without an effect on a step."""
-        rest = {name: found for name, found in self.values.items() if name not in self._taken}
-        known = set(without_effect)
-        unknown = [f"{found.origin}: {_shown(found.value)}" for name, found in rest.items() if name not in known]
-        return [*self.problems, *unknown], [found.origin for name, found in rest.items() if name in known]
+    def expect_one_value(self) -> None:
+        """InputError for a setting that was taken and has another value as deep in the file; notes on deeper ones."""
+        for name, others in self.rivals.items():
+            first = self.values[name]
+            for other in others if name in self._taken else ():
+                if first.origin.count(".") == other.origin.count("."):
+                    raise InputError(
+                        f"{self.source}: two values for {name}: {_shown(first.value)} by {first.origin}, "
+                        f"{_shown(other.value)} by {other.origin}; leave the one that is meant"
+                    )
+                self._note(f"{first.origin}: {_shown(first.value)} counts, not {other.origin}: {_shown(other.value)}")
+
+    def left(self, known: KnownOptions) -> tuple[list[str], list[str]]:
+        """The settings that nobody took: those not understood, and those without effect.
+
+        Those that change a step go to `changes`, those that may say a shape to `shapes`.
+        """
+        unknown, without_effect = [*self.problems], []
+        for name, found in self.values.items():
+            text, place = f"{found.origin}: {_shown(found.value)}", found.origin.partition(",")[0]
+            kind = None if name in self._taken else known.kind(place, name, found.value)
+            if kind == "without effect":
+                without_effect.append(found.origin)
+            elif kind == "changes":
+                self.changes.append(f"{text}: {known.change(place, name)}")
+            elif kind == "shape":
+                self.shapes.setdefault(name, text)
+            elif kind == "unknown":
+                unknown.append(text)
+        return unknown, without_effect
 
 
 def as_flag(value: Any) -> bool:
@@ -105,6 +159,11 @@ def as_count(value: Any) -> int:
         raise TypeError
     number = float(value)
     return int(number) if number == int(number) else _refuse(value)
+
+
+def as_size(value: Any) -> int:
+    """A whole number from 1."""
+    return count if (count := as_count(value)) > 0 else _refuse(value)
 
 
 def as_layers(value: Any) -> list[int]:
@@ -132,7 +191,12 @@ def _refuse(value: Any) -> Any:
     raise ValueError(value)
 
 
-_NAMES: Final[dict[Any, str]] = {as_count: "a whole number", float: "a number", as_flag: "true or false"}
+_NAMES: Final[dict[Any, str]] = {
+    as_count: "a whole number",
+    as_size: "a whole number from 1",
+    float: "a number",
+    as_flag: "true or false",
+}
 
 
 def _shown(value: Any) -> str:
@@ -190,6 +254,12 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     not_understood: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    """Settings that change a step and are not planned, in words."""
+    shapes: dict[str, str] = field(default_factory=dict)
+    """Settings that may say a shape or a degree and are not understood, in words, by their names."""
+    accepted: list[str] = field(default_factory=list)
+    """Those of `shapes` without which the user accepts the job."""
     unreadable: list[str] = field(default_factory=list)
     """Keys that must not be left to a default, for their values stand in the file and can't be read."""
     unset: set[str] = field(default_factory=set)
@@ -210,9 +280,11 @@ class Draft:
         found = self.tables[table].get(key)
         return default if found is None else found.value
 
-    def close(self, settings: Settings, without_effect: Iterable[str]) -> None:
-        """List what was not understood, once all is taken."""
-        self.not_understood, self.without_effect = settings.left(without_effect)
+    def close(self, settings: Settings, known: KnownOptions) -> None:
+        """List what was not understood, once all is taken; InputError where one setting has two values."""
+        settings.expect_one_value()
+        self.not_understood, self.without_effect = settings.left(known)
+        self.changes, self.shapes = settings.changes, settings.shapes
         self.notes += settings.notes
         self.unset |= settings.unset
 
@@ -258,6 +330,11 @@ class Draft:
             needed.append(("model", "max_sequence_length"))
         return [f"{table}.{key}" for table, key in needed if key not in self.tables[table]] + self.unreadable
 
+    def warnings(self) -> list[str]:
+        """What makes the job another one than the files describe: to be read first."""
+        accepted = [f"Accepted, though not understood, and it may say a shape: {text}" for text in self.accepted]
+        return accepted + [f"Not planned, though it changes a step: {text}" for text in self.changes]
+
     def site(self, device: str, num_devices: Setting | None = None, name: str = "site") -> DraftSite:
         """The training's own site, or one like it."""
         assert self.num_devices is not None, "settle first"
@@ -271,6 +348,7 @@ class Draft:
         method is one that the framework runs.
         """
         lines = [f"# From settings of {self.form}. Behind each value: where it comes from."]
+        lines += [f"# {text}" for text in self.warnings()]
         lines += [f"# Assumed: {note}" for note in self.notes]
         lines += [f"# Not understood: {text}" for text in self.not_understood]
         own = {"method": Setting(self.own_method, f'orders that {self.form} runs; "auto": farpipe\'s own as well')}
@@ -296,6 +374,8 @@ class Draft:
             "assumed": self.notes,
             "not_understood": self.not_understood,
             "without_effect": self.without_effect,
+            "not_planned": self.changes,
+            "accepted": self.accepted,
         }
 
 
