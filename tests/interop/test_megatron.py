@@ -480,7 +480,7 @@ def test_experts_and_key_heads_of_megatron_deepspeed():
     assert tables(draft)["training"]["recompute"] == "full"
     assert draft.not_understood == []
     assert draft.shapes == {
-        "expert_interval": "--num-experts, line 3: Megatron-DeepSpeed has experts in one of 2 layers"
+        "expert_interval": "--num-experts, line 5: Megatron-DeepSpeed has experts in one of 2 layers"
     }
     assert draft.num_devices.value == 4
     assert draft.missing() == []

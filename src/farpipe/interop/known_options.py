@@ -13,9 +13,10 @@ _SHAPE: Final = frozenset(
     re.findall(
         r"\w+",
         """size sizes hidden width dim dims dimension head heads layer layers expert experts moe attention attn mlp ffn
-        ff rank spec kv qk qkv latent mla mamba ssm hybrid pattern stage stages vocab vocabulary heterogeneous linear conv
-        window groups adapter mtp depth depths channels intermediate gqa mqa mha blocks glu geglu reglu swiglu tie tied
-        untie untied tying encoder decoder vision teacher student degree degrees router recurrent rnn rwkv sparse""",
+        ff rank spec kv qk qkv latent mla mamba ssm hybrid pattern stage stages vocab vocabulary heterogeneous linear
+        conv window groups adapter mtp depth depths channels intermediate gqa mqa mha blocks glu geglu reglu swiglu tie
+        tied untie untied tying encoder decoder vision teacher student degree degrees router recurrent rnn rwkv
+        sparse""",
     )
 )
 """Words of an option that may say how large a model is, how it is built, or how it is divided."""

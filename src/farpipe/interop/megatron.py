@@ -8,21 +8,22 @@ import re
 from typing import Any, Final
 
 from farpipe.errors import InputError
+from farpipe.interop.kinds import as_count, as_flag, as_layers, as_size
 from farpipe.interop.known_options import known_options
 from farpipe.interop.megatron_names import settings_of_script, settings_of_tables
 from farpipe.interop.megatron_training import put_training
-from farpipe.interop.settings import Draft, Plain, Setting, Settings, as_count, as_flag, as_layers, as_size
+from farpipe.interop.settings import Draft, Plain, Setting, Settings
 from farpipe.interop.vocabulary import put_vocabulary
 
 
 def read_script_of_megatron(text: str, source: str, known: dict[str, str] | None = None) -> Draft:
     """The job of a shell script or a list of options; `known` has values for variables that come from outside."""
-    return _job(settings_of_script(text, source, known), "Megatron-LM")
+    return job_of_settings(settings_of_script(text, source, known), "Megatron-LM")
 
 
 def read_tables_of_megatron(data: Any, source: str, form: str = "Megatron-LM") -> Draft:
     """The job of a YAML file, already parsed."""
-    return _job(settings_of_tables(data, source), form)
+    return job_of_settings(settings_of_tables(data, source), form)
 
 
 _MODEL: Final[Plain] = {
@@ -33,13 +34,14 @@ _MODEL: Final[Plain] = {
 }
 
 
-def _job(settings: Settings, form: str) -> Draft:
+def job_of_settings(settings: Settings, form: str, *options: str) -> Draft:
+    """The job of settings by Megatron-LM's names; `options`: the frameworks of the other options that it may have."""
     draft = Draft(form, own_method="interleaved")
     _devices(settings, draft)
     _layout(settings, draft)
     _model(settings, draft)
     put_training(settings, draft)
-    draft.close(settings, known_options("megatron"))
+    draft.close(settings, known_options(*(options or ("megatron",))))
     return draft
 
 

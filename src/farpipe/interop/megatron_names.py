@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.interop.interpolation import interpolated
+from farpipe.interop.interpolation import Given, interpolated
 from farpipe.interop.settings import Setting, Settings
 from farpipe.interop.shell import Script, flags_of, read_script, unset
 from farpipe.interop.shell_words import Word
@@ -64,6 +64,8 @@ def settings_of_script(text: str, source: str, known: Mapping[str, str] | None =
     InputError where there is no such command; of several the last one is read, and a note says so.
     """
     script = read_script(text, {**_slurm_variables(text), **(known or {})})
+    if isinstance(known, Given):
+        known.asked |= script.asked
     command = _command(script, source)
     options = [*_directives(text), *_options(command), *_deepspeed_stage(text, script)]
     lines = _lines_of_options(text)
@@ -73,6 +75,9 @@ def settings_of_script(text: str, source: str, known: Mapping[str, str] | None =
         values[_name(option)] = Setting(value, option + (f", line {line}" if line else ""))
         if before is not None and before.value != value:
             script.notes.append(f"{option} is there more than once: {before.value}, then {value}; the last one counts")
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"):
+        if (value := script.value(name)) is not None:
+            values[name] = Setting(value, name)
     programs = [name for word in command if _NO_DECODERS.fullmatch(name := word.rpartition("/")[2])]
     shapes = {name: f"{name}: {_OTHER_MODEL}" for name in programs}
     return Settings(source, values, notes=script.notes, shapes=shapes, unset=script.open_names)
@@ -165,7 +170,7 @@ def settings_of_tables(data: Any, source: str, aliases: Mapping[str, str] = ALIA
     return settings
 
 
-_IN_TABLES: Final = {
+_IN_TABLES: Final[dict[tuple[str, ...], str]] = {
     ("optim", "name"): "optimizer_name",
     ("tokenizer", "vocab_size"): "tokenizer_vocab_size",
     ("dataset", "seq_length"): "sequence_length",
@@ -174,7 +179,7 @@ _IN_TABLES: Final = {
 
 
 def _name_at(path: tuple[str, ...], aliases: Mapping[str, str]) -> str:
-    name = _IN_TABLES.get(path[-2:], path[-1].lstrip("-").replace("-", "_"))
+    name = _IN_TABLES.get(tuple(path[-2:]), path[-1].lstrip("-").replace("-", "_"))
     return aliases.get(name, name)
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from farpipe.interop.settings import Draft, Plain, Settings, as_count, as_flag
+from farpipe.interop.kinds import as_count, as_flag
+from farpipe.interop.settings import Draft, Plain, Settings
 from farpipe.spec.recompute import OPERATIONS
 
 _RECIPES: Final = {"mxfp8": "mxfp8"}

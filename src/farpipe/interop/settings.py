@@ -1,16 +1,15 @@
 """Settings of another framework on their way to a job.toml, each with the place that it comes from."""
 
-import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.errors import InputError, UsageError
+from farpipe.interop.kinds import KIND_NAMES, as_flag
 from farpipe.interop.known_options import KnownOptions, says_shape
 from farpipe.interop.shell import UNKNOWN, unset
-from farpipe.spec.hugging_face import MAX_LAYERS
 from farpipe.spec.write import toml_value
 
 TABLES: Final = ("model", "training", "layout", "schedule")
@@ -74,7 +73,7 @@ class Settings:
         try:
             return kind(text)
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
-            self._say(name, f"{found.origin}: expected {_NAMES.get(kind, 'another value')}, found {text!r:.60}")
+            self._say(name, f"{found.origin}: expected {KIND_NAMES.get(kind, 'another value')}, found {text!r:.60}")
             return default
 
     def first(self, names: Sequence[str], kind: Callable[[Any], Any]) -> Any:
@@ -143,62 +142,6 @@ class Settings:
         return unknown, without_effect
 
 
-def as_flag(value: Any) -> bool:
-    """True or false, as files of all kinds write it."""
-    if isinstance(value, bool):
-        return value
-    if value is None or value == "":
-        return True  # a switch without a value
-    texts = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    return texts[str(value).lower()] if str(value).lower() in texts else _refuse(value)
-
-
-def as_count(value: Any) -> int:
-    """A whole number; text such as ``1e6`` is one too."""
-    if isinstance(value, bool):
-        raise TypeError
-    number = float(value)
-    return int(number) if number == int(number) else _refuse(value)
-
-
-def as_size(value: Any) -> int:
-    """A whole number from 1."""
-    return count if (count := as_count(value)) > 0 else _refuse(value)
-
-
-def as_layers(value: Any) -> list[int]:
-    """1 or 0 for each layer, by a list or an expression such as ``([0]*3+[1,0]*29)``; ValueError for anything else."""
-    if isinstance(value, list):
-        return [int(kind) for kind in value]
-    try:
-        return _listed(ast.parse(str(value).strip(), mode="eval").body)
-    except (SyntaxError, ValueError):
-        raise ValueError(value) from None
-
-
-def _listed(node: ast.expr) -> list[int]:
-    match node:
-        case ast.List():
-            return [int(kind) for kind in ast.literal_eval(node)]
-        case ast.BinOp(left, ast.Add(), right):
-            return _listed(left) + _listed(right)
-        case ast.BinOp(left, ast.Mult(), ast.Constant(int(times))) if times * len(kinds := _listed(left)) <= MAX_LAYERS:
-            return kinds * times
-    raise ValueError
-
-
-def _refuse(value: Any) -> Any:
-    raise ValueError(value)
-
-
-_NAMES: Final[dict[Any, str]] = {
-    as_count: "a whole number",
-    as_size: "a whole number from 1",
-    float: "a number",
-    as_flag: "true or false",
-}
-
-
 def _shown(value: Any) -> str:
     return "on" if value is None else str(value).replace(UNKNOWN, "")[:60]
 
@@ -251,6 +194,8 @@ class Draft:
     """Method that stands for the orders of the framework's own runtime; None: it has none, or runs any."""
     replica_batch: Setting | None = None
     """Sequences of one replica in a step, where the file has no batch of all of them."""
+    accumulation: Setting | None = None
+    """Microbatches of one replica in a step, where the file says it."""
     notes: list[str] = field(default_factory=list)
     not_understood: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
@@ -306,21 +251,28 @@ class Draft:
                 self.notes.append(
                     f"the number of devices is not in the file: {count} assumed, the smallest for its degrees"
                 )
-        if self.value("layout", "data") is None:
-            count = self.num_devices.value
-            if count % model_devices:
-                self.notes.append(
-                    f"{count} devices ({self.num_devices.origin}) are no multiple of pipeline x tensor x context = "
-                    f"{model_devices}, so {model_devices} are assumed"
-                )
-                count = model_devices
-                self.num_devices = Setting(count, "pipeline x tensor x context")
-                self.num_devices_per_machine = None if count < 8 else Setting(8, "assumed")
-            self.put("layout", "data", count // model_devices, f"{count} devices / {model_devices}")
-        each = self.replica_batch or self.tables["training"].get("microbatch_size")
-        if self.value("training", "global_batch") is None and each is not None:
-            data = self.value("layout", "data")
+        devices, known = self.num_devices, self.value("layout", "data")
+        if devices.value % model_devices or (known and devices.value != model_devices * known):
+            degrees = f"pipeline x tensor x context = {model_devices}{f' x data = {known}' if known else ''}"
+            raise InputError(f"{devices.value} devices ({devices.origin}) do not fit {degrees}; give --num-devices")
+        if known is None:
+            data = devices.value // model_devices
+            self.put("layout", "data", data, f"{devices.value} devices / {model_devices}")
+        self._settle_batch(self.value("layout", "data"))
+
+    def _settle_batch(self, data: int) -> None:
+        """Derive the batch of all replicas; InputError where the file has another one."""
+        each, whole = self.replica_batch, self.tables["training"].get("global_batch")
+        if each is None and (one := self.tables["training"].get("microbatch_size")) is not None:
+            steps = self.accumulation or Setting(1, one.origin)
+            each = Setting(one.value * steps.value, steps.origin)
+        if each is not None and whole is None:
             self.put("training", "global_batch", each.value * data, f"{each.origin}, on {data} replicas")
+        elif each is not None and whole is not None and self.accumulation and each.value * data != whole.value:
+            raise InputError(
+                f"{whole.origin}: {whole.value} is not {each.value} (by {each.origin}) on {data} replicas; give the "
+                "number of devices (--num-devices) or the file with the degrees (tensor, pipeline, context)"
+            )
 
     def missing(self) -> list[str]:
         """Keys that a job needs and nobody put."""
@@ -328,7 +280,30 @@ class Draft:
         needed = [(table, key) for table, keys in NEEDED.items() if table in tables for key in keys]
         if self.value("model", "positions") == "learned":
             needed.append(("model", "max_sequence_length"))
+        if self.replica_batch or "microbatch_size" in self.tables["training"]:  # the batch follows from it
+            needed.remove(("training", "global_batch"))
         return [f"{table}.{key}" for table, key in needed if key not in self.tables[table]] + self.unreadable
+
+    def accept(self, names: Sequence[str]) -> None:
+        """Take the job without settings that may say a shape; UsageError for a name that is none of these."""
+        for name in names:
+            plain = name.lstrip("-").replace("-", "_")
+            found = next((key for key in self.shapes if plain in (key, key.rpartition(".")[2])), None)
+            if found is None:
+                waiting = f"; there are {', '.join(self.shapes)}" if self.shapes else ""
+                raise UsageError(f"--accept {name}: it is none of the options that stop this import{waiting}")
+            self.accepted.append(self.shapes.pop(found))
+
+    def expect_understood(self) -> None:
+        """InputError for settings that may say a shape or a degree, are not understood and were not accepted."""
+        if self.shapes:
+            names = " ".join(f"--accept {name}" for name in self.shapes)
+            raise InputError(
+                "not understood, and the model's shape, its degrees or the batch may depend on it:"
+                + "".join(f"\n  {text}" for text in self.shapes.values())
+                + "\nwrite it by a name that farpipe reads, or take it out; to have the job without it (it then is "
+                f"another one, and says so): {names}"
+            )
 
     def warnings(self) -> list[str]:
         """What makes the job another one than the files describe: to be read first."""

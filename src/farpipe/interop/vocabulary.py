@@ -4,7 +4,8 @@ import math
 import re
 from typing import Final
 
-from farpipe.interop.settings import Draft, Settings, as_count, as_size
+from farpipe.interop.kinds import as_count, as_size
+from farpipe.interop.settings import Draft, Settings
 
 _TOKENIZERS: Final = {
     r"gpt2": 50257,
