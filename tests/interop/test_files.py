@@ -70,7 +70,7 @@ def test_a_model_a_training_and_devices_from_four_files(files):
     assert (read.training.zero, read.training.global_batch, read.training.recompute) == (2, 4 * 8 * 16, "full")
     assert read.training.sequence_length == 4096
     assert (read.cluster.sites[0].num_devices, read.cluster.sites[0].devices_per_machine) == (16, 8)
-    assert draft.not_understood == ["zero_optimization.offload_optimizer.device: state in host memory is not planned"]
+    assert draft.changes == ["zero_optimization.offload_optimizer.device: cpu: state waits in the host's memory"]
 
 
 WORDS = ("model", "train", "trainer", "model_type", "output_dir", "num_processes", "train_batch_size", "extends")
@@ -280,7 +280,7 @@ def test_a_torchtitan_of_2024_has_its_own_float8_and_microbatches(tmp_path):
     found = [draft.value(*place) for place in (("training", "matmul"), ("training", "microbatch_size"))]
     assert found == ["fp8", 4]
     assert draft.value("model", "norm") == "layernorm"
-    assert draft.not_understood == ["float8.enable_fsdp_float8_all_gather: True"]
+    assert draft.changes == ["float8.enable_fsdp_float8_all_gather: True: weights are gathered in 8 bit"]
 
 
 @pytest.mark.parametrize(("recipe", "matmul"), [("tensorwise", "fp8"), ("rowwise", None), ("rowwise_with_gw_hp", None)])
@@ -300,7 +300,7 @@ def test_number_formats_of_torchtitan_are_read_or_said(tmp_path):
     )
     draft = read_draft([path])
     assert draft.value("training", "grad_reduce_in_fp32") is False
-    assert draft.not_understood == ["training.dtype: bfloat16: weights and Adam's state are counted in float32"]
+    assert draft.changes == ["training.dtype: bfloat16: weights and Adam's state are counted in float32"]
 
 
 def test_accelerate_and_a_recipe_do_not_contradict_each_other(files):
@@ -311,7 +311,9 @@ def test_accelerate_and_a_recipe_do_not_contradict_each_other(files):
     )
     draft = read_draft(files(fsdp_yaml=accelerate, recipe_yaml=TRAINER))
     assert (draft.value("training", "recompute"), draft.value("training", "zero")) == ("full", 3)
-    assert draft.not_understood == ["fsdp_config.fsdp_offload_params: True: state in host memory is not planned"]
+    assert draft.changes == [
+        "fsdp_config.fsdp_offload_params: True: weights or the optimizer's state wait in the host's memory"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -341,10 +343,14 @@ def test_adapters_of_a_fine_tuning_are_read(files):
         "rank": 32, "target_modules": ["linear_qkv", "linear_fc2"], "dropout": 0.05, "base_weights": "nf4",
     }  # fmt: skip
     assert draft.value("training", "precision") == "bf16"
-    assert draft.not_understood == ["rl: dpo: counted as one pass over each sequence", "adapters of embed_tokens"]
+    assert draft.changes == [
+        "rl: dpo: counted as one pass over each sequence",
+        "adapters of embed_tokens are not counted",
+    ]
     whole = read_draft(files(two_yaml=TRAINER + "finetuning_type: full\nstage: dpo\nlora_rank: 8\n"))
     assert whole.value("training", "lora") is None
-    assert whole.not_understood == ["stage: dpo: counted as one pass over each sequence", "lora_rank: 8"]
+    assert whole.changes == ["stage: dpo: counted as one pass over each sequence"]
+    assert (whole.shapes, whole.not_understood) == ({}, [])
     every = read_draft(files(three_yaml=TRAINER + "finetuning_type: lora\nlora_target: all\n"))
     assert len(every.value("training", "lora")["target_modules"]) == 4
 

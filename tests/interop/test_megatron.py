@@ -478,7 +478,10 @@ def test_experts_and_key_heads_of_megatron_deepspeed():
     model = tables(draft)["model"]
     assert (model["num_kv_heads"], model["experts"]["num_experts"], model["experts"]["per_token"]) == (2, 8, 1)
     assert tables(draft)["training"]["recompute"] == "full"
-    assert draft.not_understood == ["default: experts in one of 2 layers are counted in all"]
+    assert draft.not_understood == []
+    assert draft.shapes == {
+        "expert_interval": "--num-experts, line 5: Megatron-DeepSpeed has experts in one of 2 layers"
+    }
     assert draft.num_devices.value == 4
     assert draft.missing() == []
     pyramid = read_script_of_megatron(EXPERTS.replace("{experts}", "'8 16'"), "moe.sh")
@@ -491,12 +494,12 @@ def test_models_that_are_no_decoders_are_named():
         "--encoder-seq-length 512 --decoder-seq-length 128 --tokenizer-type BertWordPieceCase"
     )
     draft = read_script_of_megatron(command, "t5.sh")
-    assert (
-        draft.not_understood[0]
-        == "pretrain_t5.py: its model is no decoder alone; its layers are counted as a decoder's"
-    )
+    assert draft.shapes == {
+        "pretrain_t5.py": "pretrain_t5.py: its model is no decoder alone; its layers are counted as a decoder's",
+        "decoder_seq_length": "--decoder-seq-length, line 1: 128",
+    }
     assert draft.value("model", "vocab_size") == math.ceil(30522 / 128) * 128
-    assert "pretrain" not in str(read_script_of_megatron(command.replace("_t5", "_gpt2"), "x.sh").not_understood)
+    assert "pretrain" not in str(read_script_of_megatron(command.replace("_t5", "_gpt2"), "x.sh").shapes)
 
 
 def test_experts_over_devices_need_as_many_replicas():

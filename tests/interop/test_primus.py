@@ -27,6 +27,7 @@ modules:
       global_batch_size: 128
       tensor_model_parallel_size: ${PRIMUS_TP:2}
       use_turbo_attention: true
+      use_own_kernel: true
 """
 
 
@@ -52,7 +53,7 @@ def test_an_experiment_is_read_over_what_it_extends(experiment):
     ]
     assert [value("training", key) for key in ("sequence_length", "global_batch", "num_steps")] == [1024, 128, 9]
     assert value("layout", "tensor") == 2
-    assert draft.not_understood == ["use_turbo_attention: True"]
+    assert draft.not_understood == ["use_own_kernel: True"]
     assert "1 settings of the files that it builds on were not understood; Primus' defaults" in draft.notes
 
 

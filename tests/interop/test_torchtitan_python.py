@@ -63,7 +63,7 @@ def test_a_configuration_in_python_changes_another_one():
     draft = read_python_of_torchtitan(PYTHON, "config_registry.py", "llama3_8b_mxfp8")
     assert (draft.value("training", "num_steps"), draft.value("training", "matmul")) == (70, "mxfp8")
     assert draft.value("layout", "tensor") == 2
-    assert draft.not_understood == ["tensor_parallel_degree = DEGREE (line 22)"]
+    assert draft.shapes == {"tensor_parallel_degree": "tensor_parallel_degree = DEGREE (line 22)"}
     tiny = read_python_of_torchtitan(PYTHON, "config_registry.py", "llama3_tiny")
     assert (tiny.value("training", "sequence_length"), tiny.value("training", "microbatch_size")) == (512, 8)
     assert (tiny.value("training", "learning_rate"), tiny.value("model", "hidden")) == (1e-3, 256)

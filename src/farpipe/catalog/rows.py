@@ -30,6 +30,8 @@ class DeviceRow:
     """Link over which one device sends to the other devices of its machine, in one direction."""
     source: str
     date: datetime.date
+    flash_attention: bool = True
+    """False where FlashAttention 2 has no kernels for the device."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def device_row(name: str) -> DeviceRow:
         memory_bandwidth_bytes_per_s=parse(row["memory_bandwidth"], BYTES_PER_S, "3350 GB/s"),
         power_w=parse(row["power"], WATTS, "700 W"),
         machine_link=_link(f"inside a {found} machine", row["machine_link"] | _origin(row)),
+        flash_attention=row.get("flash_attention", True),
         **_origin(row),
     )
 

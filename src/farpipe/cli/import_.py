@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -54,6 +54,13 @@ class ImportOptions:
             "--set",
             metavar="NAME=VALUE",
             help="A variable or an argument (1=...) that a script takes; zone=, EUR= and carbon= for lists.",
+        ),
+    ] = None
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION",
+            help="An option that may say a shape and is not understood: take the job without it; may be repeated.",
         ),
     ] = None
     second_site: Annotated[
@@ -129,10 +136,11 @@ def _draft(settings: list[Path], notes: list[str], options: ImportOptions) -> "D
     from farpipe.interop.files import draft_of_devices, read_draft
 
     read = read_draft(settings, options.form, pairs(options.given))  # type: ignore[arg-type]
-    draft = draft_of_devices(read, options.num_devices, options.device)
-    draft.not_understood += notes
-    _expect_whole(draft, options.files)
-    return draft
+    read.accept(options.accept or ())
+    read.not_understood += notes
+    _expect_whole(read, options.files)
+    read.expect_understood()
+    return draft_of_devices(read, options.num_devices, options.device)
 
 
 def _job_text(
@@ -167,7 +175,7 @@ def _expect_whole(draft: "Draft", files: list[Path]) -> None:
         asked = f": {', '.join(sorted(draft.unset))}" if draft.unset else ""
         raise InputError(
             f"{', '.join(map(str, files))}: {', '.join(missing)} missing"
-            + "".join(f"\n  {text}" for text in [*draft.notes, *draft.not_understood])
+            + "".join(f"\n  {text}" for text in [*draft.notes, *draft.shapes.values(), *draft.not_understood])
             + f"\ngive another file that has it, or --set NAME=VALUE for a variable of the script{asked}"
         )
 
@@ -246,6 +254,10 @@ def _print_cluster(sites: "list[DraftSite]", link: "MeasuredLink", notes: list[s
     typer.echo("\n".join(lines[1:]))
 
 
+_MANY: Final = 20
+"""Options without effect up to which they are named on the screen."""
+
+
 def _link_data(link: "MeasuredLink") -> dict[str, Any]:
     """The link's figures and where they come from, as JSON; ``back`` has those that differ in the other direction."""
     ways = {"link": link.there} | ({"back": link.back} if link.back else {})
@@ -255,12 +267,18 @@ def _link_data(link: "MeasuredLink") -> dict[str, Any]:
 
 
 def _report(draft: "Draft", output: Path | None) -> None:
-    """Counts on stderr, and what was not understood where the file goes elsewhere."""
+    """What makes the job another one; counts on stderr, and what was not understood where the file goes elsewhere."""
+    for text in draft.warnings():
+        log(text)
     for text in (*draft.notes, *draft.not_understood) if output is not None else ():
         log(text)
+    passed_over = draft.without_effect
+    named = (
+        f": {', '.join(passed_over)}" if 0 < len(passed_over) <= _MANY else " (--json names them)" * bool(passed_over)
+    )
     log(
         f"{sum(map(len, draft.tables.values()))} values read, {len(draft.not_understood)} not understood, "
-        f"{len(draft.without_effect)} without effect on a step"
+        f"{len(passed_over)} without effect on a step{named}"
     )
 
 

@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from farpipe.catalog import device_row
 from farpipe.errors import InputError
 from farpipe.interop.cells import inner, unknown_kind
-from farpipe.interop.hugging_face import read_deepspeed, read_model_config, read_trainer
+from farpipe.interop.deepspeed import is_neox, read_deepspeed, read_neox
+from farpipe.interop.hugging_face import read_model_config, read_trainer
+from farpipe.interop.interpolation import Given, with_variables
 from farpipe.interop.megatron import read_script_of_megatron, read_tables_of_megatron
 from farpipe.interop.megatron_names import is_megatron
 from farpipe.interop.primus import is_primus, read_primus
@@ -60,15 +64,18 @@ def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, s
 
     InputError for a file that is of no known framework, and where two files contradict each other.
     """
-    whole = None
+    whole, given = None, Given(known or {})
     for path in paths:
-        draft = _read(read_text(path), path, form, dict(known or {}))
+        draft = _read(read_text(path), path, form, given)
         whole = draft if whole is None else _joined(whole, draft)
     assert whole is not None, "at least one file"
+    whole.notes += [
+        f"--set {name} was not used: no file takes a variable of this name from outside" for name in given.unused
+    ]
     return whole
 
 
-def _read(text: str, path: Path, form: Form, known: dict[str, str]) -> Draft:
+def _read(text: str, path: Path, form: Form, known: Given) -> Draft:
     source = str(path)
     if path.suffix == ".toml":
         tables = parse_toml(text, source)
@@ -76,10 +83,13 @@ def _read(text: str, path: Path, form: Form, known: dict[str, str]) -> Draft:
             raise unknown_kind(source, _what(tables))
         return read_torchtitan(tables, source)
     if path.suffix in (".json", ".yaml", ".yml"):
-        data = parse_json(text, source) if path.suffix == ".json" else next(iter(yaml_documents(text, source)), None)
+        data = parse_json(text, source) if path.suffix == ".json" else _one_document(text, source)
         if isinstance(data, Mapping) and is_primus(data):
             return read_primus(data, path, known)
-        return _of_tables(data, source, form)
+        data, notes = with_variables(data, known)
+        draft = _of_tables(data, source, form)
+        draft.notes += notes
+        return draft
     if path.suffix == ".py" and form in ("auto", "torchtitan") and is_python_of_torchtitan(text):
         return read_python_of_torchtitan(text, source, known.get("config"))
     if form not in ("auto", "megatron") or not is_megatron(text):
@@ -87,9 +97,20 @@ def _read(text: str, path: Path, form: Form, known: dict[str, str]) -> Draft:
     return read_script_of_megatron(text, source, known)
 
 
+def _one_document(text: str, source: str) -> Any:
+    documents = [one for one in yaml_documents(text, source) if one is not None]
+    if len(documents) > 1:
+        raise InputError(f"{source}: {len(documents)} documents; write each of them into a file of its own")
+    return documents[0] if documents else None
+
+
 def _of_tables(data: Any, source: str, form: Form) -> Draft:
     if not isinstance(data, Mapping):
         raise unknown_kind(source, f" ({type(data).__name__} at the top, where settings are a table)")
+    if form in ("auto", "deepspeed") and is_neox(data):
+        draft = _joined(*read_neox(data, source))
+        draft.form = "GPT-NeoX"
+        return draft
     found = form if form != "auto" else next((name for name in _MARKS if _is_told(name, data)), None)
     if found == "torchtitan":
         return read_saved_torchtitan(data, source)
@@ -97,7 +118,7 @@ def _of_tables(data: Any, source: str, form: Form) -> Draft:
         return read_deepspeed(data, source)
     if found == "hugging-face":
         is_model = "model_type" in data and not {*data} & {"base_model", "model_name_or_path"}
-        return read_model_config(data, source) if is_model else read_trainer(data, source)
+        return read_model_config(data, source) if is_model else _of_trainer(data, source)
     if found in ("nemo", "megatron") or is_megatron(json.dumps(data, default=str)):
         return read_tables_of_megatron(data, source, "NeMo" if found == "nemo" else "Megatron-LM")
     raise unknown_kind(source, _what(data))
@@ -121,6 +142,15 @@ def _what(data: Mapping[Any, Any]) -> str:
     return f" (keys {', '.join(str(key)[:40] for key in [*data][:6])}; --format names a framework)"
 
 
+def _of_trainer(data: Mapping[str, Any], source: str) -> Draft:
+    """Arguments of the Trainer, which may hold those of DeepSpeed."""
+    inner = data.get("deepspeed")
+    if not isinstance(inner, Mapping):
+        return read_trainer(data, source)
+    outer = {key: value for key, value in data.items() if key != "deepspeed"}
+    return _joined(read_trainer(outer, source), read_deepspeed(inner, f"{source}: deepspeed"))
+
+
 def _joined(one: Draft, other: Draft) -> Draft:
     """Both drafts as one; InputError where they contradict each other. A whole model goes before one's name."""
     for draft, whole in ((one, other), (other, one)):
@@ -135,16 +165,29 @@ def _joined(one: Draft, other: Draft) -> Draft:
                 )
             if known is None or known.is_open:
                 one.tables[name][key] = found
-    for field in ("num_devices", "num_devices_per_machine", "replica_batch"):
-        if getattr(one, field) is None:
-            setattr(one, field, getattr(other, field))
+    for field in ("num_devices", "num_devices_per_machine", "replica_batch", "accumulation"):
+        known, found = getattr(one, field), getattr(other, field)
+        if known is not None and found is not None and known.value != found.value:
+            raise InputError(f"{known.value} by {known.origin}, but {found.value} by {found.origin}; leave one of them")
+        setattr(one, field, known or found)
     one.form = f"{one.form} and {other.form}"
     one.notes += other.notes
     one.not_understood += other.not_understood
     one.without_effect += other.without_effect
     one.unset |= other.unset
+    one.changes += other.changes
+    one.shapes |= other.shapes
     one.unreadable += other.unreadable
     return one
+
+
+_WITHOUT_FLASH: Final = "has no FlashAttention 2"
+
+
+def _lacks_flash_attention(device: str) -> bool:
+    with suppress(ValueError):  # the job's reader names a device that is not in the catalogue
+        return not device_row(device).flash_attention
+    return False
 
 
 def draft_of_devices(draft: Draft, num_devices: int | None, device: str = "") -> Draft:
@@ -153,6 +196,11 @@ def draft_of_devices(draft: Draft, num_devices: int | None, device: str = "") ->
         draft.num_devices = Setting(num_devices, "--num-devices")
         draft.tables["layout"].pop("data", None)
     draft.settle()
+    said = draft.tables["training"].get("flash_attention")
+    if _lacks_flash_attention(device) and (said is None or said.value):
+        if said is not None and not said.is_open:
+            draft.notes.append(f"{said.origin}: {device} {_WITHOUT_FLASH}: the scores of attention are kept")
+        draft.put("training", "flash_attention", value=False, origin=f"{device} {_WITHOUT_FLASH}")
     if draft.num_devices is not None and (inside := rack_share(device, draft.num_devices.value)):
         draft.num_devices_per_machine = Setting(inside, "NVLink reaches over a rack")
     return draft

@@ -1,4 +1,4 @@
-"""Settings of Hugging Face (config.json, Trainer, Accelerate, adapters of fine-tunings) and of DeepSpeed as a job."""
+"""Settings of Hugging Face (config.json, Trainer, Accelerate, adapters of fine-tunings) as a job."""
 
 import re
 from collections.abc import Mapping
@@ -6,49 +6,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.catalog import model_names
-from farpipe.interop.megatron_names import settings_by_path, settings_of_tables
-from farpipe.interop.settings import Draft, Setting, Settings, as_count, as_flag
+from farpipe.interop.kinds import as_count, as_flag, as_size
+from farpipe.interop.known_options import known_options
+from farpipe.interop.megatron_names import settings_of_tables
+from farpipe.interop.settings import Draft, Setting, Settings
 from farpipe.spec.hugging_face import model_of_config
 from farpipe.spec.model import Model
 
-_STAGES: Final = {"FULL_SHARD": 3, "1": 3, "SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0, "HYBRID_SHARD": 3}
+_STAGES: Final = {
+    "FULL_SHARD": 3,
+    "1": 3,
+    "SHARD_GRAD_OP": 2,
+    "2": 2,
+    "NO_SHARD": 0,
+    "3": 0,
+    "HYBRID_SHARD": 3,
+    "4": 3,
+    "HYBRID_SHARD_ZERO2": 2,
+    "_HYBRID_SHARD_ZERO2": 2,
+    "5": 2,
+}
 """Stage of ZeRO by FSDP's sharding strategy, by name or number."""
-_WITHOUT_EFFECT_OF_DEEPSPEED: Final = (
-    *("steps_per_print", "wall_clock_breakdown", "zero_allow_untested", "prescale", "dump_state", "flops_profiler"),
-    *("tensorboard", "wandb", "csv_monitor", "comms_logger", "zero_force_ds", "monitor", "elasticity", "autotuning"),
-    *("scheduler.", "optimizer.type", "optimizer.params.eps", "optimizer.params.torch_adam", "fp16.", "bf16."),
-)
-_WITHOUT_EFFECT_OF_TRAINER: Final = (
-    *("output_dir", "overwrite", "logging", "save", "eval", "load_best", "metric", "report", "push", "hub", "run_name"),
-    *("seed", "data_seed", "disable_tqdm", "remove_unused", "label", "do_", "per_device_eval", "dataloader", "resume"),
-    *("lr_scheduler", "warmup", "optim", "log_level", "adam_epsilon", "num_train_epochs", "prediction", "greater"),
-    *("ddp_timeout", "main_", "machine_rank", "rdzv", "same_network", "compute_environment", "debug", "use_cpu"),
-    *("downcast_bf16", "enable_cpu_affinity", "tpu_", "distributed_type", "ddp_backend", "use_cache"),
-    *(
-        "chat_template",
-        "dataset",
-        "tokenizer",
-        "model_revision",
-        "attn_implementation",
-        "preprocessing",
-        "trust_remote",
-    ),
-    *("datasets", "wandb_", "special_tokens", "max_samples", "template", "plot_", "val_", "gradient_checkpointing_kw"),
-    *(
-        "deepspeed_hostfile",
-        "deepspeed_multinode",
-        "model_type",
-        "tokenizer_type",
-        "test_split",
-        "num_epochs",
-        "use_reentrant",
-        "zero3_",
-        *(f"fsdp_{name}" for name in ("auto_wrap", "state_dict", "sync_module", "use_orig", "cpu_ram", "transformer")),
-        *("fsdp_backward_prefetch", "fsdp_forward_prefetch"),
-    ),
-)
-"""Beginnings of names of what changes neither the seconds nor the bytes of a step."""
-
 
 _MODEL_NAMES: Final = ("model_name_or_path", "base_model", "model_id", "model_name")
 
@@ -71,52 +49,6 @@ def read_model_config(data: Mapping[str, Any], source: str) -> Draft:
     return draft
 
 
-def read_deepspeed(data: Mapping[str, Any], source: str) -> Draft:
-    """The training of a DeepSpeed JSON; it has no model, and degrees of its pipeline stand in the script."""
-    settings, draft = settings_by_path(data, source), Draft("DeepSpeed")
-    each = settings.take("train_micro_batch_size_per_gpu", _count_or_auto)
-    steps = settings.take("gradient_accumulation_steps", _count_or_auto)
-    whole = settings.take("train_batch_size", _count_or_auto)
-    draft.put("training", "microbatch_size", each, settings.origin("train_micro_batch_size_per_gpu"))
-    draft.put("training", "global_batch", whole, settings.origin("train_batch_size"))
-    if whole is None and each is not None:
-        origin = settings.origin("gradient_accumulation_steps", "train_micro_batch_size_per_gpu")
-        draft.replica_batch = Setting(each * (steps or 1), origin)
-    stage = settings.take("zero_optimization.stage", as_count, default=0)
-    draft.put("training", "zero", stage, settings.origin("zero_optimization.stage"))
-    draft.put("training", "precision", *_precision(settings))
-    _optimizer(settings, draft, "optimizer.params.", "gradient_clipping")
-    settings.take("zero_optimization.overlap_comm")
-    for name in settings.values:
-        if name.startswith("zero_optimization.offload") and name.endswith("device") and settings.take(name) != "none":
-            settings.problems.append(f"{name}: state in host memory is not planned")
-    draft.close(settings, _beginning(settings, _WITHOUT_EFFECT_OF_DEEPSPEED, ("zero_optimization.",)))
-    return draft
-
-
-def _count_or_auto(value: Any) -> int | None:
-    """A count; ``auto`` is what the Trainer fills in."""
-    return None if value == "auto" else as_count(value)
-
-
-def _precision(settings: Settings) -> tuple[str, str]:
-    """The precision, and where it stands; ``auto``, which the Trainer fills in, goes behind what other files say."""
-    enabled = {kind: settings.take(f"{kind}.enabled", str, "False") for kind in ("bf16", "fp16")}
-    for wanted in ("True", "auto"):
-        if found := [kind for kind, value in enabled.items() if value == wanted]:
-            return found[0], "default" if wanted == "auto" else settings.origin(f"{found[0]}.enabled")
-    return "fp32", settings.origin("bf16.enabled", "fp16.enabled")
-
-
-def _optimizer(settings: Settings, draft: Draft, place: str, clipping: str) -> None:
-    for key, name in (("learning_rate", "lr"), ("weight_decay", "weight_decay"), ("betas", "betas")):
-        if settings.values.get(place + name, Setting("auto", "")).value != "auto":
-            draft.put("training", key, settings.take(place + name, lambda value: value), settings.origin(place + name))
-        settings.has(place + name)
-    clip = settings.take(clipping, lambda value: None if value == "auto" else float(value))
-    draft.put("training", "clip_norm", "none" if clip == 0 else clip, settings.origin(clipping))
-
-
 def read_trainer(data: Mapping[str, Any], source: str) -> Draft:
     """Arguments of transformers' Trainer (JSON or YAML) or an Accelerate configuration (YAML)."""
     settings, draft = settings_of_tables(data, source, {}), Draft("Hugging Face Trainer")
@@ -125,17 +57,23 @@ def read_trainer(data: Mapping[str, Any], source: str) -> Draft:
     _trainer_precision(settings, draft)
     same = {name: (name, float) for name in ("learning_rate", "weight_decay")}
     draft.copy(settings, "training", same)
-    clip = settings.take("max_grad_norm", float)
-    draft.put("training", "clip_norm", "none" if clip == 0 else clip, settings.origin("max_grad_norm"))
-    full = [name for name in ("gradient_checkpointing", "fsdp_activation_checkpointing") if settings.flag(name)]
+    clips = ("max_grad_norm", "gradient_clipping", "megatron_lm_gradient_clipping")
+    clip = settings.first(clips, lambda value: None if value == "auto" else float(value))
+    draft.put("training", "clip_norm", clip, settings.origin(*clips))
+    if settings.take("max_grad_norm", float) == 0:
+        draft.put("training", "clip_norm", "none", settings.origin("max_grad_norm"))
+    full = [name for name in _RECOMPUTES if settings.flag(name)]
     draft.put("training", "recompute", "full" if full else "none", settings.origin(*full))
     _trainer_devices(settings, draft)
+    _trainer_zero(settings, draft)
+    _kernels(settings, draft)
     _expect_next_tokens(settings)
     _adapters(settings, draft)
-    draft.close(settings, _beginning(settings, _WITHOUT_EFFECT_OF_TRAINER, ()))
+    draft.close(settings, known_options("trainer"))
     return draft
 
 
+_RECOMPUTES: Final = ("gradient_checkpointing", "activation_checkpointing", "fsdp_activation_checkpointing")
 _LENGTHS: Final = ("max_seq_length", "max_length", "model_max_length", "block_size", "cutoff_len", "sequence_len")
 """Names of the length of a sequence, the first that is there."""
 
@@ -143,14 +81,21 @@ _LENGTHS: Final = ("max_seq_length", "max_length", "model_max_length", "block_si
 def _trainer_sizes(settings: Settings, draft: Draft) -> None:
     """Sequences of a device and of a step, their length, and the number of steps."""
     sizes = ("per_device_train_batch_size", "micro_batch_size")
-    each = next((n for n in [settings.take(name, as_count) for name in sizes] if n), None)
-    steps = settings.take("gradient_accumulation_steps", _count_or_auto, default=1) or 1
+    each, steps = settings.first(sizes, as_size), settings.first(_ACCUMULATIONS, _size_or_auto)
     draft.put("training", "microbatch_size", each, settings.origin(*sizes))
-    if each is not None:
-        draft.replica_batch = Setting(each * steps, settings.origin("gradient_accumulation_steps"))
-    for key, names in (("sequence_length", _LENGTHS), ("num_steps", ("max_steps",))):
-        found = next((n for name in names if (n := settings.take(name, as_count)) and n > 0), None)
-        draft.put("training", key, found, settings.origin(*names))
+    if steps is not None:
+        draft.accumulation = Setting(steps, settings.origin(*_ACCUMULATIONS))
+    lengths = settings.first(_LENGTHS, as_count)
+    draft.put("training", "sequence_length", lengths, settings.origin(*_LENGTHS))
+    if (steps := settings.take("max_steps", as_count)) and steps > 0:
+        draft.put("training", "num_steps", steps, settings.origin("max_steps"))
+
+
+_ACCUMULATIONS: Final = ("gradient_accumulation_steps", "megatron_lm_num_micro_batches")
+
+
+def _size_or_auto(value: Any) -> int | None:
+    return None if value == "auto" else as_size(value)
 
 
 def _named_model(settings: Settings, draft: Draft) -> None:
@@ -173,21 +118,95 @@ def _trainer_precision(settings: Settings, draft: Draft) -> None:
         draft.put("training", "matmul", "fp8" if named == "fp8" else None, origin)
 
 
+_SEQUENCES: Final = (*("parallelism_config_sp_size", "sp_size", "sequence_parallel_degree", "sequence_parallel_size"),)
+"""Names of the degree of Ulysses."""
+_DEGREES: Final = {
+    "tensor": ("parallelism_config_tp_size", "tp_size", "tensor_parallel_size", "megatron_lm_tp_degree", "tp_degree"),
+    "pipeline": ("megatron_lm_pp_degree", "pp_degree"),
+    "context": ("parallelism_config_cp_size", "cp_size", "context_parallel_size", *_SEQUENCES),
+}
+"""Names of degrees in Accelerate, also of its plugin of Megatron-LM, transformers' `parallelism_config` and axolotl."""
+_REPLICAS: Final = {
+    "replicate": ("parallelism_config_dp_replicate_size", "dp_replicate_size"),
+    "shard": ("parallelism_config_dp_shard_size", "dp_shard_size"),
+}
+
+
 def _trainer_devices(settings: Settings, draft: Draft) -> None:
-    count = settings.take("num_processes", as_count)
-    machines = settings.take("num_machines", as_count, default=1)
+    count = settings.take("num_processes", as_size)
+    machines = settings.take("num_machines", as_size, default=1)
     if count is not None:
         draft.num_devices = Setting(count, settings.origin("num_processes"))
         if machines > 1 and count % machines == 0:
             draft.num_devices_per_machine = Setting(count // machines, settings.origin("num_machines"))
+    for key, names in _DEGREES.items():
+        degree = settings.first(names, as_size)
+        draft.put("layout", key, degree, settings.origin(*names))
+        if key == "context" and degree and settings.origin(*names) == settings.origin(*_SEQUENCES):
+            draft.put("layout", "context_exchange", "ulysses", settings.origin(*names))
+    sizes = {key: settings.first(names, as_size) for key, names in _REPLICAS.items()}
+    if any(sizes.values()):
+        origin = settings.origin(*_REPLICAS["shard"], *_REPLICAS["replicate"])
+        draft.put("layout", "data", (sizes["replicate"] or 1) * (sizes["shard"] or 1), origin)
+    name = next((name for name in _REPLICAS["replicate"] if name in settings.values), None)
+    if name and (sizes["replicate"] or 1) > 1 and (sizes["shard"] or 1) > 1:
+        settings.change(name, _PARTLY)
+
+
+_PARTLY: Final = "state is divided among some of the replicas only"
+_IN_HOST_MEMORY: Final = "weights or the optimizer's state wait in the host's memory"
+
+
+def _trainer_zero(settings: Settings, draft: Draft) -> None:
+    """Stage of ZeRO, and what of FSDP is not planned."""
     origin = settings.origin("zero_stage", "fsdp_sharding_strategy", "fsdp", "fsdp_version")
-    draft.put("training", "zero", settings.take("zero_stage", as_count, _fsdp_stage(settings)), origin)
-    for name in ("fsdp_offload_params", "offload_params", "offload_optimizer_device", "offload_param_device"):
-        if (place := settings.take(name)) not in (None, "False", "none"):
-            settings.problems.append(f"{settings.origin(name)}: {place}: state in host memory is not planned")
-    for key, name in (("tensor", "tp_degree"), ("pipeline", "pp_degree")):
-        origin = settings.origin(f"megatron_lm_{name}", name)
-        draft.put("layout", key, settings.take(f"megatron_lm_{name}", as_count), origin)
+    sharded = 1 if settings.flag("megatron_lm_use_distributed_optimizer") else None
+    stage = settings.take("zero_stage", as_count, _fsdp_stage(settings))
+    draft.put("training", "zero", sharded if stage is None else stage, origin)
+    for name in ("fsdp_sharding_strategy", "fsdp"):
+        words = settings.take(name, _words, "").upper().split()
+        if "OFFLOAD" in words:
+            settings.change(name, _IN_HOST_MEMORY)
+        if any("HYBRID" in word for word in words) or (name == "fsdp_sharding_strategy" and {*words} & {"4", "5"}):
+            settings.change(name, _PARTLY)
+    if settings.flag("megatron_lm_sequence_parallelism"):
+        draft.put("training", "sequence_parallel", value=True, origin="megatron_lm_sequence_parallelism")
+    if settings.flag("megatron_lm_recompute_activations"):
+        draft.put("training", "recompute", "core_attn", "megatron_lm_recompute_activations")
+    if isinstance(path := settings.take("deepspeed", lambda value: value), str):
+        settings.problems.append(f"{settings.origin('deepspeed')}: {path}: give this file too")
+
+
+_PLAIN_OPTIMIZERS: Final = (
+    *("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_torch_xla", "adamw_torch_npu_fused"),
+    *("adam", "adamw", "auto"),
+)
+"""Optimizers that keep two numbers of 32 bit for a parameter on the device."""
+_KEEP_SCORES: Final = {
+    "attn_implementation": "eager",
+    "flash_attn": ("disabled", "off", "False"),
+    "eager_attention": "True",
+}
+"""Values by which attention keeps its scores: transformers, LLaMA-Factory, axolotl."""
+_KERNELS_OF_ATTENTION: Final = (
+    "attn_implementation",
+    "flash_attn",
+    "flash_attention",
+    "sdp_attention",
+    "xformers_attention",
+)
+
+
+def _kernels(settings: Settings, draft: Draft) -> None:
+    """Kernels of attention, of the optimizer, and of what lies between matrix products."""
+    kept = [name for name, values in _KEEP_SCORES.items() if settings.take(name, str, "-") in values]
+    said = [name for name in _KERNELS_OF_ATTENTION if settings.take(name, str, "False") not in ("False", "auto")]
+    draft.put("training", "flash_attention", not kept, settings.origin(*kept, *said))
+    for name in ("optim", "optimizer"):
+        if settings.take(name, str, "adam") not in _PLAIN_OPTIMIZERS:
+            settings.change(name, "the optimizer's state and work are counted as Adam's in 32 bit")
+    fused = [name for name in ("torch_compile", "use_liger_kernel", "enable_liger_kernel") if settings.flag(name)]
+    draft.put("training", "kernels", "fused" if fused else "eager", settings.origin(*fused))
 
 
 def _fsdp_stage(settings: Settings) -> int | None:
@@ -212,12 +231,8 @@ def _flag_or_auto(value: Any) -> bool:
 def _expect_next_tokens(settings: Settings) -> None:
     """Note what is trained otherwise than one pass over each sequence."""
     for name, plain in (("stage", ("pt", "sft")), ("rl", ())):
-        if (kind := settings.take(name)) not in (None, *plain):
-            settings.problems.append(f"{settings.origin(name)}: {kind}: counted as one pass over each sequence")
-
-
-def _beginning(settings: Settings, beginnings: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
-    return [name for name in settings.values if name.startswith((*beginnings, *more))]
+        if settings.take(name) not in (None, *plain):
+            settings.change(name, "counted as one pass over each sequence")
 
 
 _SWITCHES: Final = {
@@ -234,6 +249,11 @@ _MODULES: Final = {
     "down_proj": "linear_fc2",
 }
 """Linear maps of transformers' layers, by Megatron-Core's names."""
+_OF_ADAPTERS: Final = (
+    *("lora_r", "lora_rank", "lora_dropout", "lora_alpha", "lora_target_modules", "lora_target", "lora_target_linear"),
+    *("use_dora", "use_rslora", "lora_target_parameters", "lora_rank_pattern", "loraplus_lr_ratio"),
+)
+"""Settings that nobody looks at where no adapters are trained."""
 _ALL: Final = ("all", "all-linear")
 
 
@@ -242,21 +262,20 @@ def _adapters(settings: Settings, draft: Draft) -> None:
     found = [name for name, values in _SWITCHES.items() if settings.take(name) in values]
     full = settings.take("finetuning_type")
     if full not in (None, "lora", "full"):
-        settings.problems.append(f"{settings.origin('finetuning_type')}: {full}: counted as training all weights")
+        settings.change("finetuning_type", "counted as training all weights")
     if not found:
+        settings.ignore(*(name for name in settings.values if name in _OF_ADAPTERS))
         return
     lora: dict[str, Any] = {
         "rank": settings.take("lora_r", as_count) or settings.take("lora_rank", as_count, default=8),
         "target_modules": _targets(settings),
         "dropout": settings.take("lora_dropout", float, default=0.0),
     }
-    for name in ("lora_alpha", "lora_task_type"):
-        settings.take(name)
     narrow = settings.flag("load_in_4bit"), settings.take("quantization_bit") == "4"
     if settings.take("adapter") == "qlora" or any(narrow):
         lora["base_weights"] = "nf4"
     if settings.flag("load_in_8bit"):
-        settings.problems.append(f"{settings.origin('load_in_8bit')}: frozen weights are counted in 16 bit")
+        settings.change("load_in_8bit", "frozen weights are counted in 16 bit")
     draft.put("training", "lora", lora, settings.origin(*found))
 
 
@@ -265,7 +284,7 @@ def _targets(settings: Settings) -> list[str]:
     names = settings.take("lora_target_modules", _names, default=[]) + settings.take("lora_target", _names, default=[])
     if settings.flag("lora_target_linear") or {*names} & {*_ALL}:
         return [*dict.fromkeys(_MODULES.values())]
-    settings.problems += [f"adapters of {name}" for name in names if name not in _MODULES]
+    settings.changes += [f"adapters of {name} are not counted" for name in names if name not in _MODULES]
     return [*dict.fromkeys(_MODULES[name] for name in names if name in _MODULES)] or ["linear_qkv"]
 
 

@@ -1,8 +1,11 @@
-"""References of OmegaConf in files of tables (``${.hidden_size}``, ``${multiply:4, ${.a}}``), none of them run."""
+"""Variables (``${TP:-2}``) and references of OmegaConf (``${.hidden_size}``) in files of tables, none of them run."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from farpipe.interop.shell import UNKNOWN
 
 _MAX_DEPTH: Final = 16
 _FUNCTIONS: Final[Mapping[str, Callable[..., float]]] = {
@@ -16,6 +19,60 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., float]]] = {
 }
 """Resolvers that the configurations of NeMo name, by what they return."""
 _ABSENT: Final = object()
+_VARIABLE: Final = re.compile(r"\$\{(?:oc\.env:|env:)?([A-Za-z_]\w*)(?:(?::?[-=]|,|:)([^{}]*))?\}|\$([A-Za-z_]\w*)")
+"""``$NAME``, ``${NAME}``, ``${NAME:-default}``, ``${NAME:default}`` and ``${oc.env:NAME,default}``."""
+
+
+class Given(dict[str, str]):
+    """Values from outside by the names of variables; it remembers which of them a file asked for."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of `name`, which then counts as asked for."""
+        self.asked.add(name)
+        return super().get(name, default)
+
+    @property
+    def unused(self) -> list[str]:
+        """Names that no file asked for."""
+        return [name for name in self if name not in self.asked]
+
+
+def with_variables(data: Any, known: Given) -> tuple[Any, list[str]]:
+    """`data` with the values of variables in its texts, and notes on defaults that were taken.
+
+    One without a value is marked as such, unless a key of the file has its name: that is a reference of OmegaConf.
+    """
+    notes: dict[str, None] = {}
+    keys = {str(key) for key in data} if isinstance(data, Mapping) else set[str]()
+
+    def value_of(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        if name in known:
+            return known[name]
+        if name in keys or name in _FUNCTIONS:
+            return match[0]
+        if default is None:
+            return f"{UNKNOWN}${name}{UNKNOWN}"
+        if default.strip().isdigit():
+            notes[f"{name} is not set in the file; its default {default} was taken"] = None
+        return default
+
+    def put_in(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: put_in(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [put_in(inner) for inner in value]
+        return _VARIABLE.sub(value_of, value) if isinstance(value, str) else value
+
+    return put_in(data), [*notes]
 
 
 def interpolated(data: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -7,51 +7,41 @@ say otherwise (megatron/training/arguments.py).
 import re
 from typing import Any, Final
 
-from farpipe.interop.megatron_names import settings_of_script, settings_of_tables, without_effect
-from farpipe.interop.settings import Draft, Plain, Setting, Settings, as_count, as_flag, as_layers
+from farpipe.errors import InputError
+from farpipe.interop.kinds import as_count, as_flag, as_layers, as_size
+from farpipe.interop.known_options import known_options
+from farpipe.interop.megatron_names import settings_of_script, settings_of_tables
+from farpipe.interop.megatron_training import put_training
+from farpipe.interop.settings import Draft, Plain, Setting, Settings
 from farpipe.interop.vocabulary import put_vocabulary
-from farpipe.spec.recompute import OPERATIONS
-
-_RECIPES: Final = {"mxfp8": "mxfp8"}
-"""Recipes of Transformer Engine for which farpipe has a number format of its own; others count as ``fp8``."""
-_SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
 def read_script_of_megatron(text: str, source: str, known: dict[str, str] | None = None) -> Draft:
     """The job of a shell script or a list of options; `known` has values for variables that come from outside."""
-    return _job(settings_of_script(text, source, known), "Megatron-LM")
+    return job_of_settings(settings_of_script(text, source, known), "Megatron-LM")
 
 
 def read_tables_of_megatron(data: Any, source: str, form: str = "Megatron-LM") -> Draft:
     """The job of a YAML file, already parsed."""
-    return _job(settings_of_tables(data, source), form)
+    return job_of_settings(settings_of_tables(data, source), form)
 
 
 _MODEL: Final[Plain] = {
-    "num_layers": ("num_layers", as_count),
-    "hidden": ("hidden_size", as_count),
-    "num_heads": ("num_attention_heads", as_count),
-    "head_dim": ("kv_channels", as_count),
-}
-_TRAINING: Final[Plain] = {
-    "sequence_length": ("seq_length", as_count),
-    "global_batch": ("global_batch_size", as_count),
-    "microbatch_size": ("micro_batch_size", as_count),
-    "num_steps": ("train_iters", as_count),
-    "learning_rate": ("lr", float),
-    "weight_decay": ("weight_decay", float),
+    "num_layers": ("num_layers", as_size),
+    "hidden": ("hidden_size", as_size),
+    "num_heads": ("num_attention_heads", as_size),
+    "head_dim": ("kv_channels", as_size),
 }
 
 
-def _job(settings: Settings, form: str) -> Draft:
+def job_of_settings(settings: Settings, form: str, *options: str) -> Draft:
+    """The job of settings by Megatron-LM's names; `options`: the frameworks of the other options that it may have."""
     draft = Draft(form, own_method="interleaved")
     _devices(settings, draft)
     _layout(settings, draft)
     _model(settings, draft)
-    _training(settings, draft)
-    _precision(settings, draft)
-    _recompute(settings, draft)
-    draft.close(settings, without_effect(settings))
+    put_training(settings, draft)
+    draft.close(settings, known_options(*(options or ("megatron",))))
     return draft
 
 
@@ -59,7 +49,7 @@ def _devices(settings: Settings, draft: Draft) -> None:
     per_machine = ("nproc_per_node", "gpus_per_node", "devices", "num_gpus", "gres", "ntasks_per_node")
     machines = ("nnodes", "nodes", "num_nodes", "N")
     each = next((n for n in [settings.take(name, _num_gpus) for name in per_machine] if n), None)
-    count = next((n for n in [settings.take(name, as_count) for name in machines] if n), None)
+    count = settings.first(machines, as_count)
     if each is not None:
         draft.num_devices_per_machine = Setting(each, settings.origin(*per_machine))
     if each is not None and count is not None:
@@ -81,10 +71,13 @@ def _layout(settings: Settings, draft: Draft) -> None:
         "expert": "expert_model_parallel_size",
     }
     for key, name in names.items():
-        degree = settings.take(name, as_count, default=None if settings.has(name) else 1)
+        degree = settings.take(name, as_size, default=None if settings.has(name) else 1)
         draft.put("layout", key, degree, settings.origin(name))
         if degree is None:
             draft.unreadable.append(f"layout.{key}")
+    name = "expert_tensor_parallel_size"
+    if settings.take(name, as_size, draft.degree("tensor")) != draft.degree("tensor") and draft.degree("expert") > 1:
+        settings.change(name, "experts are divided over as many tensor-parallel devices as the layers")
     if draft.degree("context") > 1 and settings.has("cp_comm_type"):
         kinds = settings.take("cp_comm_type", lambda kind: kind if isinstance(kind, str) else kind[0])
         exchange = "ulysses" if kinds == "a2a" else "ring"
@@ -97,24 +90,36 @@ def _layout(settings: Settings, draft: Draft) -> None:
 
 def _stages(settings: Settings, draft: Draft) -> None:
     """Stages on each rank and layers of each stage."""
-    num_layers = settings.take("num_layers", as_count)
+    num_layers = settings.take("num_layers", as_size)
     pipeline = draft.degree("pipeline")
-    layout = settings.take("pipeline_model_parallel_layout")
-    virtual = settings.take("num_virtual_stages_per_pipeline_rank", as_count)
-    each = settings.take("num_layers_per_virtual_pipeline_stage", as_count)
+    layout = settings.take("pipeline_model_parallel_layout", _layout_text)
+    virtual = settings.take("num_virtual_stages_per_pipeline_rank", as_size)
+    each = settings.take("num_layers_per_virtual_pipeline_stage", as_size)
     origin = settings.origin("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
     if num_layers is None:
         return
     if layout is not None:
         layers = layers_of_layout(layout)
-        virtual, origin = len(layers) // pipeline, settings.origin("pipeline_model_parallel_layout")
+        virtual, origin = max(1, len(layers) // pipeline), settings.origin("pipeline_model_parallel_layout")
     else:
+        if each and num_layers % (pipeline * each):
+            raise InputError(
+                f"{settings.source}: {origin}: {num_layers} layers are no multiple of {pipeline} ranks x {each} layers "
+                "a stage"
+            )
         virtual = virtual or (num_layers // (pipeline * each) if each else 1)
         layers = _even_layers(settings, num_layers, pipeline, virtual)
     draft.put("layout", "virtual", virtual, origin)
     if len(layers) > 1 and sum(layers) == num_layers:
         names = ("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "num_layers")
         draft.put("layout", "layers", layers, settings.origin(*names))
+
+
+def _layout_text(value: Any) -> str:
+    """A layout as text, also where Megatron-Bridge has a list of the names of each stage's parts."""
+    if not isinstance(value, list):
+        return str(value)
+    return "|".join("t" * [str(part) for part in stage].count("decoder") for stage in value)
 
 
 def layers_of_layout(text: str) -> list[int]:
@@ -145,11 +150,16 @@ def _even_layers(settings: Settings, num_layers: int, pipeline: int, virtual: in
     return [per_rank[stage % pipeline] // virtual for stage in range(num_stages)]
 
 
+_GATES: Final = ("swiglu", "quick_geglu", "geglu", "reglu")
+"""Switches of MLPs with a gate, also those of Megatron-LLM and of Megatron-DeepSpeed."""
+
+
 def _model(settings: Settings, draft: Draft) -> None:
     draft.copy(settings, "model", _MODEL)
     hidden = draft.value("model", "hidden")
     unit = [str(settings.take(name, default="")) for name in ("activation", "glu_activation")]
-    gated = settings.flag("swiglu") or any(text.endswith(("swiglu", "geglu")) or text == "reglu" for text in unit)
+    switches = [settings.flag(name) for name in _GATES]
+    gated = any(switches) or any(text.endswith(("swiglu", "geglu")) or text == "reglu" for text in unit)
     groups = settings.take("num_query_groups", as_count)
     is_switched = settings.flag("group_query_attention") or not settings.origin("hidden_size").startswith("--")
     if groups is not None and is_switched:  # files of NeMo have no switch
@@ -157,8 +167,10 @@ def _model(settings: Settings, draft: Draft) -> None:
     elif settings.has("num_key_value_heads"):  # Megatron-DeepSpeed
         groups = settings.take("num_key_value_heads", as_count)
         draft.put("model", "num_kv_heads", groups, settings.origin("num_key_value_heads"))
+    if settings.take("attention_head_type", _is_multi_query):  # BigCode's Megatron-LM
+        draft.put("model", "num_kv_heads", 1, settings.origin("attention_head_type"))
     draft.put("model", "ffn_hidden", _ffn_hidden(settings, hidden, gated), settings.origin("ffn_hidden_size"))
-    draft.put("model", "gated_mlp", gated, settings.origin("swiglu", "activation"))
+    draft.put("model", "gated_mlp", gated, settings.origin(*_GATES, "activation"))
     put_vocabulary(settings, draft)
     _norms_and_biases(settings, draft)
     _positions(settings, draft)
@@ -166,6 +178,10 @@ def _model(settings: Settings, draft: Draft) -> None:
     _latent_attention(settings, draft)
     _windows(settings, draft)
     draft.put("model", "mtp_num_layers", settings.take("mtp_num_layers", as_count), settings.origin("mtp_num_layers"))
+
+
+def _is_multi_query(value: Any) -> bool:
+    return {"multiquery": True, "multihead": False}[str(value)]
 
 
 def _ffn_hidden(settings: Settings, hidden: int | None, gated: bool) -> int | None:
@@ -209,7 +225,14 @@ def _positions(settings: Settings, draft: Draft) -> None:
     base = settings.take("rotary_base", float)
     if rotary:
         draft.put("model", "rotary_base", base, settings.origin("rotary_base"))
-    settings.take("rotary_percent", float)
+
+
+_OF_EXPERTS: Final = (
+    *("moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
+    *("expert_interval", "moe_router_enable_expert_bias", "moe_expert_capacity_factor", "moe_shared_expert_overlap"),
+    *("moe_token_dispatcher_type", "moe_pad_expert_input_to_capacity", "moe_latent_size", "moe_extended_tp"),
+)
+"""Settings that a model without experts does not look at."""
 
 
 def _experts(settings: Settings, draft: Draft) -> None:
@@ -218,7 +241,7 @@ def _experts(settings: Settings, draft: Draft) -> None:
         draft.unreadable.append("model.experts")
     of_deepspeed = settings.flag("deepspeed")
     if not count or count == 1:  # Megatron-DeepSpeed writes 1 for a dense model
-        settings.take("moe_router_topk")
+        settings.ignore(*_OF_EXPERTS)
         return
     experts = {
         "num_experts": count,
@@ -229,9 +252,8 @@ def _experts(settings: Settings, draft: Draft) -> None:
         "router_bias": int(settings.flag("moe_router_enable_expert_bias")),
     }
     if of_deepspeed and (every := settings.take("expert_interval", as_count, default=2)) > 1:
-        origin = settings.origin("expert_interval")
-        settings.problems.append(f"{origin}: experts in one of {every} layers are counted in all")
-    settings.flag("moe_grouped_gemm")
+        origin = settings.origin("expert_interval", "num_experts")
+        settings.shapes["expert_interval"] = f"{origin}: Megatron-DeepSpeed has experts in one of {every} layers"
     draft.put("model", "experts", experts, settings.origin("num_experts"))
 
 
@@ -273,8 +295,6 @@ def _num_before(value: Any) -> int:
 
 
 def _latent_attention(settings: Settings, draft: Draft) -> None:
-    if not settings.flag("multi_latent_attention"):
-        return
     names = {
         "query_rank": ("q_lora_rank", 0),
         "kv_rank": ("kv_lora_rank", 32),
@@ -282,109 +302,9 @@ def _latent_attention(settings: Settings, draft: Draft) -> None:
         "rope_dim": ("qk_pos_emb_head_dim", 64),
         "value_dim": ("v_head_dim", 128),
     }
+    if not settings.flag("multi_latent_attention"):
+        settings.ignore(*(name for name, _ in names.values()))
+        return
     latent = {key: settings.take(name, as_count, default) for key, (name, default) in names.items()}
     draft.put("model", "latent_attention", latent, settings.origin("multi_latent_attention"))
     draft.put("model", "head_dim", latent["nope_dim"] + latent["rope_dim"], "qk-head-dim + qk-pos-emb-head-dim")
-
-
-def _training(settings: Settings, draft: Draft) -> None:
-    draft.copy(settings, "training", _TRAINING)
-    length = settings.take("sequence_length", as_count)
-    if length and length != draft.value("training", "sequence_length"):  # Megatron-Bridge: the model's is its longest
-        draft.put("training", "sequence_length", length, settings.origin("sequence_length"))
-    clip = settings.take("clip_grad", float, default=1.0)
-    draft.put("training", "clip_norm", clip or "none", settings.origin("clip_grad"))
-    both = settings.take("betas", lambda value: [float(value[0]), float(value[1])], default=[0.9, 0.999])
-    betas = [settings.take(f"adam_beta{n}", float, both[n - 1]) for n in (1, 2)]
-    draft.put("training", "betas", betas, settings.origin("adam_beta1", "adam_beta2", "betas"))
-    dropped = [settings.take(name, float, 0.1) for name in ("attention_dropout", "hidden_dropout")]
-    draft.put("training", "dropout", any(dropped), settings.origin("hidden_dropout", "attention_dropout"))
-    draft.put("training", "zero", _zero(settings), settings.origin(*_ZERO_NAMES))
-    draft.put("training", "sequence_parallel", settings.flag("sequence_parallel"), settings.origin("sequence_parallel"))
-    overlap = settings.flag("overlap_grad_reduce")
-    settings.flag("overlap_param_gather")
-    draft.put("training", "overlap", overlap, settings.origin("overlap_grad_reduce"))
-    flash = settings.take("attention_backend", str, "auto") not in ("unfused", "local")
-    settings.flag("use_flash_attn")
-    draft.put("training", "flash_attention", flash, settings.origin("attention_backend", "use_flash_attn"))
-    graphs = settings.flag("enable_cuda_graph") or settings.take("cuda_graph_impl", str, "none") != "none"
-    draft.put("training", "cuda_graphs", graphs, settings.origin("enable_cuda_graph", "cuda_graph_impl"))
-
-
-_DISTRIBUTED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim")
-"""Optimizers of NeMo that divide their state."""
-_ZERO_NAMES: Final = (
-    *("data_parallel_sharding_strategy", "use_torch_fsdp2", "use_megatron_fsdp", "use_distributed_optimizer"),
-    *("zero_stage", "fsdp", "optimizer_name"),
-)
-
-
-def _zero(settings: Settings) -> int:
-    """Stage of ZeRO of the optimizer and the FSDP that are chosen."""
-    distributed = settings.flag("use_distributed_optimizer")
-    strategy = settings.take("data_parallel_sharding_strategy", str, "optim_grads_params")
-    distributed = distributed or settings.take("optimizer_name") in _DISTRIBUTED_OPTIMIZERS
-    if settings.flag("use_torch_fsdp2") or settings.take("fsdp") in (True, "true", "True"):
-        return 3
-    if settings.flag("use_megatron_fsdp"):
-        return _SHARDING.get(strategy, 3)
-    return int(settings.take("zero_stage", as_count, default=0) if settings.flag("deepspeed") else distributed)
-
-
-def _precision(settings: Settings, draft: Draft) -> None:
-    named = str(settings.take("precision", str, "") or settings.take("mixed_precision", str, ""))
-    narrow = next((kind for kind in ("bf16", "fp16") if settings.flag(kind) or kind in named), None)
-    narrow = narrow or ("fp16" if named in ("16", "16-mixed") else "fp32")
-    draft.put("training", "precision", narrow, settings.origin("bf16", "fp16", "precision", "mixed_precision"))
-    recipe = settings.take("fp8_recipe", str, "delayed")
-    form = str(settings.take("fp8_format", str, "")).lower()
-    if form not in ("", "false", "none"):
-        origin = settings.origin("fp8_recipe", "fp8_format")
-        draft.put("training", "matmul", _RECIPES.get(recipe, "fp8"), origin)
-    if settings.take("fp4_format", str, "") not in ("", "false", "none"):
-        draft.put("training", "matmul", "nvfp4", settings.origin("fp4_format"))
-    if settings.take("moe_token_dispatcher_type", str, "") == "flex":
-        draft.put("training", "moe_token_dispatcher_type", "flex", settings.origin("moe_token_dispatcher_type"))
-    for flag in (
-        *("fp8_param_gather", "overlap_moe_expert_parallel_comm", "tp_comm_overlap"),
-        *("fp8_dot_product_attention", "activation_func_fp8_input_store", "fp8_output_proj"),
-    ):
-        if settings.flag(flag):
-            draft.put("training", flag, value=True, origin=settings.origin(flag))
-    if offloaded := settings.take("cpu_offloading_num_layers", int):
-        origin = settings.origin("cpu_offloading_num_layers")
-        draft.put("training", "cpu_offloading_num_layers", offloaded, origin)
-    settings.flag("accumulate_allreduce_grads_in_fp32")
-    if (fused := settings.take("cross_entropy_loss_fusion", as_flag)) is not None:
-        draft.put("training", "cross_entropy_loss_fusion", fused, settings.origin("cross_entropy_loss_fusion"))
-    in_bf16 = settings.flag("grad_reduce_in_bf16") or settings.take("grad_sync_dtype", str, "") in ("bf16", "bfloat16")
-    if not settings.take("grad_reduce_in_fp32", as_flag, default=True) or in_bf16:
-        origin = settings.origin("grad_reduce_in_bf16", "grad_sync_dtype", "grad_reduce_in_fp32")
-        draft.put("training", "grad_reduce_in_fp32", value=False, origin=origin)
-
-
-def _recompute(settings: Settings, draft: Draft) -> None:
-    granularity = settings.take("recompute_granularity")
-    method = settings.take("recompute_method", str, "uniform")
-    num_layers = settings.take("recompute_num_layers", as_count, default=1)
-    names = settings.take("recompute_modules", _names, default=["core_attn"])
-    if settings.flag("recompute_activations"):
-        granularity = "selective"
-    old = ("checkpoint_activations", "activations_checkpoint_method")  # Megatron-LM 2, Megatron-DeepSpeed
-    if granularity is None and (settings.flag(old[0]) or settings.take(old[1]) is not None):
-        granularity = "full"
-    origin = settings.origin("recompute_granularity", "recompute_activations", *old)
-    if granularity == "full" and (method == "block" or num_layers > 1):
-        settings.problems.append(
-            f"{origin} full with --recompute-method {method} --recompute-num-layers {num_layers}: taken as every layer"
-        )
-    if granularity == "selective":
-        known = [name for name in names if name in OPERATIONS]
-        settings.problems += [f"--recompute-modules: {name}" for name in names if name not in OPERATIONS]
-        draft.put("training", "recompute", " ".join(known) or "none", origin)
-    else:
-        draft.put("training", "recompute", "full" if granularity == "full" else "none", origin)
-
-
-def _names(value: Any) -> list[str]:
-    return value.split() if isinstance(value, str) else [str(name) for name in value]

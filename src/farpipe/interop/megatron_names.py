@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.interop.interpolation import interpolated
+from farpipe.interop.interpolation import Given, interpolated
 from farpipe.interop.settings import Setting, Settings
 from farpipe.interop.shell import Script, flags_of, read_script, unset
 from farpipe.interop.shell_words import Word
@@ -40,85 +39,15 @@ ALIASES: Final = {
     "use_llama2_rotary_position_embeddings": "use_rotary_position_embeddings",
 }
 """Names of NeMo and Megatron-Bridge, and earlier ones, for the options that they are."""
-WITHOUT_EFFECT: Final = (
-    *("save*", "load*", "log_*", "tensorboard*", "wandb*", "eval_*", "exit_*", "ckpt*", "dist_ckpt*", "async_save"),
-    *("data_path", "data_cache*", "*_data_path", "*_data_prefix", "split", "mock_data", "num_workers", "dataloader*"),
-    *("vocab_file", "merge_file", "tokenizer*", "tiktoken*", "init_method*", "use_mcore_models", "manual_gc*"),
-    *("timing*", "profile*", "nccl_*", "distributed_timeout*", "distributed_backend", "no_load*", "no_save*"),
-    *("lr_*", "min_lr", "override_opt*", "finetune", "reset_*", "eod_*", "rampup*", "transformer_impl", "adam_eps"),
-    *("no_mmap*", "no_create_att*", "moe_*coeff", "moe_*loss*", "spec", "seed", "empty_unused*", "master_*", "rdzv*"),
-    *("calculate_per_token_loss", "check_for_nan*", "no_check_for_nan*", "attention_softmax_in_fp32", "node_rank"),
-    *("use_checkpoint_args", "ddp_*", "apply_layernorm_1p", "decoupled_*", "auto_detect*", "record_memory*", "name"),
-    *(
-        "_target_",
-        "_call_",
-        "_partial_",
-        "_args_",
-        "mock",
-        "optimizer",
-        "sgd_*",
-        "num_dataset*",
-        "train_samples",
-        "fp8_amax*",
-        "barrier*",
-        "make_vocab*",
-    ),
-    *(
-        "job_name",
-        "time",
-        "account",
-        "partition",
-        "qos",
-        "output",
-        "error",
-        "hint",
-        "cpus_per_task",
-        "exclusive",
-        "mem",
-    ),
-    *("constraint", "reservation", "open_mode", "comment", "mail_*", "requeue", "dependency", "chdir", "wckey"),
-    *("max_restarts", "tee", "hostfile", "job_id", "jobid", "container_*", "kill_bind*", "no_container*", "mpi"),
-    *("data_impl", "train_weighted*", "valid_weighted*", "initial_loss*", "loss_scale*", "hysteresis", "min_loss*"),
-    *("train_tokens", "consumed_*", "kill_switch*", "abort_on*", "use_dist_ckpt", "local_rank", "logging_level"),
-    *("accelerator", "logger", "enable_checkpointing", "use_distributed_sampler", "max_time", "time_limit", "limit_*"),
-    *("val_check*", "create_*", "resume_*", "always_save*", "monitor", "filename", "results_dir", "max_epochs"),
-    *("pre_process", "post_process", "persist_*", "gradient_as_bucket*", "bias_*_fusion", "masked_softmax_fusion"),
-    *("gradient_accumulation_fusion", "grad_div_ar*", "native_amp*", "fp16_lm_cross*"),
-    *("megatron_amp*", "grad_allreduce_chunk*", "sharp", "mcore_gpt", "transformer_engine", "fp8_e4m3", "fp8_hybrid"),
-    *("fp8_margin", "fp8_interval", "fp8_wgrad", "use_cpu_init*", "onnx_safe", "apex_*", "batch_p2p*", "overlap_p2p*"),
-    *(
-        "sync_batch_comm",
-        "norm_epsilon",
-        "apply_query_key*",
-        "verbose",
-        "stdout",
-        "library",
-        "trace",
-        "*_step",
-        "ranks",
-    ),
-    *("gen_shape", "bucket_cap_mb", "contiguous_grad*", "splits_string", "skip_warmup", "exchange_indices*"),
-    *(
-        "data_prefix",
-        "warmup_*",
-        "constant_steps",
-        "project",
-        "explicit_log_dir",
-        "buffer_size",
-        "sync_cuda",
-        "shuffle",
-    ),
-    *("benchmark", "tb_dir", "gc_interval", "*_ckpt", "replace_sampler*", "num_sanity*", "deterministic*", "run_id"),
-    *("fp32_residual*", "use_scaled_init*", "do_layer_norm*", "headscale", "transformer_block_type", "openai_gelu"),
-    *("normalize_attention*", "rotary_percentage", "apply_rope_fusion", "attention_type", "contiguous_param*"),
-    *("seconds_to_sleep", "tp_only_amax*", "reduce_amax", "scale_positional*", "enable_model_summary", "fsdp_grad*"),
-    *("fsdp_sharding*", "fsdp_sharded*", "use_emha", "index_mapping*", "every_n_*", "sentencepiece*", "validate_orig*"),
-    *("attention_softmax*", "accumulate_allreduce*", "memory_centric*", "deepspeed_config", "deepspeed_mpi"),
-    "use_tp_pp_dp*",
-)
-"""Options that change neither the seconds nor the bytes of a step, or by less than is counted here."""
 _NO_DECODERS: Final = re.compile(r"(?:[^/]*_)?(bert|t5|ict|retro|mamba|hybrid|vision|vlm|mimo)(?:_[^/]*)?\.py")
 """Programs that train other models than a decoder alone."""
+_OTHER_CLASS: Final = re.compile(
+    r"\.(bert|t5|mamba|ssm|hyena|hybrid|vlm?|multimodal|llava|mllama|vision|retro)\w*\.", re.IGNORECASE
+)
+"""Modules of NeMo and Megatron-Bridge whose models are no decoders alone."""
+_OTHER_MODEL: Final = "its model is no decoder alone; its layers are counted as a decoder's"
+_BACKENDS: Final = ("", "flash", "fused", "unfused", "local", "auto")
+"""Megatron-Core's AttnBackend by number."""
 _ZERO_STAGE: Final = re.compile(r'"zero_optimization"\s*:\s*\{[^}]*?"stage"\s*:\s*([^\s,}]+)')
 _SHORT: Final = ("-N", "-n")
 """Options of one letter that count: numbers of machines and tasks of srun."""
@@ -129,27 +58,29 @@ def is_megatron(text: str) -> bool:
     return any(re.search(rf"{mark}\b", text) for mark in MARKS)
 
 
-def without_effect(settings: Settings) -> list[str]:
-    """Names of `settings` that change nothing of a step."""
-    return [name for name in settings.values if any(fnmatchcase(name, pattern) for pattern in WITHOUT_EFFECT)]
-
-
 def settings_of_script(text: str, source: str, known: Mapping[str, str] | None = None) -> Settings:
     """The options of the training command in a shell script or a plain list of options.
 
     InputError where there is no such command; of several the last one is read, and a note says so.
     """
     script = read_script(text, {**_slurm_variables(text), **(known or {})})
+    if isinstance(known, Given):
+        known.asked |= script.asked
     command = _command(script, source)
     options = [*_directives(text), *_options(command), *_deepspeed_stage(text, script)]
     lines = _lines_of_options(text)
     values: dict[str, Setting] = {}
     for option, value in options:
-        line = lines.get(option)
+        line, before = lines.get(option), values.get(_name(option))
         values[_name(option)] = Setting(value, option + (f", line {line}" if line else ""))
+        if before is not None and before.value != value:
+            script.notes.append(f"{option} is there more than once: {before.value}, then {value}; the last one counts")
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"):
+        if (value := script.value(name)) is not None:
+            values[name] = Setting(value, name)
     programs = [name for word in command if _NO_DECODERS.fullmatch(name := word.rpartition("/")[2])]
-    problems = [f"{name}: its model is no decoder alone; its layers are counted as a decoder's" for name in programs]
-    return Settings(source, values, notes=script.notes, problems=problems, unset=script.open_names)
+    shapes = {name: f"{name}: {_OTHER_MODEL}" for name in programs}
+    return Settings(source, values, notes=script.notes, shapes=shapes, unset=script.open_names)
 
 
 def _command(script: Script, source: str) -> list[str]:
@@ -226,12 +157,30 @@ def settings_of_tables(data: Any, source: str, aliases: Mapping[str, str] = ALIA
     """The settings of a file of tables by their own names, wherever they stand; of two the one nearer to the top."""
     if not isinstance(data, Mapping):
         raise InputError(f"{source}: expected a table at the top")
-    values: dict[str, Setting] = {}
+    settings = Settings(source, {})
     for path, value in sorted(_leaves(interpolated(data)), key=lambda leaf: len(leaf[0])):
         if value is not None:
-            name = "optimizer_name" if path[-2:] == ("optim", "name") else path[-1].lstrip("-").replace("-", "_")
-            values.setdefault(aliases.get(name, name), Setting(value, ".".join(path)))
-    return Settings(source, values)
+            name = _name_at(path, aliases)
+            found = Setting(value, ".".join(path))
+            first = settings.values.setdefault(name, found)
+            if str(first.value) != str(value):
+                settings.rivals.setdefault(name, []).append(found)
+            if path[-2:] == ("model", "_target_") and _OTHER_CLASS.search(str(value)):
+                settings.shapes["_target_"] = f"{found.origin}: {value}: {_OTHER_MODEL}"
+    return settings
+
+
+_IN_TABLES: Final[dict[tuple[str, ...], str]] = {
+    ("optim", "name"): "optimizer_name",
+    ("tokenizer", "vocab_size"): "tokenizer_vocab_size",
+    ("dataset", "seq_length"): "sequence_length",
+}
+"""Names that mean something else in their table."""
+
+
+def _name_at(path: tuple[str, ...], aliases: Mapping[str, str]) -> str:
+    name = _IN_TABLES.get(tuple(path[-2:]), path[-1].lstrip("-").replace("-", "_"))
+    return aliases.get(name, name)
 
 
 def settings_by_path(data: Mapping[str, Any], source: str) -> Settings:
@@ -243,7 +192,16 @@ def settings_by_path(data: Mapping[str, Any], source: str) -> Settings:
 def _leaves(data: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in data.items():
         place = (*path, str(key))
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and str(value.get("_target_")).endswith(".AttnBackend"):
+            yield place, _backend(value)
+        elif isinstance(value, Mapping):
             yield from _leaves(value, place)
         else:
             yield place, value
+
+
+def _backend(value: Mapping[Any, Any]) -> str:
+    """Name of an AttnBackend as Megatron-Bridge dumps it: a class and a number."""
+    numbers = value.get("_args_")
+    number = numbers[0] if isinstance(numbers, list) and numbers else 0
+    return _BACKENDS[number] if number in range(len(_BACKENDS)) else ""

@@ -32,10 +32,10 @@ def read_primus(data: Mapping[Any, Any], path: Path, known: Mapping[str, str]) -
     than Megatron-LM, and where a file that is built on is not there.
     """
     if "extends" in data:
-        own, found = set(data), _extended(data, path, known)
+        own, found = {*data}, _extended(data, path, known)
     else:
         module = next(one for one in _modules(data) if isinstance(one, Mapping) and "framework" in one)
-        own, found = set(module.get("overrides") or ()), _experiment(module, path, known)
+        own, found = {*(module.get("overrides") or ())}, _experiment(module, path, known)
     values = {key: _with_defaults(value, known) if isinstance(value, str) else value for key, value in found.items()}
     draft = read_tables_of_megatron(values, str(path), "Megatron-LM by Primus")
     kept = [text for text in draft.not_understood if ": expected " in text or text.partition(":")[0] in own]

@@ -1,14 +1,15 @@
 """Settings of another framework on their way to a job.toml, each with the place that it comes from."""
 
-import ast
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final
 
+from farpipe.errors import InputError, UsageError
+from farpipe.interop.kinds import KIND_NAMES, as_flag
+from farpipe.interop.known_options import KnownOptions, says_shape
 from farpipe.interop.shell import UNKNOWN, unset
-from farpipe.spec.hugging_face_keys import MAX_LAYERS
 from farpipe.spec.write import toml_value
 
 TABLES: Final = ("model", "training", "layout", "schedule")
@@ -43,6 +44,12 @@ class Settings:
     """Assumptions, and lines that could not be followed, in words."""
     problems: list[str] = field(default_factory=list)
     """Settings that were found, but could not be read."""
+    changes: list[str] = field(default_factory=list)
+    """Settings that change a step and are not planned."""
+    shapes: dict[str, str] = field(default_factory=dict)
+    """What is not understood of the model's shape and of the degrees, in words, by the name of its setting."""
+    rivals: dict[str, list[Setting]] = field(default_factory=dict)
+    """Other values of a setting, deeper in the file or as deep; of these `take` has the first."""
     unset: set[str] = field(default_factory=set)
     """Variables and arguments that settings need and the file does not set."""
     _taken: set[str] = field(default_factory=set)
@@ -60,18 +67,40 @@ class Settings:
         text = found.value
         if isinstance(text, str) and UNKNOWN in text:
             missing = text.split(UNKNOWN)[1]
-            self._say(f"{found.origin}: {missing} is not set in the file (give it with --set NAME=VALUE)")
+            self._say(name, f"{found.origin}: {missing} is not set in the file (give it with --set NAME=VALUE)")
             self.unset |= {*unset(text)}
             return True if kind is as_flag and found.origin.startswith("--") else default
         try:
             return kind(text)
-        except (ValueError, TypeError):
-            self._say(f"{found.origin}: expected {_NAMES.get(kind, 'another value')}, found {text!r:.60}")
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
+            self._say(name, f"{found.origin}: expected {KIND_NAMES.get(kind, 'another value')}, found {text!r:.60}")
             return default
 
-    def _say(self, problem: str) -> None:
-        if problem not in self.problems:
+    def first(self, names: Sequence[str], kind: Callable[[Any], Any]) -> Any:
+        """The value of the first of `names` that has one; a note says which others differ."""
+        found = [(name, value) for name in names if (value := self.take(name, kind))]
+        for name, value in found[1:]:
+            if value != found[0][1]:
+                self._note(f"{self.origin(found[0][0])}: {found[0][1]} counts, not {self.origin(name)}: {value}")
+        return found[0][1] if found else None
+
+    def ignore(self, *names: str) -> None:
+        """Count settings as understood whose values do not matter beside the others."""
+        self._taken.update(names)
+
+    def change(self, name: str, what: str) -> None:
+        """Keep that a setting changes a step in a way that is not planned."""
+        self.changes.append(f"{self.origin(name)}: {_shown(self.values[name].value)}: {what}")
+
+    def _say(self, name: str, problem: str) -> None:
+        if says_shape(name):
+            self.shapes.setdefault(name, problem)
+        elif problem not in self.problems:
             self.problems.append(problem)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def flag(self, name: str) -> bool:
         """True if a switch is on."""
@@ -81,58 +110,36 @@ class Settings:
         """The place of the first of `names` that the file has; ``default`` where it has none."""
         return next((self.values[name].origin for name in names if name in self.values), "default")
 
-    def left(self, without_effect: Iterable[str]) -> tuple[list[str], list[str]]:
-        """The settings that nobody took: those not understood, and those without an effect on a step."""
-        rest = {name: found for name, found in self.values.items() if name not in self._taken}
-        known = set(without_effect)
-        unknown = [f"{found.origin}: {_shown(found.value)}" for name, found in rest.items() if name not in known]
-        return [*self.problems, *unknown], [found.origin for name, found in rest.items() if name in known]
+    def expect_one_value(self) -> None:
+        """InputError for a setting that was taken and has another value as deep in the file; notes on deeper ones."""
+        for name, others in self.rivals.items():
+            first = self.values[name]
+            for other in others if name in self._taken else ():
+                if first.origin.count(".") == other.origin.count("."):
+                    raise InputError(
+                        f"{self.source}: two values for {name}: {_shown(first.value)} by {first.origin}, "
+                        f"{_shown(other.value)} by {other.origin}; leave the one that is meant"
+                    )
+                self._note(f"{first.origin}: {_shown(first.value)} counts, not {other.origin}: {_shown(other.value)}")
 
+    def left(self, known: KnownOptions) -> tuple[list[str], list[str]]:
+        """The settings that nobody took: those not understood, and those without effect.
 
-def as_flag(value: Any) -> bool:
-    """True or false, as files of all kinds write it."""
-    if isinstance(value, bool):
-        return value
-    if value is None or value == "":
-        return True  # a switch without a value
-    texts = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    return texts[str(value).lower()] if str(value).lower() in texts else _refuse(value)
-
-
-def as_count(value: Any) -> int:
-    """A whole number; text such as ``1e6`` is one too."""
-    if isinstance(value, bool):
-        raise TypeError
-    number = float(value)
-    return int(number) if number == int(number) else _refuse(value)
-
-
-def as_layers(value: Any) -> list[int]:
-    """1 or 0 for each layer, by a list or an expression such as ``([0]*3+[1,0]*29)``; ValueError for anything else."""
-    if isinstance(value, list):
-        return [int(kind) for kind in value]
-    try:
-        return _listed(ast.parse(str(value).strip(), mode="eval").body)
-    except (SyntaxError, ValueError):
-        raise ValueError(value) from None
-
-
-def _listed(node: ast.expr) -> list[int]:
-    match node:
-        case ast.List():
-            return [int(kind) for kind in ast.literal_eval(node)]
-        case ast.BinOp(left, ast.Add(), right):
-            return _listed(left) + _listed(right)
-        case ast.BinOp(left, ast.Mult(), ast.Constant(int(times))) if times * len(kinds := _listed(left)) <= MAX_LAYERS:
-            return kinds * times
-    raise ValueError
-
-
-def _refuse(value: Any) -> Any:
-    raise ValueError(value)
-
-
-_NAMES: Final[dict[Any, str]] = {as_count: "a whole number", float: "a number", as_flag: "true or false"}
+        Those that change a step go to `changes`, those that may say a shape to `shapes`.
+        """
+        unknown, without_effect = [*self.problems], []
+        for name, found in self.values.items():
+            text, place = f"{found.origin}: {_shown(found.value)}", found.origin.partition(",")[0]
+            kind = None if name in self._taken else known.kind(place, name, found.value)
+            if kind == "without effect":
+                without_effect.append(found.origin)
+            elif kind == "changes":
+                self.changes.append(f"{text}: {known.change(place, name)}")
+            elif kind == "shape":
+                self.shapes.setdefault(name, text)
+            elif kind == "unknown":
+                unknown.append(text)
+        return unknown, without_effect
 
 
 def _shown(value: Any) -> str:
@@ -195,9 +202,17 @@ class Draft:
     """Method that stands for the orders of the framework's own runtime; None: it has none, or runs any."""
     replica_batch: Setting | None = None
     """Sequences of one replica in a step, where the file has no batch of all of them."""
+    accumulation: Setting | None = None
+    """Microbatches of one replica in a step, where the file says it."""
     notes: list[str] = field(default_factory=list)
     not_understood: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    """Settings that change a step and are not planned, in words."""
+    shapes: dict[str, str] = field(default_factory=dict)
+    """Settings that may say a shape or a degree and are not understood, in words, by their names."""
+    accepted: list[str] = field(default_factory=list)
+    """Those of `shapes` without which the user accepts the job."""
     unreadable: list[str] = field(default_factory=list)
     """Keys that must not be left to a default, for their values stand in the file and can't be read."""
     unset: set[str] = field(default_factory=set)
@@ -218,9 +233,11 @@ class Draft:
         found = self.tables[table].get(key)
         return default if found is None else found.value
 
-    def close(self, settings: Settings, without_effect: Iterable[str]) -> None:
-        """List what was not understood, once all is taken."""
-        self.not_understood, self.without_effect = settings.left(without_effect)
+    def close(self, settings: Settings, known: KnownOptions) -> None:
+        """List what was not understood, once all is taken; InputError where one setting has two values."""
+        settings.expect_one_value()
+        self.not_understood, self.without_effect = settings.left(known)
+        self.changes, self.shapes = settings.changes, settings.shapes
         self.notes += settings.notes
         self.unset |= settings.unset
 
@@ -242,21 +259,28 @@ class Draft:
                 self.notes.append(
                     f"the number of devices is not in the file: {count} assumed, the smallest for its degrees"
                 )
-        if self.value("layout", "data") is None:
-            count = self.num_devices.value
-            if count % model_devices:
-                self.notes.append(
-                    f"{count} devices ({self.num_devices.origin}) are no multiple of pipeline x tensor x context = "
-                    f"{model_devices}, so {model_devices} are assumed"
-                )
-                count = model_devices
-                self.num_devices = Setting(count, "pipeline x tensor x context")
-                self.num_devices_per_machine = None if count < 8 else Setting(8, "assumed")
-            self.put("layout", "data", count // model_devices, f"{count} devices / {model_devices}")
-        each = self.replica_batch or self.tables["training"].get("microbatch_size")
-        if self.value("training", "global_batch") is None and each is not None:
-            data = self.value("layout", "data")
+        devices, known = self.num_devices, self.value("layout", "data")
+        if devices.value % model_devices or (known and devices.value != model_devices * known):
+            degrees = f"pipeline x tensor x context = {model_devices}{f' x data = {known}' if known else ''}"
+            raise InputError(f"{devices.value} devices ({devices.origin}) do not fit {degrees}; give --num-devices")
+        if known is None:
+            data = devices.value // model_devices
+            self.put("layout", "data", data, f"{devices.value} devices / {model_devices}")
+        self._settle_batch(self.value("layout", "data"))
+
+    def _settle_batch(self, data: int) -> None:
+        """Derive the batch of all replicas; InputError where the file has another one."""
+        each, whole = self.replica_batch, self.tables["training"].get("global_batch")
+        if each is None and (one := self.tables["training"].get("microbatch_size")) is not None:
+            steps = self.accumulation or Setting(1, one.origin)
+            each = Setting(one.value * steps.value, steps.origin)
+        if each is not None and whole is None:
             self.put("training", "global_batch", each.value * data, f"{each.origin}, on {data} replicas")
+        elif each is not None and whole is not None and self.accumulation and each.value * data != whole.value:
+            raise InputError(
+                f"{whole.origin}: {whole.value} is not {each.value} (by {each.origin}) on {data} replicas; give the "
+                "number of devices (--num-devices) or the file with the degrees (tensor, pipeline, context)"
+            )
 
     def missing(self) -> list[str]:
         """Keys that a job needs and nobody put."""
@@ -264,7 +288,35 @@ class Draft:
         needed = [(table, key) for table, keys in NEEDED.items() if table in tables for key in keys]
         if self.value("model", "positions") == "learned":
             needed.append(("model", "max_sequence_length"))
+        if self.replica_batch or "microbatch_size" in self.tables["training"]:  # the batch follows from it
+            needed.remove(("training", "global_batch"))
         return [f"{table}.{key}" for table, key in needed if key not in self.tables[table]] + self.unreadable
+
+    def accept(self, names: Sequence[str]) -> None:
+        """Take the job without settings that may say a shape; UsageError for a name that is none of these."""
+        for name in names:
+            plain = name.lstrip("-").replace("-", "_")
+            found = next((key for key in self.shapes if plain in (key, key.rpartition(".")[2])), None)
+            if found is None:
+                waiting = f"; there are {', '.join(self.shapes)}" if self.shapes else ""
+                raise UsageError(f"--accept {name}: it is none of the options that stop this import{waiting}")
+            self.accepted.append(self.shapes.pop(found))
+
+    def expect_understood(self) -> None:
+        """InputError for settings that may say a shape or a degree, are not understood and were not accepted."""
+        if self.shapes:
+            names = " ".join(f"--accept {name}" for name in self.shapes)
+            raise InputError(
+                "not understood, and the model's shape, its degrees or the batch may depend on it:"
+                + "".join(f"\n  {text}" for text in self.shapes.values())
+                + "\nwrite it by a name that farpipe reads, or take it out; to have the job without it (it then is "
+                f"another one, and says so): {names}"
+            )
+
+    def warnings(self) -> list[str]:
+        """What makes the job another one than the files describe: to be read first."""
+        accepted = [f"Accepted, though not understood, and it may say a shape: {text}" for text in self.accepted]
+        return accepted + [f"Not planned, though it changes a step: {text}" for text in self.changes]
 
     def site(self, device: str, num_devices: Setting | None = None, name: str = "site") -> DraftSite:
         """The training's own site, or one like it."""
@@ -281,6 +333,7 @@ class Draft:
         method is one that the framework runs.
         """
         lines = [f"# From settings of {self.form}. Behind each value: where it comes from."]
+        lines += [f"# {text}" for text in self.warnings()]
         lines += [f"# Assumed: {note}" for note in self.notes]
         lines += [f"# Not understood: {text}" for text in self.not_understood]
         own = {"method": Setting(self.own_method, f'orders that {self.form} runs; "auto": farpipe\'s own as well')}
@@ -306,6 +359,8 @@ class Draft:
             "assumed": self.notes,
             "not_understood": self.not_understood,
             "without_effect": self.without_effect,
+            "not_planned": self.changes,
+            "accepted": self.accepted,
         }
 
 

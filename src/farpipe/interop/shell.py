@@ -74,6 +74,9 @@ class Script:
     notes: list[str] = field(default_factory=list)
     open_names: set[str] = field(default_factory=set)
     """Variables without a value on which lines that were left out depend."""
+    asked: set[str] = field(default_factory=set)
+    """Variables whose values from outside count: those that are read before the script sets them."""
+    _assigned: set[str] = field(default_factory=set)
     _values: dict[str, list[str]] = field(default_factory=dict)
     _blocks: list[_Block] = field(default_factory=list)
 
@@ -81,6 +84,10 @@ class Script:
     def values(self) -> list[list[str]]:
         """The values of all variables, each as words."""
         return [*self._values.values()]
+
+    def value(self, name: str) -> str | None:
+        """The last value of a variable; None for one without a value."""
+        return " ".join(found) if (found := self._values.get(name)) else None
 
     @property
     def _block(self) -> _Block | None:
@@ -184,6 +191,7 @@ class Script:
             value = [" ".join(self.expand(first.value, quoted=True))]
         if more and first.array is None:
             value = ["".join([*self._values.get(name, [""]), *value])]
+        self._assigned.add(name)
         self._values[name] = self._values.get(name, []) + value if more and first.array is not None else value
         return words[1:]
 
@@ -214,7 +222,7 @@ class Script:
         if match is None:
             return [f"{UNKNOWN}${{{text:.40}}}{UNKNOWN}"]
         name, index, operator, other = match.groups()
-        known = self._values.get(name)
+        known = self._read(name)
         if operator in (":-", "-", ":=", "=") and not (known and any(known)):
             default = " ".join(self.expand(Word.of(other), quoted=True))
             note = f"{name} is not set in the file; its default {default} was taken"
@@ -230,9 +238,15 @@ class Script:
             return [known[place] if place < len(known) else ""]
         return known
 
+    def _read(self, name: str) -> list[str] | None:
+        """The values of a variable; None for one that has none."""
+        if name not in self._assigned:
+            self.asked.add(name)
+        return self._values.get(name)
+
     def _arithmetic(self, text: str) -> str:
         known = re.sub(
-            r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self._values.get(match[1], [f"${match[1]}"])), text
+            r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self._read(match[1]) or [f"${match[1]}"]), text
         )
         if not _ARITHMETIC.fullmatch(known) or "**" in known or len(known) > 200:
             return f"{UNKNOWN}$(({text.strip()})){UNKNOWN}"

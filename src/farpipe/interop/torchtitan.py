@@ -4,9 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from farpipe.catalog import model_row
 from farpipe.errors import InputError
+from farpipe.interop.kinds import as_count, as_flag, as_size
+from farpipe.interop.known_options import known_options, says_shape
 from farpipe.interop.megatron_names import settings_by_path
-from farpipe.interop.settings import Draft, Plain, Setting, Settings, as_count, as_flag
+from farpipe.interop.settings import Draft, Plain, Setting, Settings
 from farpipe.interop.torchtitan_python import tables_of_python
 
 FORM: Final = "torchtitan"
@@ -42,16 +45,6 @@ _SCHEDULES: Final = {
 }
 """farpipe's schedule, and the stages on a rank where nothing else says so."""
 _CONVERTERS: Final = {"float8": "fp8", "mx": "mxfp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
-WITHOUT_EFFECT: Final = re.compile(
-    r"(job|profiling|metrics|checkpoint|validation|comm|compile|fault_tolerance|debug|memory_estimation)\."
-    r"|quantize\.|(model\.)?(hf_assets_path|tokenizer_path|print_after_conversion)|optimizer\.(eps|implementation|name)"
-    r"|parallelism\.(spmd_backend|enable_fsdp_symm_mem|context_parallel_(load_balancer|ptrr_mask_key))"
-    r"|lr_scheduler\.|training\.warmup_steps|float8\.(?!enable)|training\.(dataset|dataset_path|seed|deterministic|gc_freq|gc_debug|disable_cuda_graphs)"
-    r"|optimizer\.(pattern|optimizer_name|fused|foreach|betas|weight_decay)"
-)
-"""Settings that change neither the seconds nor the bytes of a step, or by less than is counted here."""
-
-
 _TRAINING: Final[Plain] = {
     "num_steps": ("training.steps", as_count),
     "learning_rate": ("optimizer.lr", float),
@@ -101,8 +94,9 @@ def read_torchtitan(data: Mapping[str, Any], source: str) -> Draft:
     draft = Draft(FORM)
     _layout(settings, draft)
     _model(settings, draft)
+    _stages(settings, draft)
     _training(settings, draft)
-    draft.close(settings, [name for name in settings.values if WITHOUT_EFFECT.match(name)])
+    draft.close(settings, known_options("torchtitan"))
     return draft
 
 
@@ -147,7 +141,11 @@ def read_python_of_torchtitan(text: str, source: str, wanted: str | None = None)
     """The job of a module of configurations; `wanted` names the function where there are several."""
     tables, unread = tables_of_python(text, source, wanted)
     draft = read_torchtitan(tables, source)
-    draft.not_understood = [*unread, *draft.not_understood]
+    for text in unread:  # such as "tensor_parallel_degree = int(environ['TP']) (line 7)"
+        if says_shape(name := text.partition(" ")[0]):
+            draft.shapes[name] = text
+        else:
+            draft.not_understood.insert(0, text)
     return draft
 
 
@@ -160,31 +158,40 @@ def _layout(settings: Settings, draft: Draft) -> None:
     }
     for key, name in names.items():
         place = f"parallelism.{name}"
-        draft.put("layout", key, settings.take(place, as_count, default=1), settings.origin(place))
-    settings.take("parallelism.expert_tensor_parallel_degree", as_count)
-    settings.take("parallelism.context_parallel_rotate_method")
-    replicate = settings.take("parallelism.data_parallel_replicate_degree", as_count, default=1)
+        draft.put("layout", key, settings.take(place, as_size, default=1), settings.origin(place))
+    place, tensor = "parallelism.expert_tensor_parallel_degree", draft.degree("tensor")
+    if settings.take(place, as_size, default=tensor) != tensor and draft.degree("expert") > 1:
+        settings.change(place, "experts are divided over as many tensor-parallel devices as the layers")
+    replicate = settings.take("parallelism.data_parallel_replicate_degree", as_size, default=1)
     shard = settings.take("parallelism.data_parallel_shard_degree", as_count, default=-1)
     reshard = settings.take("parallelism.fsdp_reshard_after_forward", str, "default")
     origin = settings.origin("parallelism.data_parallel_shard_degree")
     if shard > 0:
         draft.put("layout", "data", replicate * shard, origin)
+    if replicate > 1 and shard != 1:
+        place = "parallelism.data_parallel_replicate_degree"
+        settings.change(place, "state is divided among some of the replicas only")
     always = reshard == "always" or (reshard == "default" and draft.degree("pipeline") == 1)
     draft.put("training", "zero", 0 if shard == 1 and replicate > 1 else 3 if always else 1, origin)
-    _stages(settings, draft)
 
 
 def _stages(settings: Settings, draft: Draft) -> None:
     name = settings.take("parallelism.pipeline_parallel_schedule", str, "1F1B")
     parts = settings.take("parallelism.module_fqns_per_model_part", list)
-    settings.take("parallelism.pipeline_parallel_layers_per_stage", as_count)
+    each = settings.take("parallelism.pipeline_parallel_layers_per_stage", as_size)
     pipeline = draft.degree("pipeline")
     if pipeline == 1:
         return
     method, virtual = _SCHEDULES.get(name.lower().removeprefix("schedule"), ("", 1))
     origin = settings.origin("parallelism.pipeline_parallel_schedule")
+    if each and (num_layers := _num_layers(draft)):
+        # The embedding and the head count as a layer each (torchtitan/distributed/pipeline_parallel.py).
+        virtual, origin = (
+            max(1, -(-(num_layers + 2) // each) // pipeline),
+            "parallelism.pipeline_parallel_layers_per_stage",
+        )
     if parts:
-        virtual = len(parts) // pipeline
+        virtual = max(1, len(parts) // pipeline)
         layers = [sum(module.startswith("layers.") for module in part) for part in parts]
         draft.put("layout", "layers", layers, "parallelism.module_fqns_per_model_part")
     draft.put("layout", "virtual", virtual, origin)
@@ -196,6 +203,12 @@ def _stages(settings: Settings, draft: Draft) -> None:
         settings.problems.append(f"{origin}: {name} is not known")
     if name.lower() == "interleavedzerobubble":
         draft.notes.append("InterleavedZeroBubble is planned as interleaved 1F1B")
+
+
+def _num_layers(draft: Draft) -> int | None:
+    preset = draft.value("model", "preset")
+    found = draft.value("model", "num_layers") if preset is None else model_row(preset).shape["num_layers"]
+    return None if found is None else int(found)
 
 
 def _model(settings: Settings, draft: Draft) -> None:
@@ -227,7 +240,7 @@ def _put_shape(draft: Draft, shape: tuple[int, ...], origin: str) -> None:
 def _training(settings: Settings, draft: Draft) -> None:
     draft.copy(settings, "training", _TRAINING)
     names = ("training.seq_len", "training.max_context_length")
-    length = next((n for n in [settings.take(name, as_count) for name in names] if n), 2048)
+    length = settings.first(names, as_size) or 2048
     draft.put("training", "sequence_length", length, settings.origin(*names))
     _batch(settings, draft)
     by_tokens = settings.take("parallelism.enable_sequence_parallel", as_flag, default=True)
@@ -246,7 +259,10 @@ def _training(settings: Settings, draft: Draft) -> None:
         )
     draft.put("training", "matmul", narrow, settings.origin("model.converters", "float8.enable_float8_linear"))
     unknown = [text for text in converters if not {*text.split(".")} & _CONVERTERS.keys()]
-    settings.problems += [f"model.converters: {text}" for text in unknown]
+    if unknown:
+        settings.shapes["model.converters"] = f"model.converters: {', '.join(unknown)}"
+    if settings.take("optimizer.name", str, "AdamW").lower() not in ("adam", "adamw"):
+        settings.change("optimizer.name", "the optimizer's state and work are counted as Adam's")
     if not settings.flag("compile.enable"):
         draft.put("training", "kernels", "eager", settings.origin("compile.enable"))
     _recompute(settings, draft)
@@ -258,8 +274,8 @@ def _precision(settings: Settings, draft: Draft) -> None:
     draft.put("training", "precision", "fp32" if is_wide else "bf16", origin)
     if settings.take("training.mixed_precision_reduce", str, "float32") == "bfloat16" and not is_wide:
         draft.put("training", "grad_reduce_in_fp32", value=False, origin="training.mixed_precision_reduce")
-    if (stored := settings.take("training.dtype", str, "float32")) != "float32":
-        settings.problems.append(f"training.dtype: {stored}: weights and Adam's state are counted in float32")
+    if settings.take("training.dtype", str, "float32") != "float32":
+        settings.change("training.dtype", "weights and Adam's state are counted in float32")
 
 
 def _batch(settings: Settings, draft: Draft) -> None:
@@ -267,12 +283,12 @@ def _batch(settings: Settings, draft: Draft) -> None:
     if settings.has("training.num_tokens_per_microbatch_per_dp_rank"):
         _batch_of_tokens(settings, draft)
         return
-    local = settings.take("training.local_batch_size", as_count, default=8)
+    local = settings.take("training.local_batch_size", as_size, default=8)
     whole = settings.take("training.global_batch_size", as_count, default=-1)
-    each = settings.take("parallelism.pipeline_parallel_microbatch_size", as_count, default=1)
+    each = settings.take("parallelism.pipeline_parallel_microbatch_size", as_size, default=1)
     origin, pipeline = settings.origin("training.local_batch_size"), draft.degree("pipeline")
     if settings.origin("parallelism.pipeline_parallel_degree").startswith("experimental"):  # until 2025
-        count = settings.take("parallelism.pipeline_parallel_microbatches", as_count, default=pipeline)
+        count = settings.take("parallelism.pipeline_parallel_microbatches", as_size, default=pipeline)
         each = max(1, local // count)
     draft.put("training", "microbatch_size", each if pipeline > 1 else local, origin)
     if whole > 0:
@@ -287,7 +303,7 @@ def _batch_of_tokens(settings: Settings, draft: Draft) -> None:
     name, whole = "training.num_tokens_per_microbatch_per_dp_rank", "training.num_tokens_per_train_step"
     each = settings.take(name, as_count, default=16384) // length
     draft.put("training", "microbatch_size", max(1, each), settings.origin(name))
-    count = settings.take("parallelism.num_pp_microbatches", as_count, default=1)
+    count = settings.take("parallelism.num_pp_microbatches", as_size, default=1)
     if (tokens := settings.take(whole, as_count, default=-1)) > 0:
         draft.put("training", "global_batch", tokens // length, settings.origin(whole))
     else:

@@ -4,7 +4,8 @@ import math
 import re
 from typing import Final
 
-from farpipe.interop.settings import Draft, Settings, as_count
+from farpipe.interop.kinds import as_count, as_size
+from farpipe.interop.settings import Draft, Settings
 
 _TOKENIZERS: Final = {
     r"gpt2": 50257,
@@ -22,7 +23,8 @@ _USUAL_VOCABULARY: Final = 128256
 
 def put_vocabulary(settings: Settings, draft: Draft) -> None:
     """Put the size of the vocabulary, padded as for the tensor-parallel devices, into `draft`."""
-    size, origin = settings.take("vocab_size", as_count), settings.origin("vocab_size")
+    names = ("vocab_size", "tokenizer_vocab_size")
+    size, origin = settings.first(names, as_size), settings.origin(*names)
     padded = settings.take("padded_vocab_size", as_count)
     if padded is not None:
         draft.put("model", "vocab_size", padded, settings.origin("padded_vocab_size"))
@@ -36,5 +38,5 @@ def put_vocabulary(settings: Settings, draft: Draft) -> None:
         origin = "assumed"
         draft.notes.append(f"the vocabulary is not in the file: {size} assumed; change model.vocab_size")
     size += settings.take("tokenizer_type") == "NullTokenizer"
-    multiple = settings.take("make_vocab_size_divisible_by", as_count, default=128) * draft.degree("tensor")
+    multiple = settings.take("make_vocab_size_divisible_by", as_size, default=128) * draft.degree("tensor")
     draft.put("model", "vocab_size", math.ceil(size / multiple) * multiple, f"{origin}, to a multiple of {multiple}")
