@@ -36,6 +36,11 @@ COMMAND = re.compile(
 )
 COMPUTED = re.compile(r"(farpipe (--version|plan|compare|simulate|pareto|validate|prepare|check|import|export)\b|(sed|printf|echo|head|ls) )")
 """Commands that print the same every time; a page's output is compared up to its first other one, which measures."""
+OTHER_MACHINES = {
+    "ssh": 'mkdir -p "machines/$1" && cd "machines/$1" && shift && eval "$*"',
+    "scp": 'cp "$1" "$2" "machines/${3%%:*}/${3#*:}"',
+}
+"""Programs that take a folder for another machine, its home."""
 REST = "..."
 """Line that stands for all further lines."""
 
@@ -51,13 +56,14 @@ class Reader:
         """`whole`: also what comes after the commands whose output is always the same."""
         self.folder, self.whole, self.status, self.is_open = folder, whole, 0, True
         self.count, self.failure, self.mark = 0, "", ("", "")
-        program = folder / "bin" / "farpipe"
-        program.parent.mkdir()
+        programs = folder / "bin"
+        programs.mkdir()
         start = WITH_FORKS if PLACE in os.environ else ""
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {start} -m farpipe "$@"\n')
-        program.chmod(0o755)
+        for name, line in (OTHER_MACHINES | {"farpipe": f'exec "{sys.executable}" {start} -m farpipe "$@"'}).items():
+            (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+            (programs / name).chmod(0o755)
         (folder / "recipes").symlink_to(ROOT / "recipes")
-        path = os.pathsep.join((str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]))
+        path = os.pathsep.join((str(programs), str(Path(sys.executable).parent), os.environ["PATH"]))
         sources = os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests")))
         self.environment = os.environ | {"PATH": path, "PYTHONPATH": sources, "COLUMNS": "140"}
 
@@ -93,7 +99,7 @@ class Reader:
 
     def repeat(self, call, following):
         """A command and what it prints now, as far as the page shows it; `following`: the next command."""
-        command, shown = re.fullmatch(r"((?:.*\\\n)*.*\n)(.*)", call, re.DOTALL).groups()
+        command, shown = re.fullmatch(r"((?:[^\n]*\\\n)*[^\n]*\n)(.*)", call, re.DOTALL).groups()
         self.is_open = self.is_open and is_computed(command)
         said = re.search(r"#.*\bexit (\d+)", command) or re.match(r"echo \$\?\n(\d+)", following)
         printed = self.type(["bash", "-c", f"(exit {self.status}); {command}"], command, int(said[1]) if said else 0)
