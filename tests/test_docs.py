@@ -14,6 +14,7 @@ from farpipe.cli.app import app
 from farpipe.cli.light_settings import BlockingSettings, LightSettings
 from farpipe.fleet.scenario import load_scenario
 from farpipe.plan.reference_points import load_points
+from farpipe.plan.validation import validate
 from farpipe.run import rank_main
 from farpipe.spec import parse_job
 from farpipe.step import Problem, Schedule
@@ -135,12 +136,48 @@ def test_every_command_line_that_is_shown_parses(page, line, command, words):
         pytest.fail(f"{page}: {line}: {error}")
 
 
-def test_files_that_the_readme_names_are_there():
-    lines = [*command_lines((ROOT / "README.md").read_text(encoding="utf-8"))]
-    named = {word for _, _, words in lines for word in words if word.endswith((".toml", ".csv", ".json"))}
-    own = {"job.toml", "plan.json", "trace.json", "two.toml", "iperf.json"}  # the reader's, or written by a command
-    assert named > own
-    assert not [name for name in named - own if not (ROOT / name).exists()]
+NAMED = sorted(
+    {
+        (page_name(page), name)
+        for page in PAGES
+        if page.name != "CHANGELOG.md" and page.parent.name != "log"
+        for name in re.findall(r"`((?:tests|benchmarks|recipes|src|docs)/[\w./-]+|test_\w+\.py)`", page.read_text())
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "name"), NAMED)
+def test_files_that_a_page_names_are_there(page, name):
+    assert (ROOT / name).exists() if "/" in name else [*ROOT.glob(f"tests/**/{name}")], page
+
+
+@pytest.mark.slow
+def test_figures_of_published_steps_are_those_of_validate():
+    groups = validate().groups
+    errors = [100 * point.error for group in groups for point in group.results]
+    means = [100 * group.mean_absolute_error for group in groups]
+    beyond = f"off by more than 10 % ({min(errors):.0f} to {max(errors):+.0f} %)"
+    said = (
+        f"{len(errors)} ",
+        f"{len(groups)} sources",
+        f"{min(means):.1f} to {max(means):.1f} %",
+        f"{sum(abs(error) > 10 for error in errors)} rows",
+        beyond,
+    )
+    for page in ("README.md", "docs/status.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert not [figure for figure in said if figure not in text], page
+
+
+def test_figures_of_others_trainings_are_those_of_their_table():
+    page = (ROOT / "docs" / "how-to" / "begin-with-what-you-have.md").read_text(encoding="utf-8")
+    errors = [float(error) for error in re.findall(r"^\| .*\| ([-+][\d.]+) %(?: \(memory.*\))? \|$", page, re.MULTILINE)]
+    words = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+    count, beyond = (words[number - 2] for number in (len(errors), sum(abs(error) > 10 for error in errors)))
+    for name in ("README.md", "docs/status.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert f"{max(errors)} to {min(errors)} %" in text
+        assert re.search(rf"{count}\b.*\b{beyond}\b", text, re.IGNORECASE), name
 
 
 INLINE = [

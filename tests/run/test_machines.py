@@ -40,6 +40,7 @@ def test_every_site_gets_its_command():
         ("2", "1", "1"),
     ]
     assert [c["--host"] for c in found] == ["ADDRESS_OF_west", "ADDRESS_OF_east"]
+    assert [c["--certs"] for c in found] == ["certs/west", "certs/east"]
     assert {c["--master-addr"] for c in found} == {"ADDRESS_OF_west"}
     assert {c["--max-restarts"] for c in found} == {"3"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farpipe.run.machines import machines_of
-from farpipe.run.manifests import CLAIM, jobsets, skypilot_group
+from farpipe.run.manifests import CLAIM, IMAGE, jobsets, skypilot_group
 from run.test_machines import placed
 
 DEVICES = {"west": "h100-sxm", "east": "a100-80gb"}
@@ -42,6 +42,7 @@ def expect_agents(scripts, environments, tmp_path):
     assert {c["--master-addr"] for c in told} == {"10.0.0.1"}
     assert [c["--host"] for c in told] == ["10.0.0.1", "10.0.0.2", "10.0.1.1"]
     assert {c["-m"] for c in told} == {"farpipe.run.rank_main"}
+    assert [c["--certs"] for c in told] == ["certs/west", "certs/west", "certs/east"]
 
 
 def test_a_job_group_has_a_task_for_every_site(tmp_path):
@@ -50,7 +51,7 @@ def test_a_job_group_has_a_task_for_every_site(tmp_path):
     assert (west["name"], west["num_nodes"], west["resources"]["accelerators"]) == ("west", 2, "H100:8")
     assert (east["name"], east["num_nodes"], east["resources"]["accelerators"]) == ("east", 1, "A100-80GB:4")
     assert west["envs"] == {"MASTER_ADDR": None}
-    assert [*west["file_mounts"]] == [str(tmp_path / "run")]
+    assert west["file_mounts"] == {str(tmp_path / "run"): str(tmp_path / "run"), f"{tmp_path}/certs/west": "certs/west"}
     ips = [["10.0.0.1", "10.0.0.2"], ["10.0.1.1"]]
     nodes = [
         [{"SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NODE_IPS": "\n".join(found)} for rank in range(len(found))]
@@ -96,6 +97,7 @@ def test_a_job_set_has_a_pod_for_every_machine(tmp_path):
         {"nvidia.com/gpu": 8},
         {"nvidia.com/gpu": 4},
     ]
+    assert pods[0]["containers"][0]["image"] == IMAGE
     assert pods[0]["volumes"][0]["persistentVolumeClaim"]["claimName"] == CLAIM
     assert pods[0]["containers"][0]["volumeMounts"][0]["mountPath"] == str(tmp_path)
     scripts = [pod["containers"][0]["command"][2] for pod in pods]

@@ -49,6 +49,7 @@ def _show_how_to_start(
     """Print the commands or scripts that start the run; write a hostfile to fill in where none is given."""
     from farpipe.run.machines import hostfile as hostfile_of
     from farpipe.run.machines import machines_of, read_hostfile, torchrun_commands
+    from farpipe.run.manifests import IMAGE
 
     sizes = {site.name: site.devices_per_machine for site in plan.job.cluster.sites}
     machines = machines_of(spec, sizes, read_hostfile(hostfile) if hostfile else None)
@@ -61,9 +62,10 @@ def _show_how_to_start(
     for name, text in texts.items():
         write_text(run_dir / name, text)
     commands = {"sbatch": "MASTER_ADDR=ADDRESS sbatch", "skypilot": "sky jobs launch --env MASTER_ADDR=ADDRESS"}
+    image = f"an image in the place of {IMAGE} and " if launch_format == "jobset" else ""
     typer.echo(
-        "ready. Copy this directory to the same path at every site, then submit there with the address of the first "
-        f"machine at {machines[0].site}:\n"
+        f"ready. Copy this directory to the same path at every site, then submit there with {image}the address of the "
+        f"first machine at {machines[0].site}:\n"
     )
     for name in texts:
         typer.echo(f"    {commands.get(launch_format, 'kubectl apply -f')} {run_dir / name}")

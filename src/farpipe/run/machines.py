@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import quote
 
 from farpipe.errors import InputError
 from farpipe.strict import nearest, read_text
@@ -109,15 +110,22 @@ def torchrun_commands(machines: Sequence[Machine], run_dir: Path, max_restarts: 
     """One command per machine, in the order of the ranks; addresses that are not known are left to fill in."""
     lines = ["ready. Copy this directory to the same path at every machine, then start:"]
     for node_rank, machine in enumerate(machines):
-        command = _command(machines, run_dir, max_restarts, str(machine.num_processes), str(node_rank), machine.address)
+        words = (str(machine.num_processes), str(node_rank), machine.address)
+        command = _command(machines, machine.site, run_dir, max_restarts, *words)
         several = any(other.site == machine.site and other.number for other in machines)
         where = f"{machine.site}, machine {machine.number}" if several else machine.site
         lines += ["", f"at {where}:", "", "    " + " \\\n        ".join(command)]
     return "\n".join([*lines, ""])
 
 
+def certificates_of(site: str) -> str:
+    """Folder of a site's certificate, as `farpipe certs issue certs SITE` makes it; the same path at every machine."""
+    return f"certs/{quote(site)}"
+
+
 def _command(
     machines: Sequence[Machine],
+    site: str,
     run_dir: Path,
     max_restarts: int,
     num_processes: str,
@@ -125,11 +133,11 @@ def _command(
     host: str,
     master: str = "",
 ) -> list[str]:
-    """The lines of one command; words of a shell script may stand for what a machine finds out itself."""
+    """The lines of one command at `site`; words of a shell script may stand for what a machine finds out itself."""
     return [
         f"torchrun --nnodes {len(machines)} --nproc-per-node {num_processes} --node-rank {node_rank}",
         f"--max-restarts {max_restarts} --master-addr {master or machines[0].address} --master-port {MASTER_PORT}",
-        f"-m farpipe.run.rank_main {run_dir} --host {host} --certs certs",
+        f"-m farpipe.run.rank_main {run_dir} --host {host} --certs {certificates_of(site)}",
     ]
 
 
@@ -174,18 +182,20 @@ def script_of(
     run_dir = run_dir.absolute()
     sizes = " ".join(str(machine.num_processes) for machine in group.machines)
     rank = f"$(({group.first_node} + {variable}))"
-    command = _command(machines, run_dir, max_restarts, f"${{SIZES[${variable}]}}", rank, host, "$MASTER_ADDR")
+    site, size = group.machines[0].site, f"${{SIZES[${variable}]}}"
+    command = _command(machines, site, run_dir, max_restarts, size, rank, host, "$MASTER_ADDR")
     return f"cd {run_dir.parent}\nSIZES=({sizes})\nexec " + " \\\n  ".join(command)
 
 
 def _sbatch(machines: Sequence[Machine], group: Group, run_dir: Path, max_restarts: int, with_gpus: bool) -> str:
     sizes = [machine.num_processes for machine in group.machines]
     rank, host = f"$(({group.first_node} + SLURM_NODEID))", "$(hostname -I | cut -d' ' -f1)"
-    command = _command(machines, run_dir, max_restarts, "$NUM_PROCESSES", rank, host, "$MASTER_ADDR")
+    site = group.machines[0].site
+    command = _command(machines, site, run_dir, max_restarts, "$NUM_PROCESSES", rank, host, "$MASTER_ADDR")
     gpus = [f"#SBATCH --gpus-per-node={max(sizes)}"] if with_gpus else []
     lines = [
         "#!/bin/bash",
-        f"#SBATCH --job-name=farpipe-{group.machines[0].site}",
+        f"#SBATCH --job-name=farpipe-{site}",
         f"#SBATCH --nodes={len(sizes)}",
         "#SBATCH --ntasks-per-node=1",
         *gpus,

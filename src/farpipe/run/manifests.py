@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.run.machines import MASTER_PORT, Group, Machine, by_site, script_of
+from farpipe.run.machines import MASTER_PORT, Group, Machine, by_site, certificates_of, script_of
 
 GROUP_NAME: Final = "skypilot.yaml"
 CLAIM: Final = "farpipe-runs"
 """Volume claim with the run directory, in Kubernetes."""
-IMAGE: Final = "farpipe:latest"
-"""Image with farpipe and torch."""
+IMAGE: Final = "IMAGE_WITH_FARPIPE"
+"""To fill in, as addresses are: an image with farpipe and torch. None is published."""
 _LARGE: Final = {"a100-80gb": "A100-80GB", "v100-32gb": "V100-32GB"}
 """Devices whose size of memory is in SkyPilot's name."""
 _HOST: Final = '"$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")"'
@@ -45,6 +45,7 @@ def _task(
         "  MASTER_ADDR: null",
         "file_mounts:",
         f"  {run_dir.absolute()}: {run_dir.absolute()}",
+        f"  {run_dir.absolute().parent}/{certificates_of(site)}: {certificates_of(site)}",
         "run: |",
         *(f"  {line}" for line in script.splitlines()),
     ]
