@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -34,17 +33,14 @@ from farpipe.document import Document
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.checkpoint.boxes import Box, box_at, boxes_of_run, common, sizes_of, within, without
 from farpipe.runtime.checkpoint.folders import MANIFEST_NAME, sync_folder
-from farpipe.runtime.model.hugging_face import is_own_name, their_name
+from farpipe.runtime.model.hugging_face import is_own_name, read_header, their_name
 from farpipe.spec import Model
 from farpipe.spec.part import Natural, Part, SiteName, Text
 from farpipe.strict import validate
 
 DIGEST_KEY: Final = "sha256"
-_LENGTH: Final = struct.Struct("<Q")
 _FILE_NAME: Final = re.compile(r"rank-[0-9]{1,9}\.safetensors")
 _START: Final = re.compile(r"[0-9]{1,18}(,[0-9]{1,18}){0,7}")
-_MAX_HEADER_BYTES: Final = 100 << 20
-"""Largest header: as much as safetensors itself allows."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +115,19 @@ class Trained(Part):
     seed: Natural
 
 
+class ModelFacts(Part):
+    """What a model is besides its `Model`, in words or digests by name: equal at all sites, and after every start."""
+
+    transformers: str = ""
+    """The version that read `config`: another one may know other keys."""
+    config: dict[str, str] = Field(default_factory=dict)
+    """What config.json means, as JSON by key; of nested tables each key."""
+    buffers: dict[str, str] = Field(default_factory=dict)
+    """Tensors that every start reads from the model's files, since no checkpoint has them."""
+    code: dict[str, str] = Field(default_factory=dict)
+    """Files of a module of the user's own."""
+
+
 class Manifest(Document, Part):
     """``manifest.json``: its presence says that all files were complete and on the disk."""
 
@@ -133,6 +142,8 @@ class Manifest(Document, Part):
     batches_sha256: str
     """Equal if every step gets the same sequences of the same text, whatever the microbatches; see Batches.digest."""
     files: tuple[FileEntry, ...] = Field(min_length=1)
+    facts: ModelFacts = ModelFacts()
+    """Empty in checkpoints of earlier versions."""
 
     def to_body(self) -> dict[str, Any]:
         """The content as JSON data, with a digest of itself."""
@@ -181,7 +192,7 @@ def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]
         save_file(dict(tensors), temporary, metadata={key: digest(tensor) for key, tensor in tensors.items()})
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        header, num_bytes = _read_header(temporary), temporary.stat().st_size
+        header, num_bytes = read_header(temporary), temporary.stat().st_size
         temporary.replace(path)
         sync_folder(folder)
     except (OSError, SafetensorError) as error:
@@ -194,16 +205,6 @@ def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]
 def digest(tensor: Tensor) -> str:
     """SHA-256 of the tensor's bytes."""
     return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
-
-
-def _read_header(path: Path) -> bytes:
-    """The length and the table at the beginning of a safetensors file."""
-    with path.open("rb") as file:
-        start = file.read(_LENGTH.size)
-        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
-        if not 0 < length <= _MAX_HEADER_BYTES:
-            raise InputError(f"{path}: damaged: not the beginning of a safetensors file")
-        return start + file.read(length)
 
 
 class _Place(NamedTuple):
@@ -263,7 +264,7 @@ def _places(path: Path, entry: FileEntry) -> list[tuple[str, _Place]]:
         num_bytes = path.stat().st_size
         if num_bytes != entry.num_bytes:
             raise InputError(f"{path}: damaged: {num_bytes} bytes, {entry.num_bytes} were written")
-        if hashlib.sha256(_read_header(path)).hexdigest() != entry.header_sha256:
+        if hashlib.sha256(read_header(path)).hexdigest() != entry.header_sha256:
             raise InputError(f"{path}: damaged: its table is not what was written")
         with safe_open(path, "pt") as file:
             digests = file.metadata() or {}
