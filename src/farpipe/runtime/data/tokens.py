@@ -182,8 +182,9 @@ def load_tokens(data: Data) -> Tokens:
     array, vocab_size = _open(kept, known)
     known.save()
     assert vocab_size is not None, "the cache's headers say it"
-    counted, files = _marks_of((kept,), (array,))
-    return Tokens((array,), vocab_size, bytes.fromhex(kept.stem), (_ends(kept, array.size),), (mapped,), counted, files)
+    counted, marked = _marks_of((kept,), (array,))
+    content, ends = bytes.fromhex(kept.stem), _ends(kept, array.size)
+    return Tokens((array,), vocab_size, content, (ends,), (mapped,), counted, marked)
 
 
 def require_vocabulary(tokens: Tokens, model: Model) -> None:
@@ -214,7 +215,7 @@ def _marks_of(
 ) -> tuple[tuple[NDArray[Any] | None, ...], tuple[OpenedFile | None, ...]]:
     """`Tokens.counted` of files of tokens, and what it is mapped from."""
     places = [place if (place := file.with_suffix(COUNTED)).exists() else None for file in files]
-    opened = tuple(place and OpenedFile.of(place) for place in places)
+    opened = tuple(OpenedFile.of(place) if place else None for place in places)
     marks = tuple(_marks(place, shard.size) if place else None for place, shard in zip(places, shards, strict=True))
     return (marks, opened) if any(places) else ((), ())
 
