@@ -343,9 +343,9 @@ def mapped_tokens(tmp_path, numbers=range(100), **header):
     return load_tokens(Data(source=str(tmp_path / "a.bin"), cache=str(tmp_path / "cache")))
 
 
-def read(tokens, start, stop):
-    """Tokens of the first shard."""
-    return tokens.read(*(np.array([place]) for place in (0, start, stop)))[0].tolist()
+def read(tokens, start, stop, how=Tokens.read):
+    """Tokens of the first shard, or whether they are trained on."""
+    return how(tokens, *(np.array([place]) for place in (0, start, stop)))[0].tolist()
 
 
 def test_a_batch_looks_at_each_file_twice_however_many_sequences_it_has(tmp_path, monkeypatch):
@@ -358,9 +358,13 @@ def test_a_batch_looks_at_each_file_twice_however_many_sequences_it_has(tmp_path
 
 
 @pytest.mark.parametrize("how", ["in place", "shorter", "another file", "gone"])
-def test_tokens_that_change_while_they_are_trained_on_are_refused(how, tmp_path):
-    found, file = mapped_tokens(tmp_path), tmp_path / "a.bin"
+@pytest.mark.parametrize("name", ["a.bin", "a.counted.npy"])
+def test_tokens_that_change_while_they_are_trained_on_are_refused(name, how, tmp_path):
+    """And the marks of those that are trained on."""
+    np.save(tmp_path / "a.counted.npy", np.arange(100) % 2)
+    found, file = mapped_tokens(tmp_path), tmp_path / name
     assert read(found, 3, 6) == [3, 4, 5]
+    assert read(found, 3, 6, Tokens.read_counted) == [True, False, True]
     time.sleep(0.02)  # longer than a file system's clock needs for a tick
     if how == "in place":
         with file.open("r+b") as opened:
@@ -371,8 +375,8 @@ def test_tokens_that_change_while_they_are_trained_on_are_refused(how, tmp_path)
         file.rename(tmp_path / "old.bin")
         if how == "another file":
             file.write_bytes((tmp_path / "old.bin").read_bytes())
-    with pytest.raises(InputError, match=r"a\.bin: (was changed while it is trained on|can't be read)"):
-        read(found, 90, 95)
+    with pytest.raises(InputError, match=rf"{name}: (was changed while it is trained on|can't be read)"):
+        read(found, 90, 95, Tokens.read if name == "a.bin" else Tokens.read_counted)
 
 
 def test_a_token_above_the_vocabulary_is_named(tmp_path):

@@ -1,6 +1,7 @@
 """A rank in bad surroundings: ``python rank.py RUN_DIR ...``; the environment says in which.
 
-FARPIPE_TEST_PROXY: the port where a Proxy tells through which port to go. FARPIPE_TEST_SKEWS: the clock of every rank,
+FARPIPE_TEST_PROXY: the port where a Proxy tells through which port to go; FARPIPE_TEST_BEHIND: the ranks between which
+it stands, all by default. FARPIPE_TEST_SKEWS: the clock of every rank,
 a JSON list in nanoseconds. FARPIPE_TEST_SLOW: a rank whose actions take three times as long. FARPIPE_TEST_PAUSE_S:
 a pause before every step, so that a training lasts long enough for something to happen to it.
 """
@@ -31,7 +32,11 @@ def route(address):
 
 def introduce_through_proxy(rank, *arguments):
     ranks = introduce(rank, *arguments)
-    return [known if peer == rank else known._replace(address=route(known.address)) for peer, known in enumerate(ranks)]
+    behind = set(json.loads(os.environ.get("FARPIPE_TEST_BEHIND", "null")) or range(len(ranks)))
+    if rank not in behind:
+        return ranks
+    mine = behind - {rank}
+    return [known._replace(address=route(known.address)) if peer in mine else known for peer, known in enumerate(ranks)]
 
 
 def begin_after_a_pause(learning, step):

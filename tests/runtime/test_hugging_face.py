@@ -168,17 +168,45 @@ def test_files_of_another_class_are_refused(tmp_path):
 def test_pages_of_files_leave_memory_with_what_was_read_of_them(tmp_path, monkeypatch):
     write_model(tmp_path / "m", CONFIGS["llama 3, grouped"])
     whole = hugging_face_weights.convert_and_load_state_dict_in_model
-    mapped = []
+    mapped, held = [], []
 
     def listening(model, slices, settings):
         for tensor in slices.values():
-            assert tensor[...].shape == torch.Size(tensor.get_shape())
+            held.append(tensor[...])
+            assert held[-1].shape == torch.Size(tensor.get_shape())
             mapped.append(str(tmp_path) in Path("/proc/self/maps").read_text())
         return whole(model, slices, settings)
 
     monkeypatch.setattr(hugging_face_weights, "convert_and_load_state_dict_in_model", listening)
     load_stage(tmp_path / "m", StageSlice(1, 2, False, False))
     assert mapped == [False] * 9
+
+
+@pytest.mark.parametrize("written", ["other", "shorter", "longer", "nothing"])
+def test_what_is_written_over_a_file_later_does_not_reach_the_model(written, tmp_path):
+    """As `cp` writes: into the same file. On a map of it that would change weights, or end the process."""
+    tensors = write_model(tmp_path / "m", CONFIGS["llama 3, grouped"])
+    path, size = tmp_path / "m" / "model.safetensors", (tmp_path / "m" / "model.safetensors").stat().st_size
+    module = load_stage(tmp_path / "m", StageSlice(0, 2, True, False))
+    data = {"other": b"\1" * size, "shorter": b"\1" * 99, "longer": b"\1" * size * 2, "nothing": b""}[written]
+    with path.open("wb") as file:
+        file.write(data)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert all(torch.equal(parameter, tensors[name]) for name, parameter in module.named_parameters())
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    write_model(tmp_path / "m", CONFIGS["llama 3, grouped"])
+    path, whole = tmp_path / "m" / "model.safetensors", hugging_face_weights.convert_and_load_state_dict_in_model
+
+    def overtaken(*arguments):
+        found = whole(*arguments)
+        path.write_bytes(path.read_bytes()[:-4] + b"\1\1\1\1")
+        return found
+
+    monkeypatch.setattr(hugging_face_weights, "convert_and_load_state_dict_in_model", overtaken)
+    with pytest.raises(InputError, match=r"model\.safetensors: was written to while it was read; start again"):
+        load_stage(tmp_path / "m", StageSlice(1, 2, False, False))
 
 
 def test_files_of_other_stages_need_not_be_there(tmp_path):

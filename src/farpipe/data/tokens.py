@@ -61,6 +61,8 @@ class Tokens:
     """The files that the shards are mapped from; none where they are kept in memory."""
     counted: tuple[NDArray[Any] | None, ...] = ()
     """0 for every token of a shard that is only read, not trained on; none where all are trained on."""
+    files_of_counted: tuple[OpenedFile | None, ...] = ()
+    """The files that these are mapped from."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,13 +81,9 @@ class Tokens:
         InputError when the file of one of the shards has changed since it was opened, or a token is not of the
         vocabulary.
         """
-        files = [self.files[shard] for shard in np.unique(shards)] if self.files else []
-        for file in files:  # one that is shorter now would end the process with SIGBUS
-            file.expect_unchanged(_CHANGED)
         spans = [*zip(shards.tolist(), starts.tolist(), stops.tolist(), strict=True)]
-        found = [np.array(self.shards[shard][start:stop], np.int64) for shard, start, stop in spans]
-        for file in files:
-            file.expect_unchanged(_CHANGED)
+        with _unchanged(self.files, shards):
+            found = [np.array(self.shards[shard][start:stop], np.int64) for shard, start, stop in spans]
         for (shard, start, _), tokens in zip(spans, found, strict=True):
             self._check_vocabulary(shard, start, tokens)
         return found
@@ -103,9 +101,10 @@ class Tokens:
         return sum(shard.size if each is None else int(np.count_nonzero(each)) for shard, each in pairs)
 
     def read_counted(self, shards: Ints, starts: Ints, stops: Ints) -> list[NDArray[np.bool_]]:
-        """Tokens that are trained on, of the same spans as `read`."""
+        """Tokens that are trained on, of the same spans as `read`; InputError when their file has changed."""
         spans = zip(shards.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        return [self._counted(shard, start, stop) for shard, start, stop in spans]
+        with _unchanged(self.files_of_counted, shards):
+            return [self._counted(shard, start, stop) for shard, start, stop in spans]
 
     def _counted(self, shard: int, start: int, stop: int) -> NDArray[np.bool_]:
         marks = self.counted[shard] if self.counted else None
@@ -135,6 +134,20 @@ class Tokens:
         for marks in filter(lambda each: each is not None, self.counted):
             total.update(np.packbits(np.asarray(marks) != 0).tobytes())
         return total.digest()
+
+
+@contextlib.contextmanager
+def _unchanged(files: Sequence[OpenedFile | None], shards: Ints) -> Iterator[None]:
+    """Context of a reading of mapped files; InputError where one was written to since it was opened.
+
+    One that is shorter now would end the process with SIGBUS.
+    """
+    mapped = [file for shard in np.unique(shards) if (file := files[shard])] if files else []
+    for file in mapped:
+        file.expect_unchanged(_CHANGED)
+    yield
+    for file in mapped:
+        file.expect_unchanged(_CHANGED)
 
 
 def _blocks(shard: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -169,9 +182,9 @@ def load_tokens(data: Data) -> Tokens:
     array, vocab_size = _open(kept, known)
     known.save()
     assert vocab_size is not None, "the cache's headers say it"
-    marks = _marks(kept, array.size)
-    counted = () if marks is None else (marks,)
-    return Tokens((array,), vocab_size, bytes.fromhex(kept.stem), (_ends(kept, array.size),), (mapped,), counted)
+    counted, marked = _marks_of((kept,), (array,))
+    content, ends = bytes.fromhex(kept.stem), _ends(kept, array.size)
+    return Tokens((array,), vocab_size, content, (ends,), (mapped,), counted, marked)
 
 
 def require_vocabulary(tokens: Tokens, model: Model) -> None:
@@ -193,16 +206,22 @@ def _open_all(data: Data, files: Sequence[Path]) -> Tokens:
         sizes.append(_vocab_size(file, array, known) if vocab_size is None else vocab_size)
     known.save()
     ends = tuple(_ends(file, shard.size) for file, shard in zip(files, shards, strict=True))
-    marks = tuple(_marks(file, shard.size) for file, shard in zip(files, shards, strict=True))
-    marks = marks if any(each is not None for each in marks) else ()
-    return Tokens(tuple(shards), max(sizes), ends=ends, files=mapped, counted=marks)
+    counted, marked = _marks_of(files, shards)
+    return Tokens(tuple(shards), max(sizes), ends=ends, files=mapped, counted=counted, files_of_counted=marked)
 
 
-def _marks(path: Path, num_tokens: int) -> NDArray[Any] | None:
-    """Marks of the tokens that are trained on in a file of tokens, None: all; InputError where they can't be that."""
-    place = path.with_suffix(COUNTED)
-    if not place.exists():
-        return None
+def _marks_of(
+    files: Sequence[Path], shards: Sequence[NDArray[Any]]
+) -> tuple[tuple[NDArray[Any] | None, ...], tuple[OpenedFile | None, ...]]:
+    """`Tokens.counted` of files of tokens, and what it is mapped from."""
+    places = [place if (place := file.with_suffix(COUNTED)).exists() else None for file in files]
+    opened = tuple(OpenedFile.of(place) if place else None for place in places)
+    marks = tuple(_marks(place, shard.size) if place else None for place, shard in zip(places, shards, strict=True))
+    return (marks, opened) if any(places) else ((), ())
+
+
+def _marks(place: Path, num_tokens: int) -> NDArray[Any]:
+    """Marks of the tokens that are trained on; InputError where they can't be that."""
     marks = _mapped(place)
     if not isinstance(marks, np.ndarray) or marks.shape != (num_tokens,) or marks.dtype.kind not in "uib":
         found = f"{marks.dtype} {list(marks.shape)}" if isinstance(marks, np.ndarray) else "several arrays"

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from farpipe import __version__
 from farpipe.errors import InputError
+from farpipe.runtime.checkpoint.manifest import ModelFacts
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.versions import versions_of
@@ -20,19 +21,31 @@ _AGREEMENTS: Final = (
     ("data", "training texts", "copy data.source to every site (for stdlib: the same version of Python)"),
 )
 """Key of what has to agree, its words, and the hint where it does not."""
+_COPY: Final = "copy the same model to every site"
 
 
-def agree(run: RunSpec, work: Work, peers: Peers) -> str:
-    """Compare what all ranks are about to run; all of them see the same differences and stop.
+class Agreement(NamedTuple):
+    """What all ranks have in common."""
 
-    The digest of the batches, in hexadecimal; empty for a rehearsal.
-    """
+    batches_sha256: str
+    """The digest of the batches, in hexadecimal; empty for a rehearsal."""
+    facts: ModelFacts
+    """Those of all ranks together."""
+    different_weights: str = ""
+    """How the files that training begins with differ between sites; no matter where it goes on from a checkpoint."""
+
+
+def agree(run: RunSpec, work: Work, peers: Peers) -> Agreement:
+    """Compare what all ranks are about to run; all of them see the same differences and stop."""
+    facts, weights = _facts(run, work)
     mine: dict[str, Any] = {
         "farpipe": __version__,
         **versions_of(run),
         "run": hashlib.sha256(run.to_json().encode()).hexdigest(),
         "data": work.data_digest.hex(),
         "boundaries": dict(work.boundaries),
+        "facts": facts.model_dump(),
+        "weights": weights,
     }
     answers = peers.exchange("start", json.dumps(mine).encode(), waiting_for="what the others are going to run")
     found = [json.loads(answer) for answer in answers]
@@ -41,8 +54,82 @@ def agree(run: RunSpec, work: Work, peers: Peers) -> str:
         other = next((r for r, answer in enumerate(found) if answer[key] and answer[key] != found[first][key]), None)
         if other is not None:
             raise InputError(f"ranks {first} and {other} have different {what}; {hint}")
+    all_facts = _common_facts(run, [ModelFacts(**answer["facts"]) for answer in found])
     _expect_equal_boundaries(run, [answer["boundaries"] for answer in found])
-    return next((str(answer["data"]) for answer in found if answer["data"]), "")
+    batches = next((str(answer["data"]) for answer in found if answer["data"]), "")
+    return Agreement(batches, all_facts, _difference(run, [answer["weights"] for answer in found], "weights of {}"))
+
+
+def _facts(run: RunSpec, work: Work) -> tuple[ModelFacts, dict[str, str]]:
+    """What this rank has read of the model besides the plan, and digests of the files of weights."""
+    if run.model is None or run.device == "sleep":
+        return ModelFacts(), {}
+    if run.model.module is not None:
+        from farpipe.runtime.stages.own_module import digests_of_files
+
+        return ModelFacts(code=digests_of_files(run.model.module)), {}
+    if run.model.hugging_face is None:
+        return ModelFacts(), {}
+    from farpipe.runtime.stages.hugging_face_weights import config_facts, sampled_digests
+
+    version, config = versions_of(run)["transformers"], config_facts(run.model.hugging_face)
+    facts = ModelFacts(transformers=version, config=config, buffers=dict(work.buffers))
+    return facts, sampled_digests(run.model.hugging_face)
+
+
+def _common_facts(run: RunSpec, facts: Sequence[ModelFacts]) -> ModelFacts:
+    """The facts of all ranks together; InputError where sites have different models."""
+    configs = [found.config for found in facts]
+    keys = {key for config in configs for key in config}
+    whole = [dict.fromkeys(keys, "absent") | config for config in configs]
+    texts = {name: [getattr(found, name) for found in facts] for name in ("buffers", "code")}
+    for digests, what in ((whole, "{} in config.json"), (texts["buffers"], "{}"), (texts["code"], "module {}")):
+        if problem := _difference(run, digests, what, shown=digests is whole):
+            raise InputError(problem)
+    return ModelFacts(
+        transformers=facts[0].transformers,
+        config=configs[0],
+        buffers={name: digest for each in texts["buffers"] for name, digest in each.items()},
+        code=texts["code"][0],
+    )
+
+
+def _difference(run: RunSpec, found: Iterable[Mapping[str, str]], what: str, *, shown: bool = False) -> str:
+    """The first thing that two ranks have not in common, in words; `shown`: with its values."""
+    first: dict[str, tuple[int, str]] = {}
+    for rank, mine in enumerate(found):
+        for name, value in sorted(mine.items()):
+            other, theirs = first.setdefault(name, (rank, value))
+            if value != theirs:
+                places = [f"site {run.places.site(one)} (rank {one})" for one in (other, rank)]
+                values = f"{theirs} at {places[0]} and {value} at {places[1]}"
+                said = f"is {values}" if shown else f"differs between {' and '.join(places)}"
+                return f"{_place(run)}{what.format(name)} {said}; {_COPY}"
+    return ""
+
+
+def _place(run: RunSpec) -> str:
+    assert run.model is not None
+    return f"{run.model.hugging_face}: " if run.model.hugging_face else "model.module: "
+
+
+def expect_same_facts(run: RunSpec, facts: ModelFacts, then: ModelFacts, site: str) -> None:
+    """InputError, naming `site`, where the model of a checkpoint was another one; its code may have changed."""
+    is_same_version = facts.transformers == then.transformers
+    keys = facts.config.keys() | then.config.keys() if is_same_version else facts.config.keys() & then.config.keys()
+    for key in sorted(keys):
+        was, now = (config.get(key, "absent") for config in (then.config, facts.config))
+        if was != now:
+            raise InputError(f"{_place(run)}{key} in config.json is {now} at site {site}, and was {was}")
+    for name, digest in sorted(facts.buffers.items()):
+        if then.buffers.get(name, digest) != digest:
+            raise InputError(f"{_place(run)}{name}, which no checkpoint has, is no longer the same at site {site}")
+
+
+def changed_code(facts: ModelFacts, then: ModelFacts) -> tuple[str, ...]:
+    """A warning where the user's own module is no longer that of a checkpoint: a mended error, or another model."""
+    changed = [name for name, digest in facts.code.items() if then.code.get(name, digest) != digest]
+    return (f"model.module: {', '.join(changed)} is not what the checkpoint was trained with",) if changed else ()
 
 
 def _expect_equal_boundaries(run: RunSpec, boundaries: Sequence[Mapping[str, str]]) -> None:

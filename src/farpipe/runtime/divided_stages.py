@@ -42,7 +42,7 @@ def groups_of(run: RunSpec, mesh: "DeviceMesh | None") -> "Groups | None":
     from farpipe.runtime.site.mesh import CONTEXT, process_groups
 
     degrees = [costs.context for costs in run.group_costs]
-    return process_groups(mesh[CONTEXT], degrees, timeout_s=run.transport.timeout_s)
+    return process_groups(mesh[CONTEXT], degrees, timeout_s=run.transport.collective_s)
 
 
 def part_of_boundary(mesh: "DeviceMesh | None") -> str:
@@ -110,8 +110,10 @@ def divided_stages(
     """The sums of this process's stages, which are divided over `mesh`; none without one."""
     if mesh is None:
         return {}
+    from farpipe.runtime.site.mesh import limit_collectives
     from farpipe.runtime.site.shared_weights import SharedWeights
 
+    limit_collectives(run.transport.collective_s)
     assert run.training is not None
     zero = run.training.zero
     assert zero != "auto"

@@ -65,20 +65,22 @@ def train_rank(
         if peers.rank == 0:
             stack.enter_context(lock_of_rank_0(run_dir))
         work = make_work(run, peers)
-        batches_sha256 = agree(run, work, peers)
-        start = resume(run, work.state(), peers, run_dir, batches_sha256)
+        agreed = agree(run, work, peers)
+        start = resume(run, work.state(), peers, run_dir, agreed)
+        if start.folder is None and agreed.different_weights:
+            raise InputError(agreed.different_weights)
         work.restore(start.step)
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded
         folder = run_dir / CHECKPOINTS_NAME
-        checkpointer = Checkpointer(run, work.state, peers, folder, batches_sha256, recorded)
+        checkpointer = Checkpointer(run, work.state, peers, folder, agreed.batches_sha256, agreed.facts, recorded)
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
         order_switch = None if make_watch is None else OrderSwitch(peers, watch)
         loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans)
         damaged = [] if recorder is None else recorder.problems
         skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
-        loop.warn([*skipped, *damaged, *untested(versions_of(run))])
+        loop.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
         try:
             loop.run(start.step)
         except DivergedError as error:

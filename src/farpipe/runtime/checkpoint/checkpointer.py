@@ -23,7 +23,7 @@ from farpipe.runtime.checkpoint.folders import (
     remove_unfinished_files,
     whole_checkpoints,
 )
-from farpipe.runtime.checkpoint.manifest import FileEntry, Manifest, trained_by
+from farpipe.runtime.checkpoint.manifest import FileEntry, Manifest, ModelFacts, trained_by
 from farpipe.runtime.optimizer import Optimizer
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.replicas.collectives import Shard
@@ -64,6 +64,7 @@ class Checkpointer:
         peers: Peers,
         folder: Path,
         batches_sha256: str,
+        facts: ModelFacts,
         is_recorded: Callable[[int], bool] | None,
     ) -> None:
         """`state`: what this rank holds. `folder`: where the checkpoints of the run are, one folder each.
@@ -72,7 +73,7 @@ class Checkpointer:
         records nothing. No checkpoint is whole before: a run that goes on from there would never record them.
         """
         self._run, self._state, self._peers, self._folder = run, state, peers, folder
-        self._batches_sha256, self._is_recorded = batches_sha256, is_recorded or (lambda step: True)
+        self._batches_sha256, self._facts, self._is_recorded = batches_sha256, facts, is_recorded or (lambda step: True)
         self.keep = run.training.keep_checkpoints if run.training and run.device != "sleep" else 0
         """Number of checkpoints that are kept; 0: none is written."""
         self._written: list[dict[str, Any]] = []
@@ -156,6 +157,7 @@ class Checkpointer:
             farpipe=__version__,
             trained=trained_by(self._run),
             batches_sha256=self._batches_sha256,
+            facts=self._facts,
             files=tuple(FileEntry.model_validate(file) for file in files if file is not None),
         )
 

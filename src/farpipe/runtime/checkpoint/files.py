@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import os
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -32,13 +31,10 @@ from farpipe.errors import InputError, RunError
 from farpipe.runtime.checkpoint.boxes import Box, box_at, boxes_of_run, common, sizes_of, within, without
 from farpipe.runtime.checkpoint.folders import MANIFEST_NAME, sync_folder
 from farpipe.runtime.checkpoint.manifest import FileEntry, Manifest
-from farpipe.runtime.model.hugging_face import is_own_name, their_name
+from farpipe.runtime.model.hugging_face import is_own_name, read_header, their_name
 from farpipe.spec import Model
 
-_LENGTH: Final = struct.Struct("<Q")
 _START: Final = re.compile(r"[0-9]{1,18}(,[0-9]{1,18}){0,7}")
-_MAX_HEADER_BYTES: Final = 100 << 20
-"""Largest header: as much as safetensors itself allows."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]
         save_file(dict(tensors), temporary, metadata={key: digest(tensor) for key, tensor in tensors.items()})
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        header, num_bytes = _read_header(temporary), temporary.stat().st_size
+        header, num_bytes = read_header(temporary), temporary.stat().st_size
         temporary.replace(path)
         sync_folder(folder)
     except (OSError, SafetensorError) as error:
@@ -117,16 +113,6 @@ def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]
 def digest(tensor: Tensor) -> str:
     """SHA-256 of the tensor's bytes."""
     return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
-
-
-def _read_header(path: Path) -> bytes:
-    """The length and the table at the beginning of a safetensors file."""
-    with path.open("rb") as file:
-        start = file.read(_LENGTH.size)
-        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
-        if not 0 < length <= _MAX_HEADER_BYTES:
-            raise InputError(f"{path}: damaged: not the beginning of a safetensors file")
-        return start + file.read(length)
 
 
 class _Place(NamedTuple):
@@ -186,7 +172,7 @@ def _places(path: Path, entry: FileEntry) -> list[tuple[str, _Place]]:
         num_bytes = path.stat().st_size
         if num_bytes != entry.num_bytes:
             raise InputError(f"{path}: damaged: {num_bytes} bytes, {entry.num_bytes} were written")
-        if hashlib.sha256(_read_header(path)).hexdigest() != entry.header_sha256:
+        if hashlib.sha256(read_header(path)).hexdigest() != entry.header_sha256:
             raise InputError(f"{path}: damaged: its table is not what was written")
         with safe_open(path, "pt") as file:
             digests = file.metadata() or {}

@@ -54,6 +54,19 @@ class Trained(Part):
     seed: Natural
 
 
+class ModelFacts(Part):
+    """What a model is besides its `Model`, in words or digests by name: equal at all sites, and after every start."""
+
+    transformers: str = ""
+    """The version that read `config`: another one may know other keys."""
+    config: dict[str, str] = Field(default_factory=dict)
+    """What config.json means, as JSON by key; of nested tables each key."""
+    buffers: dict[str, str] = Field(default_factory=dict)
+    """Tensors that every start reads from the model's files, since no checkpoint has them."""
+    code: dict[str, str] = Field(default_factory=dict)
+    """Files of a module of the user's own."""
+
+
 class Manifest(Document, Part):
     """``manifest.json``: its presence says that all files were complete and on the disk."""
 
@@ -68,6 +81,8 @@ class Manifest(Document, Part):
     batches_sha256: str
     """Equal if every step gets the same sequences of the same text, whatever the microbatches; see Batches.digest."""
     files: tuple[FileEntry, ...] = Field(min_length=1)
+    facts: ModelFacts = ModelFacts()
+    """Empty in checkpoints of earlier versions."""
 
     def to_body(self) -> dict[str, Any]:
         """The content as JSON data, with a digest of itself."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farpipe.errors import InputError
+from farpipe.runtime.agreement import Agreement, changed_code, expect_same_facts
 from farpipe.runtime.checkpoint.files import Checkpoint, Piece
 from farpipe.runtime.checkpoint.folders import (
     CHECKPOINTS_NAME,
@@ -40,6 +41,8 @@ class ResumePoint:
     """Newer checkpoints that could not be used, with the reason."""
     tried: frozenset[int] = frozenset()
     """Steps of the checkpoints that were looked at, that of the checkpoint included."""
+    changed: tuple[str, ...] = ()
+    """What is no longer as when the checkpoint was written, though the training may go on."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,12 @@ class Reader:
     run: RunSpec
     state: Sequence[Piece]
     peers: Peers
-    batches_sha256: str
+    agreed: Agreement
 
     def read(self, folder: Path, manifest: Manifest, what: str) -> str:
         """Read it on all ranks; the first reason why one of them can't, or an empty string."""
-        problem = _read(self.run, self.state, folder, manifest, self.batches_sha256)
+        site = self.run.places.site(self.peers.rank)
+        problem = _read(self.run, self.state, folder, manifest, self.agreed, site)
         name = f"{what} {manifest.step}"
         answers = self.peers.exchange(
             f"read {name}", problem.encode(), waiting_for=f"the others to read step {manifest.step}"
@@ -61,14 +65,14 @@ class Reader:
         return next((answer.decode() for answer in answers if answer), "")
 
 
-def resume(run: RunSpec, state: Sequence[Piece], peers: Peers, run_dir: Path, batches_sha256: str) -> ResumePoint:
+def resume(run: RunSpec, state: Sequence[Piece], peers: Peers, run_dir: Path, agreed: Agreement) -> ResumePoint:
     """Read the newest good checkpoint into `state`: one of the run itself, or else of the one that it goes on from.
 
     Newer ones of the run itself are put aside. InputError when there are checkpoints but none that can be used, when
     `run.resume` has none, or when more steps are done than `run` has. Where nothing is found, what looks like the rest
     of a checkpoint is put aside as well.
     """
-    own, reader = run_dir / CHECKPOINTS_NAME, Reader(run, state, peers, batches_sha256)
+    own, reader = run_dir / CHECKPOINTS_NAME, Reader(run, state, peers, agreed)
     point = _read_newest(reader, own, "its own checkpoints", is_own=True)
     parts = incomplete_after(own, point.step if point else -1)
     if point is not None:
@@ -117,7 +121,8 @@ def _read_newest(reader: Reader, place: Path, what: str, *, is_own: bool = False
         if not (problem := reader.read(folder, manifest, what)):
             if step not in found:  # the crash came between two ranks' writing it, or this copy is damaged
                 manifest.save(folder)
-            return ResumePoint(step, folder, tuple(problems), frozenset(tried))
+            changed = changed_code(reader.agreed.facts, manifest.facts)
+            return ResumePoint(step, folder, tuple(problems), frozenset(tried), changed)
         problems.append(problem)
     if problems:
         raise no_usable(problems)
@@ -152,10 +157,11 @@ def choose(answers: Sequence[Mapping[str, Any]], place: Path, num_steps: int, is
     return to_try
 
 
-def _read(run: RunSpec, state: Sequence[Piece], folder: Path, manifest: Manifest, batches_sha256: str) -> str:
+def _read(run: RunSpec, state: Sequence[Piece], folder: Path, manifest: Manifest, agreed: Agreement, site: str) -> str:
     """Read a checkpoint into `state`; why that can't be, or an empty string."""
     try:
-        check_same(run, manifest, folder, batches_sha256)
+        check_same(run, manifest, folder, agreed.batches_sha256)
+        expect_same_facts(run, agreed.facts, manifest.facts, site)
         Checkpoint(folder, manifest).fill(state)
     except InputError as error:
         return str(error)

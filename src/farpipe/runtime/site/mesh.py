@@ -7,6 +7,7 @@ from typing import Final
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from farpipe.errors import InputError
@@ -81,6 +82,14 @@ def process_groups(
     return {
         (first, d): None if d == 1 else dist.new_group(world[first : first + d], timeout=limit) for first, d in places
     }
+
+
+def limit_collectives(timeout_s: float) -> None:
+    """Let collectives of all groups of this process break after `timeout_s`; torch gives those of meshes 10 minutes
+    with NCCL and 30 with gloo, whatever the limit of the world.
+    """
+    for group in distributed_c10d._world.pg_map:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def shares_in(mesh: DeviceMesh) -> DeviceMesh:

@@ -4,13 +4,15 @@ Names and layouts in files are those of transformers' ``save_pretrained``; where
 form (experts in one tensor), transformers' own conversions stand between.
 """
 
+import hashlib
 import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,14 +30,32 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
 from farpipe.errors import InputError
-from farpipe.runtime.model.hugging_face import MAX_SHARD_BYTES, Files, carry_over, new_folder, write_tensors
+from farpipe.runtime.model.hugging_face import (
+    MAX_SHARD_BYTES,
+    Files,
+    carry_over,
+    new_folder,
+    read_header,
+    write_tensors,
+)
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build, fill
 from farpipe.runtime.stages.slices import StageSlice
 from farpipe.spec.hugging_face import CONFIG_NAME, quantization_of
 from farpipe.spec.hugging_face_count import OLD_BUFFERS
+from farpipe.strict import parse_json
 
 _STD = 0.02
 """Standard deviation of random weights, for measuring times only."""
+_COMPUTES_NOTHING: Final = (
+    *("transformers_version", "_name_or_path", "architectures", "dtype", "use_cache", "initializer_range"),
+    *("id2label", "label2id", "problem_type", "return_dict", "output_hidden_states", "output_attentions"),
+    *("bos_token_id", "eos_token_id"),
+)
+"""Keys of a config that change no number of a training that begins with weights from files."""
+_BLOCK_BYTES: Final = 4096
+_BLOCKS_OF_TENSOR: Final = 16
+_BLOCKS_OF_MODEL: Final = 8192
+"""Sampled blocks of a tensor and, but for one of each tensor, of a whole model: 1.3 s where a read takes 0.1 ms."""
 
 
 def read_config(folder: Path | str) -> PreTrainedConfig:
@@ -52,25 +72,98 @@ def read_config(folder: Path | str) -> PreTrainedConfig:
     return text
 
 
+def config_facts(folder: Path | str) -> dict[str, str]:
+    """What the config in `folder` means to transformers, as JSON by key; of nested tables each key."""
+    config = read_config(folder)
+    kernels = {key: getattr(config, key, None) for key in ("_attn_implementation", "_experts_implementation")}
+    return dict(
+        _flat({key: value for key, value in config.to_dict().items() if key not in _COMPUTES_NOTHING} | kernels)
+    )
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            is_whole = isinstance(value, float) and value.is_integer()  # 10000 and 10000.0 are one number
+            yield f"{before}{key}", json.dumps(int(value) if is_whole else value, sort_keys=True, default=str)
+
+
+def sampled_digests(folder: Path | str) -> dict[str, str]:
+    """A digest of names, types, shapes and a sample of the numbers, by layer, and by tensor outside layers.
+
+    Equal for the same tensors in other files. Layers of which a file is not whole, or not here, are left out.
+    """
+    files, found = Files(Path(folder)), dict[str, str]()
+    names, by_file = files.names, defaultdict[Path, list[str]](list)
+    for name in names:
+        by_file[files.path_of(name)].append(name)
+    num_blocks = max(1, min(_BLOCKS_OF_TENSOR, _BLOCKS_OF_MODEL // max(1, len(names))))
+    for path, group in by_file.items():
+        with suppress(OSError, InputError, ValueError, KeyError, TypeError):
+            found |= _sampled(path, group, num_blocks)
+    whole = [group for group in _groups(sorted(names)) if all(name in found for name in group)]
+    return {_layer_of(group[0]): _digest("".join(found[name] for name in group).encode()) for group in whole}
+
+
+def _sampled(path: Path, names: list[str], num_blocks: int) -> dict[str, str]:
+    """A digest of each tensor: of all its bytes where they are few, otherwise of blocks spread over it."""
+    header, found = read_header(path), {}
+    table = parse_json(header[8:].decode(), str(path))
+    with path.open("rb", buffering=0) as file:
+        for name in names:
+            begin, end = table[name]["data_offsets"]
+            if len(header) + end > path.stat().st_size:
+                raise InputError(f"{path}: not whole")
+            parts = [f"{name} {table[name]['dtype']} {table[name]['shape']} ".encode()]
+            for start, size in _blocks(end - begin, num_blocks):
+                file.seek(len(header) + begin + start)
+                parts.append(file.read(size))
+            found[name] = _digest(b"".join(parts))
+    return found
+
+
+def _blocks(num_bytes: int, num_blocks: int) -> list[tuple[int, int]]:
+    """(start, size) of blocks in the middles of equal parts; of everything where that is not more."""
+    if num_bytes <= num_blocks * _BLOCK_BYTES:
+        return [(0, num_bytes)]
+    free = num_bytes - _BLOCK_BYTES
+    return [(free * (2 * block + 1) // (2 * num_blocks), _BLOCK_BYTES) for block in range(num_blocks)]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
 def load(module: HuggingFaceSlice, folder: Path | str) -> None:
     """Fill the parameters of `module` from the files in `folder`, of which only the tensors of its slice are read.
 
     Of a parameter that is divided over processes (a DTensor) each reads its own part. InputError names a tensor that is
-    missing or has another shape, and a damaged or missing file.
+    missing or has another shape, and a file that is damaged, missing or written to meanwhile.
     """
     model, files = module.inner, Files(Path(folder))
     conversions = get_model_conversion_mapping(model)
     wanted = _wanted(model, files.names, conversions, module.shared_names)
     _expect_no_others(model, files.names, wanted, folder)
+    tensors, before = _stored(files, wanted, module.part), _stamps(files, wanted)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings = LoadStateDictConfig(dtype=model.dtype, weight_mapping=conversions)  # type: ignore[arg-type]
     try:
-        info, _ = convert_and_load_state_dict_in_model(model, _stored(files, wanted, module.part), settings)
+        info, _ = convert_and_load_state_dict_in_model(model, tensors, settings)
     except SafetensorError as error:
         raise InputError(f"{folder}: not a whole safetensors file: {error}") from None
     if module.part.has_embedding and module.part.has_head:
         model.tie_weights()
+    if changed := _stamps(files, wanted) - before:
+        raise InputError(f"{min(changed)[0]}: was written to while it was read; start again when it is whole")
     _expect_all(model, info, folder)
+
+
+def _stamps(files: Files, wanted: Mapping[str, str]) -> set[tuple[Path, int, int, int]]:
+    """Every file that is needed, with what changes when it is written to."""
+    found = {path: path.stat() for path in {files.path_of(name) for name in wanted.values()}}
+    return {(path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
 
 
 def _wanted(
@@ -106,7 +199,8 @@ def _expect_no_others(model: PreTrainedModel, names: Iterable[str], wanted: Iter
 class StoredTensor:
     """A tensor in a file, read by parts as transformers reads its slices.
 
-    The file is opened for each part: pages that one has mapped would count to this process's memory until it is closed.
+    The file is opened for each part, and the part copied: safetensors gives out mapped pages, which would be those of
+    whatever is written over the file later, and lost where that is shorter.
     """
 
     path: Path
@@ -122,7 +216,7 @@ class StoredTensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
-            part: Tensor = file.get_slice(self.name)[index]
+            part: Tensor = file.get_slice(self.name)[index].clone()
         return part
 
 

@@ -1,9 +1,11 @@
 """Stages out of a function of the user's: ``[model] module = "package.module:function"``."""
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -80,6 +82,24 @@ def _outputs(module: ModuleSlice, shape: tuple[int, ...], vocab_size: int) -> tu
 
     first, _, again = (output(seed) for seed in (0, 1, 0))
     return first, again
+
+
+def digests_of_files(name: str) -> dict[str, str]:
+    """SHA-256 of the source of the function called `name`: of its package's files so far imported, by module.
+
+    Of a module outside packages, of those that lie beside it; of an installed one, its own alone.
+    """
+    place = name.partition(":")[0]
+    root, own = place.partition(".")[0], Path(getattr(import_module(place), "__file__", None) or "")
+    is_package = hasattr(sys.modules[root], "__path__")
+    found: dict[str, str] = {}
+    for module, content in sorted(sys.modules.items()):
+        file = Path(getattr(content, "__file__", None) or "")
+        is_beside = file.parent == own.parent and not {"site-packages", "dist-packages"} & {*own.parts}
+        mine = module.partition(".")[0] == root if is_package else module == place or is_beside
+        if mine and file.suffix == ".py" and file.is_file():
+            found[module] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return found
 
 
 def _function(name: str) -> Callable[[StageSlice], Any]:
