@@ -57,3 +57,11 @@ class RunInterruptedError(FarpipeError):
     """Ctrl-C or SIGTERM; the text says what is left behind (exit 130)."""
 
     exit_code = 130
+
+
+def spoken(error: BaseException) -> str:
+    """An error in words: its text if it is farpipe's, which names the place, else with its type."""
+    if isinstance(error, FarpipeError):
+        return str(error)
+    text = str(error) if isinstance(error, Exception) else ""  # that of SystemExit(0) is 0
+    return f"{type(error).__name__}: {text}" if text else repr(error)

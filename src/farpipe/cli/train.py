@@ -92,6 +92,7 @@ def _run_here(plan: "Plan", spec: "RunSpec", run_dir: Path, **settings: Any) -> 
                 spec,
                 run_dir,
                 on_step=on_step,
+                on_notice=lambda text: console(stderr=True).print(text),
                 on_restart=lambda reason: console(stderr=True).print(f"the run broke, and starts again: {reason}"),
                 **settings,
             )
