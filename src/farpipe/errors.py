@@ -23,6 +23,15 @@ class ScheduleError(InputError):
     """A schedule breaks a rule; the text names the first broken rule and draws the place (exit 3)."""
 
 
+class UsersCodeError(FarpipeError):
+    """A function that the user gave breaks or gives what is no answer; the text names it and the line (exit 3).
+
+    Not an InputError: with that, such a function says that it is not made for this input.
+    """
+
+    exit_code = 3
+
+
 class InfeasibleError(FarpipeError):
     """The input is sound but nothing satisfies it; the text names the binding constraint (exit 4)."""
 

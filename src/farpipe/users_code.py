@@ -11,16 +11,16 @@ from farpipe.errors import spoken
 
 _OURS: Final = Path(__file__).parent
 _LIBRARIES: Final = re.compile(rf"<|{re.escape(str(Path(os.__file__).parent))}/(?!(site|dist)-packages/)")
-_PACKAGES: Final = re.compile("/(?:site|dist)-packages/(?:torch|transformers|numpy|numba|safetensors|peft)/")
+_PACKAGES: Final = re.compile("/(?:site|dist)-packages/")
 """Files whose frames say less about a fault than those of the code that called them."""
 
 
 def fault_in(error: BaseException) -> str:
     """An error in words, with the innermost line of the user's code that it came through, or else of farpipe's."""
     frames = traceback.extract_tb(error.__traceback__)
-    known = [f for f in frames if not _LIBRARIES.match(f.filename) and not _PACKAGES.search(f.filename)]
+    known = [f for f in frames if not _LIBRARIES.match(f.filename) and not _PACKAGES.search(f.filename)] or frames
     users = [frame for frame in known if not Path(frame.filename).is_relative_to(_OURS)]
-    place = (users or known or frames)[-1:]
+    place = (users or known)[-1:]
     return spoken(error) + "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in place)
 
 

@@ -99,7 +99,8 @@ def _run_here(plan: "Plan", spec: "RunSpec", run_dir: Path, **settings: Any) -> 
     except KeyboardInterrupt:
         raise RunInterruptedError(f"interrupted {what_is_left(run_dir)}") from None
     except RunStoppedError as error:
-        raise RunStoppedError(f"{error} with --resume {run_dir}") from None
+        how = "" if "--resume" in str(error) else f" with --resume {run_dir}"
+        raise RunStoppedError(f"{error}{how}") from None
     except RunError as error:
         if isinstance(error, DivergedError):
             raise
