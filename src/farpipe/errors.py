@@ -23,6 +23,15 @@ class ScheduleError(InputError):
     """A schedule breaks a rule; the text names the first broken rule and draws the place (exit 3)."""
 
 
+class UsersCodeError(FarpipeError):
+    """A function that the user gave breaks or gives what is no answer; the text names it and the line (exit 3).
+
+    Not an InputError: with that, such a function says that it is not made for this input.
+    """
+
+    exit_code = 3
+
+
 class InfeasibleError(FarpipeError):
     """The input is sound but nothing satisfies it; the text names the binding constraint (exit 4)."""
 
@@ -57,3 +66,11 @@ class RunInterruptedError(FarpipeError):
     """Ctrl-C or SIGTERM; the text says what is left behind (exit 130)."""
 
     exit_code = 130
+
+
+def spoken(error: BaseException) -> str:
+    """An error in words: its text if it is farpipe's, which names the place, else with its type."""
+    if isinstance(error, FarpipeError):
+        return str(error)
+    text = str(error) if isinstance(error, Exception) else ""  # that of SystemExit(0) is 0
+    return f"{type(error).__name__}: {text}" if text else repr(error)

@@ -22,6 +22,9 @@ FLOPS: Final = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()
 COUNTS: Final = _DECIMAL | {"B": 1e9}
 WATTS: Final = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
+_UNPRINTABLE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that steer a terminal, or turn the direction of what follows; line ends and tabs are none of them."""
+
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)\s*")
 
 
@@ -147,3 +150,11 @@ def _scaled(value: float, steps: tuple[tuple[str, float], ...], *, whole: bool =
     scaled = value / factor if value else 0.0
     digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
     return f"{scaled:.{0 if whole and scaled == round(scaled) else digits}f} {unit}"
+
+
+def printable(text: str) -> str:
+    """`text` with escapes such as ``\\x1b`` in the place of what would steer the terminal that it is shown on.
+
+    Names and messages come from files and machines of other people.
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

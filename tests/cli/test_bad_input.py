@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -132,6 +133,69 @@ def test_words_that_look_like_markup_are_shown_as_they_are(farpipe, tmp_path):
     run = farpipe("plan", "job.toml")
     assert run.returncode == 0
     assert run.stdout.startswith(f"{name}: use here.")
+
+
+STEERING = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202e"
+"""Sets a terminal's title, clears it, goes back, colours and turns what follows."""
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+def test_names_and_files_do_not_steer_the_terminal(farpipe, tmp_path, monkeypatch, terminal):
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    escaped = json.dumps(STEERING)[1:-1].replace("\\u001b", "\\u001B")
+    text = job([site("here", num_devices=1)]).to_toml().replace('"small"', f'"small{escaped}"')
+    (tmp_path / "job.toml").write_text(text)
+    (tmp_path / f"job{STEERING}.toml").write_text("[modle]\n")
+    (tmp_path / "fleet.csv").write_text(f"job{STEERING},2\n")
+    for words in (
+        ["plan", "job.toml"],
+        ["simulate", "plan.json"],
+        ["compare", "plan.json", "--method", "1f1b"],
+        ["plan", f"job{STEERING}.toml"],
+        ["plan", "job.toml", "--method", STEERING],
+        ["lengths", "fleet.csv", STEERING],
+        ["import", "fleet.csv"],
+        ["report", STEERING],
+        [STEERING],
+    ):
+        run = farpipe(*words)
+        shown = run.stdout + run.stderr
+        colours = re.sub(r"\x1b\[[0-9;]*m", "", shown) if terminal else shown
+        assert not set(STEERING[:1] + "\x07\r\x9b\u202e") & set(colours), (words, shown)
+        assert "bug in farpipe" not in shown
+
+
+FAR = "x" * 300
+PATHS = {"too long": FAR, "through a file": "file/x", "in a circle": "circle/x", "a circle": "circle", "a folder": "folder"}
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "job.toml", "-o", "PATH"],
+        ["plan", "PATH"],
+        ["train", "job.toml", "--device", "sleep", "--run-dir", "PATH/run", "--resume", "PATH"],
+        ["prepare", "job.toml", "--run-dir", "PATH/PATH"],
+        ["certs", "init", "PATH/pki"],
+        ["export", "PATH"],
+        ["report", "PATH"],
+        ["lengths", "PATH"],
+        ["import", "PATH"],
+        ["optical", "blocking", "--network", "PATH"],
+        ["fleet", "simulate", "PATH", "--jobs", "PATH"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_can_not_be_is_named_and_no_bug_of_ours(farpipe, folder, words, path):
+    (folder / "file").write_text("x")
+    (folder / "circle").symlink_to("circle")
+    (folder / "job.toml").write_text(job([site("here", num_devices=1)]).to_toml())
+    run = farpipe(*(word.replace("PATH", path) for word in words))
+    assert run.returncode in (0, 2, 3, 6), run.stderr
+    assert "Traceback" not in run.stderr
+    assert len(run.stderr) < 2_000
 
 
 def test_a_profile_comes_too_late_for_a_plan(farpipe, tmp_path):

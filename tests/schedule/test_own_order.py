@@ -1,6 +1,6 @@
 import pytest
 
-from farpipe.errors import InputError, ScheduleError
+from farpipe.errors import InfeasibleError, InputError, ScheduleError, UsersCodeError
 from farpipe.plan import make_plan
 from farpipe.plan.orders import find_order, try_orders
 from farpipe.schedule.library import order
@@ -8,11 +8,27 @@ from farpipe.step import Problem, Rank, Schedule, Stage
 from plan.jobs import job
 
 SOURCE = """
+from farpipe.errors import InputError
 from farpipe.schedule.library import order
 from farpipe.step import Schedule
 
 def mine(problem):
     return order("gpipe", problem)
+
+def undefined(problem):
+    raise InputError("it needs three ranks")
+
+def none(problem):
+    pass
+
+def rows(problem):
+    return [[]] * problem.num_ranks
+
+def breaks(problem):
+    return problem.nothing
+
+def leaves(problem):
+    raise SystemExit(0)
 
 def empty(problem):
     return Schedule(problem.num_microbatches, [[]] * problem.num_ranks)
@@ -65,3 +81,36 @@ def test_a_file_that_can_not_be_run_is_named(tmp_path):
     (tmp_path / "broken.py").write_text("1 / 0")
     with pytest.raises(InputError, match=r"broken\.py: can't be imported: ZeroDivisionError"):
         find_order(PROBLEM, f"{tmp_path / 'broken.py'}:mine")
+
+
+FAULTS = {
+    "none": "gives nothing, not a farpipe.Schedule",
+    "rows": "gives list, not a farpipe.Schedule",
+    "breaks": r"AttributeError: .*nothing.* \(\S+mine\.py:\d+ in breaks\)",
+    "leaves": r"SystemExit\(0\) \(\S+mine\.py:\d+ in leaves\)",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), FAULTS.items())
+def test_a_function_that_breaks_or_gives_no_order_is_named_and_no_layout_is_blamed(mine, name, message):
+    with pytest.raises(UsersCodeError, match=rf"mine\.py:{name}: {message}"):
+        find_order(PROBLEM, f"{mine}:{name}")
+    with pytest.raises(UsersCodeError, match=rf"mine\.py:{name}: {message}"):
+        make_plan(job(schedule=f"{mine}:{name}", pipeline=2))
+    with pytest.raises(InfeasibleError, match="it needs three ranks"):
+        make_plan(job(schedule=f"{mine}:undefined", pipeline=2))
+
+
+def test_in_python_a_function_that_gives_none_is_named_too():
+    with pytest.raises(UsersCodeError, match="pass_by: gives nothing, not a farpipe.Schedule"):
+        find_order(PROBLEM, pass_by)
+
+
+def pass_by(problem):
+    """Give nothing."""
+
+
+def test_a_file_that_leaves_while_it_is_imported_is_named(tmp_path):
+    (tmp_path / "script.py").write_text("import sys\nsys.exit('usage: script')")
+    with pytest.raises(InputError, match=r"script\.py: can't be imported: SystemExit\('usage: script'\)"):
+        find_order(PROBLEM, f"{tmp_path / 'script.py'}:mine")

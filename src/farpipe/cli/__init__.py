@@ -6,12 +6,17 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import TextIO, cast
 
-from farpipe.errors import FarpipeError, RunError
+from farpipe.errors import FarpipeError, InputError, RunError
 
 INTERRUPTED = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""What the system has too little of: descriptors, memory, processes."""
+MAX_SHOWN = 200
+"""Characters of a path that an error shows."""
 COLLECTED_AFTER = 1_000_000
 """Number of new objects after which Python collects garbage; its own 700 takes a tenth of imports and of a plan, and
 200,000 once 0.06 s while numba loads its first kernel."""
@@ -23,6 +28,10 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as a cron job may leave them
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+    from farpipe.cli.output import Printable
+
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, Printable(stream)) for stream in streams)
     try:
         _run()
     except FarpipeError as error:
@@ -39,6 +48,7 @@ def main() -> None:
         print("farpipe: this is a bug in farpipe; please report it with the lines above", file=sys.stderr)
         sys.exit(1)
     finally:
+        sys.stdout, sys.stderr = streams
         gc.freeze()  # else Python looks for unreachable objects three times on its way out: 0.2 s after numba
 
 
@@ -63,7 +73,21 @@ def _run() -> None:
             raise RunError(f"{error.filename or 'standard output'}: can't be written: {error.strerror}") from None
         if error.errno in NO_ACCESS and error.filename:
             raise RunError(f"{error.filename}: no access: {error.strerror}") from None
+        if error.errno in NO_MORE:
+            place = f"{_short(error.filename)}: " if error.filename else ""
+            raise RunError(f"{place}{error.strerror}; raise the limit (ulimit -a), or close other programs") from None
+        if error.filename is not None:  # a path that can't be: too long, through a file, around in a circle
+            raise InputError(f"{_short(error.filename)}: {error.strerror}; give another path") from None
         raise
+    except (ValueError, RuntimeError) as error:  # what Python says of some paths
+        if "embedded null" in str(error) or str(error).startswith("Symlink loop"):
+            raise InputError(f"{error}; give another path") from None
+        raise
+
+
+def _short(name: object) -> str:
+    text = os.fsdecode(name) if isinstance(name, bytes | str) else str(name)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]}...{text[-MAX_SHOWN // 2 :]}"
 
 
 def _drop_output() -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from farpipe.errors import InputError, RunError, UsageError
-from farpipe.units import format_seconds
+from farpipe.units import format_seconds, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.segment import Segment
 
     from farpipe.search import Progress
 
@@ -31,6 +32,21 @@ _TRAILING_SPACES: Final = re.compile(r" +$", re.MULTILINE)
 def print_json(data: Any) -> None:
     """`data` as JSON on stdout; a NaN would be a bug of ours."""
     sys.stdout.write(json.dumps(data, allow_nan=False) + "\n")
+
+
+class Printable:
+    """A stream for words: what would steer a terminal is shown and has no effect. `file` is the one behind it."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def write(self, text: str) -> int:
+        """Write `text`, see `printable`."""
+        self.file.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
 
 class _Trimmed(io.TextIOBase):
@@ -53,7 +69,8 @@ class _Trimmed(io.TextIOBase):
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A console for plain text: what looks like rich's markup in a user's words is shown as it is.
+    """A console for plain text: what looks like rich's markup in a user's words is shown as it is, and what would steer
+    the terminal is shown as well.
 
     Where it does not write to a terminal, lines are as wide as COLUMNS says, and without spaces at their ends.
     """
@@ -63,7 +80,12 @@ def console(*, stderr: bool = False) -> "Console":
         def on_broken_pipe(self) -> None:  # rich would leave with exit code 1
             raise BrokenPipeError
 
-    file = sys.stderr if stderr else sys.stdout
+        def render(self, *arguments: Any, **options: Any) -> "Iterator[Segment]":
+            for segment in super().render(*arguments, **options):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    stream = sys.stderr if stderr else sys.stdout
+    file = stream.file if isinstance(stream, Printable) else stream  # rich steers the terminal itself
     lean, width = (file, None) if file.isatty() else (cast(TextIO, _Trimmed(file)), _piped_width())
     return PipedConsole(file=lean, width=width, highlight=False, markup=False, emoji=False)
 

@@ -92,13 +92,15 @@ def _run_here(plan: "Plan", spec: "RunSpec", run_dir: Path, **settings: Any) -> 
                 spec,
                 run_dir,
                 on_step=on_step,
+                on_notice=lambda text: console(stderr=True).print(text),
                 on_restart=lambda reason: console(stderr=True).print(f"the run broke, and starts again: {reason}"),
                 **settings,
             )
     except KeyboardInterrupt:
         raise RunInterruptedError(f"interrupted {what_is_left(run_dir)}") from None
     except RunStoppedError as error:
-        raise RunStoppedError(f"{error} with --resume {run_dir}") from None
+        how = "" if "--resume" in str(error) else f" with --resume {run_dir}"
+        raise RunStoppedError(f"{error}{how}") from None
     except RunError as error:
         if isinstance(error, DivergedError):
             raise

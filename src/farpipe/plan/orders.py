@@ -56,7 +56,10 @@ def expect_known(method: str | Order) -> None:
 
 
 def try_order(method: str | Order, problem: Problem) -> Outcome:
-    """Make, check and simulate one named order, or a function's; UsageError for an unknown name."""
+    """Make, check and simulate one named order, or a function's; UsageError for an unknown name.
+
+    An order that is not defined here, or does not fit, is an outcome too; a function that breaks is a UsersCodeError.
+    """
     name = method if isinstance(method, str) else method.__name__
     try:
         schedule = order(method, problem)

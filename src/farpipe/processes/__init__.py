@@ -2,8 +2,10 @@
 
 from farpipe.processes.guarded import KILL_S, Guarded, ParentPipe, die_with_agent, die_with_parent, wait_for_any
 from farpipe.processes.leaving import (
+    END_S,
     LeaveRequest,
     end_at_once,
+    end_soon,
     ignore_requests,
     interrupt,
     interrupting,
@@ -11,6 +13,7 @@ from farpipe.processes.leaving import (
 )
 
 __all__ = [
+    "END_S",
     "KILL_S",
     "Guarded",
     "LeaveRequest",
@@ -18,6 +21,7 @@ __all__ = [
     "die_with_agent",
     "die_with_parent",
     "end_at_once",
+    "end_soon",
     "ignore_requests",
     "interrupt",
     "interrupting",

@@ -1,8 +1,14 @@
-"""Requests to leave: SIGTERM, or SIGHUP when a terminal closes, as one request however many times they are sent."""
+"""Requests to leave: SIGTERM, or SIGHUP when a terminal closes, as one request however many times they are sent.
+
+And the end of a process whose work is done: it does not wait for ever for what the user's code has left behind.
+"""
 
 import os
 import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,6 +19,8 @@ SAME_REQUEST_S: Final = 5.0
 
 systemd and Slurm signal every process of a job step, and launchers pass the signal on: a rank gets it twice.
 """
+END_S: Final = 10.0
+"""Time, in seconds, that a process whose work is done has for the threads and handlers that are left in it."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,6 +75,40 @@ def ignore_requests() -> None:
     """Ignore Ctrl-C and signals to leave: they are for the process that started this one, and that ends it."""
     for number in (signal.SIGINT, *_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_soon(exit_code: int, say: Callable[[str], None], limit_s: float = END_S) -> None:
+    """Have this process, whose work is done, end with `exit_code` within `limit_s`; `say` hears what it waited for.
+
+    Python waits for every thread that is no daemon, and for handlers of `atexit`, however long they take.
+    """
+
+    def end() -> None:
+        time.sleep(limit_s)
+        say(
+            f"its work is done, but the process did not end within {limit_s:g} s, and was ended: {_what_runs()}; let "
+            "threads of your own be daemons, and stop what you have started"
+        )
+        if (started := sys.modules.get("multiprocessing")) is not None:
+            for child in started.active_children():
+                child.kill()
+        os._exit(exit_code)
+
+    threading.Thread(target=end, name="farpipe end", daemon=True).start()
+
+
+def _what_runs() -> str:
+    """What keeps this process from ending: threads that are no daemons, or what its main thread does, with places."""
+    main = threading.main_thread()
+    threads = [thread for thread in threading.enumerate() if not thread.daemon and thread is not main]
+    frames = sys._current_frames()
+    names = {thread.ident: f"thread {thread.name!r} still runs" for thread in threads}
+    places = [
+        (what, traceback.extract_stack(frames[ident])[-1])
+        for ident, what in (names or {main.ident: "at its exit Python waits"}).items()
+        if ident in frames
+    ]
+    return ", ".join(f"{what} ({frame.filename}:{frame.lineno} in {frame.name})" for what, frame in places)
 
 
 @contextmanager

@@ -26,13 +26,15 @@ from farpipe.errors import (
     RunInterruptedError,
     RunStoppedError,
 )
-from farpipe.processes import KILL_S, Guarded, LeaveRequest, ParentPipe, interrupting, wait_for_any
+from farpipe.processes import END_S, KILL_S, Guarded, LeaveRequest, ParentPipe, interrupting, wait_for_any
 from farpipe.run.reports import REPORT_VARIABLE, new_report, read_report
 
 SETTLE_S: Final = 1.5
 """Seconds after the first failure in which other ranks notice it and report their reasons."""
 TERMINATE_S: Final = 1.5
 """Time to end after SIGTERM, before SIGKILL."""
+OVERDUE_S: Final = END_S + 5.0
+"""Time after a rank's work in which it ends by itself, or by its own limit; then it is killed."""
 TICK_S: Final = 0.2
 """Seconds between two looks at the ranks."""
 TAIL_LINES: Final = 20
@@ -78,12 +80,21 @@ class _Rank:
     """True if the launcher ended it, because of another."""
     asked_to_leave: bool = False
     """True if SIGTERM was passed on to it."""
+    end_code: int | None = None
+    """Exit code that it was to end with, where it had to be killed although its work was done."""
     end_s: float = 0.0
 
     @property
     def exit_code(self) -> int | None:
         """Exit code; None while it runs; negative: the signal that ended it."""
-        return self.process.exit_code
+        return self.process.exit_code if self.end_code is None or self.process.exit_code is None else self.end_code
+
+    def kill_if_overdue(self) -> None:
+        """Kill it where its work is done and even its own limit has not ended it."""
+        report = read_report(self.report)
+        if "done_s" in report and time.monotonic() > report["done_s"] + OVERDUE_S:
+            self.end_code = report["end_code"]
+            self.process.signal(signal.SIGKILL)
 
     def reap(self) -> None:
         """Take note that it has ended."""
@@ -151,6 +162,8 @@ class RankProcesses:
         """
         if not self._failed():
             self._wait(limit_s)
+            for rank in self._running():
+                rank.kill_if_overdue()
         if self._failed():
             self._end(SETTLE_S)
             raise self._error()
@@ -214,7 +227,7 @@ class RankProcesses:
 
         def rating(item: tuple[_Rank, dict[str, Any]]) -> tuple[bool, bool]:
             rank, report = item
-            return rank.told_to_end, bool(report.get("because_of_peer"))
+            return rank.told_to_end and "text" not in report, bool(report.get("because_of_peer"))
 
         rank, report = min(reports, key=rating)
         kind = _ERRORS.get(report.get("exit_code", rank.exit_code) or 0, RunError)
@@ -222,6 +235,12 @@ class RankProcesses:
             return kind(report.get("text"))
         log = f" (log: {rank.log})" if rank.log_in_memory is None else ""
         return kind(f"rank {rank.rank} {_describe(rank, report)}{log}")
+
+    def notices(self) -> list[str]:
+        """Sentences about ranks that have not ended by themselves although their work was done."""
+        late = "its work was done, but the process did not end by itself, and was killed"
+        found = [late if rank.end_code is not None else read_report(rank.report).get("notice") for rank in self._ranks]
+        return [f"rank {number}: {text}" for number, text in enumerate(found) if text]
 
     def results(self) -> list[Any]:
         """Results that the ranks have left with `leave_result`; None for nothing. To be asked for before `stop`."""
@@ -287,13 +306,15 @@ def launch(
     num_processes: int,
     *,
     on_tick: Callable[[], None] = lambda: None,
+    on_notice: Callable[[str], None] = lambda text: None,
     request: LeaveRequest | None = None,
     leave_s: float = 0.0,
     **settings: Unpack[RankSettings],
 ) -> list[Any]:
     """Run `num_processes` processes, `argv_for_rank(rank)` each, until all have ended well; the results they leave.
 
-    `on_tick` is called every TICK_S meanwhile, for progress. Every rank gets its share of the cores as OMP_NUM_THREADS
+    `on_tick` is called every TICK_S meanwhile, for progress, `on_notice` for ranks that had to be ended after their
+    work. Every rank gets its share of the cores as OMP_NUM_THREADS
     unless that is set.
 
     When a rank fails, the others are given a moment, then SIGTERM, then SIGKILL; the error is that of the rank that
@@ -309,6 +330,8 @@ def launch(
             while not ranks.poll(TICK_S):
                 _pass_on(request, ranks, leave_s)
                 on_tick()
+            for text in ranks.notices():
+                on_notice(text)
             return ranks.results()
         finally:
             ranks.stop()

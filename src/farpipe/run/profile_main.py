@@ -2,8 +2,9 @@
 
 import os
 
+from farpipe.processes import end_soon
 from farpipe.run.profile import REQUEST_VARIABLE
-from farpipe.run.reports import leave_result, reporting_errors
+from farpipe.run.reports import leave_result, report_done, report_notice, reporting_errors
 from farpipe.runtime.profile_request import ProfileRequest, StackTimes
 from farpipe.runtime.rendezvous import rendezvous_from_env
 from farpipe.runtime.stack_times import ChunkStacks, Stacks
@@ -40,3 +41,5 @@ def _measure_chunks(request: ProfileRequest) -> None:
 if __name__ == "__main__":
     with reporting_errors():
         main()
+    report_done(0)
+    end_soon(0, report_notice)

@@ -11,6 +11,7 @@ import gc
 import os
 import secrets
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +21,8 @@ import typer
 from farpipe.control.chunk_planning import ChunkPlanning
 from farpipe.control.watch import ReplanWatch
 from farpipe.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
-from farpipe.processes import die_with_agent, end_at_once, leave_request
-from farpipe.run.reports import report_error, reporting_errors
+from farpipe.processes import die_with_agent, end_at_once, end_soon, leave_request
+from farpipe.run.reports import INTERRUPTED, report_done, report_error, report_notice, reporting_errors
 from farpipe.runtime.channels import open_channels
 from farpipe.runtime.figures.metrics import RUN_NAME
 from farpipe.runtime.lock import RUN_SHA256_VARIABLE, digest_of
@@ -34,7 +35,6 @@ from farpipe.runtime.train import train_rank
 from farpipe.transport import Transport, TransportConfig, connect
 from farpipe.transport.security.tls import TlsFiles
 
-INTERRUPTED = 130
 REPLAN_HEADROOM = 2.0
 """Factor on the rates that sending keeps to: a search for better orders has to see when a link gets faster.
 
@@ -59,21 +59,39 @@ def main(
     """Run one rank of the run in RUN_DIR."""
     die_with_agent()
     with leave_request(end_at_once) as request:
+        exit_code = 1
         try:
             with reporting_errors():
                 run = _load(run_dir / RUN_NAME)
                 config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
                 _run_rank(run, run_dir, config, lambda: bool(request))
+            exit_code = 0
         except FarpipeError as error:
             _print(error)
-            sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)
+            exit_code = error.exit_code
+        except KeyboardInterrupt as error:
+            if str(error):
+                _print(error)
+            exit_code = INTERRUPTED
+        finally:
+            report_done(exit_code)
+            end_soon(exit_code, _say_late)
+    sys.exit(exit_code)
 
 
-def _print(error: FarpipeError) -> None:
+def _print(error: BaseException) -> None:
+    """Print the error, and first the way that a fault of the user's code took."""
     with contextlib.suppress(OSError):  # the log's disk may be full, which may be the very error
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
         print(f"rank {os.environ.get('RANK', '?')}: {error}{_how_to_go_on(error)}", file=sys.stderr, flush=True)
+
+
+def _say_late(text: str) -> None:
+    """Report that this process has not ended by itself, to its log and to the launcher."""
+    report_notice(text)
+    with contextlib.suppress(OSError):
+        print(f"rank {os.environ.get('RANK', '?')}: {text}", file=sys.stderr, flush=True)
 
 
 def _end(error: FarpipeError) -> None:
@@ -91,7 +109,7 @@ def _load(path: Path) -> RunSpec:
     return run
 
 
-def _how_to_go_on(error: FarpipeError) -> str:
+def _how_to_go_on(error: BaseException) -> str:
     """Advice behind the error of a run that broke under torchrun, where nobody else gives it."""
     if not isinstance(error, RunError) or isinstance(error, DivergedError) or "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""

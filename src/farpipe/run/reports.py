@@ -6,13 +6,16 @@ A full disk is one of the things that ranks have to report, and a launcher that 
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from farpipe.errors import FarpipeError
+from farpipe.errors import FarpipeError, spoken
 
 REPORT_VARIABLE: Final = "FARPIPE_REPORT_FD"
+INTERRUPTED: Final = 130
+"""Exit code of a process that Ctrl-C has ended."""
 
 
 def new_report() -> int:
@@ -31,28 +34,45 @@ def read_report(descriptor: int) -> dict[str, Any]:
 @contextmanager
 def reporting_errors() -> Iterator[None]:
     """Around all that a rank does: an error that passes through is left for the launcher to show."""
+    process = os.getpid()
     try:
         yield
-    except Exception as error:
-        report_error(error)
+    except BaseException as error:
+        if os.getpid() == process:  # and not a child that it has forked
+            report_error(error)
         raise
 
 
-def report_error(error: Exception) -> None:
+def report_error(error: BaseException) -> None:
     """Leave an error for the launcher to show."""
-    descriptor = os.environ.get(REPORT_VARIABLE)
-    if descriptor is None:  # not under farpipe's launcher
-        return
-    report = {
-        "text": str(error),
-        "exit_code": getattr(error, "exit_code", 1),
-        "for_user": isinstance(error, FarpipeError),
-        "because_of_peer": getattr(error, "because_of_peer", False),
-    }
+    is_interrupt = isinstance(error, KeyboardInterrupt)
     with contextlib.suppress(OSError, ValueError):
-        os.pwrite(int(descriptor), json.dumps(report).encode(), 0)
+        _leave(
+            text=str(error) if is_interrupt and str(error) else spoken(error),
+            exit_code=INTERRUPTED if is_interrupt else getattr(error, "exit_code", 1),
+            for_user=isinstance(error, FarpipeError) or not isinstance(error, Exception),
+            because_of_peer=getattr(error, "because_of_peer", False),
+        )
 
 
 def leave_result(result: Any) -> None:
     """Leave something that JSON knows for the launcher; see `launch`."""
-    os.pwrite(int(os.environ[REPORT_VARIABLE]), json.dumps({"result": result}).encode(), 0)
+    _leave(result=result)
+
+
+def report_done(exit_code: int) -> None:
+    """Report that this rank has done its work and ends from now on with `exit_code`; what is reported already stays."""
+    with contextlib.suppress(OSError, ValueError):
+        _leave(done_s=time.monotonic(), end_code=exit_code)
+
+
+def report_notice(text: str) -> None:
+    """Leave a sentence for the user about a rank that has ended well."""
+    with contextlib.suppress(OSError, ValueError):
+        _leave(notice=text)
+
+
+def _leave(**items: Any) -> None:
+    """Add to the report, if there is a launcher of farpipe's."""
+    if (descriptor := os.environ.get(REPORT_VARIABLE)) is not None:
+        os.pwrite(int(descriptor), json.dumps(read_report(int(descriptor)) | items).encode(), 0)

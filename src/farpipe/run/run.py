@@ -67,6 +67,7 @@ def run(
     lock: int | None = None,
     max_restarts: int = 0,
     on_restart: Callable[[str], None] | None = None,
+    on_notice: Callable[[str], None] = lambda text: None,
     rank_program: Sequence[str] = RANK_PROGRAM,
 ) -> Summary:
     """Run `spec` with one process per rank; results go to `run_dir`, what the ranks print to its ``logs``.
@@ -77,7 +78,8 @@ def run(
     TLS, with certificates of its own that are gone after the run, unless `allow_plaintext`. With `resume` the run that
     `run_dir` has goes on from its newest checkpoint; with `lock`, the descriptor of `only_run`, the caller holds the
     directory and has called `open_run_dir`. When the run breaks, it is started again up to `max_restarts` times, from
-    its newest checkpoint or else from the beginning; `on_restart` gets the reason. `rank_program` is what the ranks
+    its newest checkpoint or else from the beginning; `on_restart` gets the reason. `on_notice` hears of ranks
+    that did not end by themselves when their work was done. `rank_program` is what the ranks
     run, with the run directory behind it.
 
     SIGTERM and SIGHUP are passed on to the ranks: they write a checkpoint and leave, and RunStoppedError says so;
@@ -104,6 +106,7 @@ def run(
             master_port=master_port,
             namespaces=places,
             on_tick=follower.read,
+            on_notice=on_notice,
             request=request,
             leave_s=LEAVE_S,
             fds_of_rank_0=[lock],

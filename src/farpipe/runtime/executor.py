@@ -5,6 +5,7 @@ stage is on; sends never wait, so the only waits are for inputs that have not ar
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farpipe.errors import FarpipeError
+from farpipe.errors import FarpipeError, RunError
 from farpipe.runtime.peers import MessageRow, Messenger
 from farpipe.runtime.stage import PipelineStage
 from farpipe.runtime.staging import HostStamps, Stamps
 from farpipe.step import Action, Schedule, awaited, handed_to
 from farpipe.transport import Tag
+from farpipe.users_code import end_fork_of, fault_in
 
 Direction = Literal["forward", "backward"]
 
 NOBODY: Final = -1
+_WORDS: Final = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+"""Actions in words, by their letter."""
 
 
 class Instruction(NamedTuple):
@@ -117,6 +121,7 @@ class Executor:
             for stage in [item.action.stage]
         ]
         self._local: dict[tuple[Direction, int, int], Tensor] = {}
+        self._process = os.getpid()
 
     def run(self, step: int) -> StepEvents:
         """Run the whole order once; RunError names the action at which it broke."""
@@ -132,8 +137,10 @@ class Executor:
             start = stamp()
             try:
                 y = call(x)
-            except FarpipeError as error:
-                raise type(error)(f"rank {self.rank}: {item.action}: {error}") from None
+            except BaseException as error:
+                end_fork_of(self._process, error)
+                raise self._named(error, item.action) from (None if isinstance(error, FarpipeError) else error)
+            end_fork_of(self._process)
             actions.append((start, stamp()))
             cpu_ns += time.thread_time_ns()
             if item.target != NOBODY:
@@ -143,6 +150,14 @@ class Executor:
         stamps = self._stamps.in_ns(np.array(actions, np.int64).reshape(-1, 2))
         wall_ns = int(stamps[:, 1].sum() - stamps[:, 0].sum())
         return StepEvents(stamps, message_table(messages), min(1.0, cpu_ns / wall_ns) if wall_ns else math.nan)
+
+    def _named(self, error: BaseException, action: Action) -> BaseException:
+        """The error of a stage, with the action; what is not farpipe's own is the fault of the user's module."""
+        if isinstance(error, FarpipeError):
+            return type(error)(f"rank {self.rank}: {action}: {error}")
+        what = f"the {_WORDS[action.kind]} of microbatch {action.microbatch} on stage {action.stage} ({action})"
+        text = f"{what}: {fault_in(error)}"
+        return KeyboardInterrupt(text) if isinstance(error, KeyboardInterrupt) else RunError(text)
 
     def _input(self, item: Instruction, step: int, messages: list[MessageRow]) -> Tensor | None:
         if item.source == NOBODY:

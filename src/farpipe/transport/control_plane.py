@@ -19,6 +19,7 @@ from farpipe.transport.control_link import ControlInbox, ControlLink, ControlMes
 from farpipe.transport.health import Health, PeerError
 from farpipe.transport.reconnector import Reconnector
 from farpipe.transport.wire import CHANNEL_KINDS, EVERYBODY, ChannelKind, ControlFrame, WireError
+from farpipe.units import printable
 
 FAN_OUT: Final = 8
 
@@ -266,7 +267,7 @@ class ControlPlane:
             case ControlFrame.UP:
                 self._health.resume(("outage", source))
             case ControlFrame.ABORT:
-                reason = payload.decode(errors="replace")
+                reason = printable(payload.decode(errors="replace"))
                 self._health.fail(PeerError(f"rank {source} gave up: {reason}"), announce=None)
             case ControlFrame.GOODBYE:
                 self._health.resume(("outage", source), for_good=True)  # should it have been DOWN, no UP follows

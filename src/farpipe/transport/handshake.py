@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from farpipe.transport.security.tls import RefusedError, explained
 from farpipe.transport.wire import CHANNEL_KINDS, ChannelKind
+from farpipe.units import printable
 
 NONCE_BYTES: Final = 16
 PROOF_BYTES: Final = 32
@@ -105,7 +106,7 @@ def offer(sock: socket.socket, purpose: Purpose, token: bytes, num_received: int
         _send(sock, count + prove(token, b"connector", talk + count))
         welcome, reason_bytes, peer_received = _ANSWER.unpack(receive_before(sock, _ANSWER.size, deadline_s))
         if not welcome:
-            raise RefusedError(receive_before(sock, reason_bytes, deadline_s).decode(errors="replace"))
+            raise RefusedError(printable(receive_before(sock, reason_bytes, deadline_s).decode(errors="replace")))
     return int(peer_received)
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from farpipe.emulate import EmulatedLinks, LinkShape, Passage
-from farpipe.errors import RunError
+from farpipe.errors import RunError, spoken
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.transport.control_link import ControlInbox, ControlLink
@@ -371,5 +371,5 @@ class Transport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close; when an error is passing through, abort with its text before."""
         if error is not None:
-            self.abort(str(error) or type(error).__name__)
+            self.abort(spoken(error))
         self.close()

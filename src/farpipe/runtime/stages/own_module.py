@@ -15,6 +15,7 @@ from farpipe.errors import InputError
 from farpipe.runtime.stages.module_stage import ModuleSlice
 from farpipe.runtime.stages.slices import Again, StageSlice
 from farpipe.spec.recompute import Recompute
+from farpipe.users_code import fault_in
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 """Torch's random numbers are those of the whole process."""
@@ -34,8 +35,8 @@ def own_module(name: str, part: StageSlice, seed: int, recompute: Recompute = "n
         torch.manual_seed(int.from_bytes(digest[:8]))
         try:
             module = build(part)
-        except Exception as problem:  # whatever code of the user may raise
-            raise InputError(f"model.module: {name}({part}) raises {type(problem).__name__}: {problem}") from problem
+        except (Exception, SystemExit) as problem:  # whatever code of the user may raise
+            raise InputError(f"model.module: {name}({part}) raises {fault_in(problem)}") from problem
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise InputError(f"model.module: {name} returns {kind}, not a torch.nn.Module; let it return the slice's")
@@ -53,8 +54,8 @@ def check_outputs(name: str, module: ModuleSlice, shape: tuple[int, ...], vocab_
     what = f"model.module: the module of {name}"
     try:
         first, again = _outputs(module, shape, vocab_size)
-    except Exception as problem:  # whatever code of the user may raise
-        reason = f"{type(problem).__name__}: {problem}"
+    except (Exception, SystemExit) as problem:  # whatever code of the user may raise
+        reason = fault_in(problem)
         raise InputError(f"{what} breaks in its forward ({reason}); each layer takes and gives one tensor") from problem
     if not isinstance(first, Tensor):
         raise InputError(f"{what} gives {type(first).__name__}, not a tensor; let it return the hidden states alone")
@@ -109,6 +110,8 @@ def _function(name: str) -> Callable[[StageSlice], Any]:
     except (ImportError, AttributeError, ValueError) as problem:
         hint = "expected package.module:function, which every rank can import"
         raise InputError(f"model.module: {name}: {problem}; {hint}") from None
+    except (Exception, SystemExit) as problem:  # whatever code of the user may raise
+        raise InputError(f"model.module: {place} can't be imported: {fault_in(problem)}") from problem
     if not callable(found):
         raise InputError(f"model.module: {name} is no function")
     build: Callable[[StageSlice], Any] = found

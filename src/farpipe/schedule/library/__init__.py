@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import FarpipeError, InputError, UsageError
+from farpipe.errors import FarpipeError, InputError, UsageError, UsersCodeError
 from farpipe.schedule.library.breadth_first import breadth_first
 from farpipe.schedule.library.controllable_memory import v_half, v_min
 from farpipe.schedule.library.eager import eager, extra_forwards
@@ -20,6 +20,7 @@ from farpipe.schedule.library.zbv import zbv, zbv_late
 from farpipe.schedule.library.zero_bubble import zb_h1, zb_h2
 from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
+from farpipe.users_code import fault_in
 
 ORDERS: Final[dict[str, Callable[..., Schedule]]] = {
     "gpipe": gpipe,
@@ -47,15 +48,30 @@ Order = Callable[..., Schedule]
 def order(method: str | Order, problem: Problem, **options: Any) -> Schedule:
     """The order `method` for `problem`: a name of ORDERS, ``FILE.py:FUNCTION``, or a function.
 
-    UsageError for an unknown name; InputError when the order is not defined for such a problem.
+    UsageError for an unknown name; InputError when the order is not defined for such a problem, and UsersCodeError
+    where a function of the user's gives none or breaks.
     """
     if not isinstance(method, str):
-        return method(problem, **options)
+        return _expect_schedule(method(problem, **options), getattr(method, "__name__", repr(method)))
     if is_in_file(method):
-        return _from_file(method)(problem, **options).renamed(method)
+        function = _from_file(method)
+        try:
+            found = function(problem, **options)
+        except FarpipeError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UsersCodeError(f"{method}: {fault_in(error)}") from error
+        return _expect_schedule(found, method).renamed(method)
     if method not in ORDERS:
         raise UsageError(f"there is no schedule {method!r}{nearest(method, ORDERS)}; known: {', '.join(ORDERS)}")
     return ORDERS[method](problem, **options)
+
+
+def _expect_schedule(found: object, function: str) -> Schedule:
+    if not isinstance(found, Schedule):
+        what = "nothing" if found is None else type(found).__name__
+        raise UsersCodeError(f"{function}: gives {what}, not a farpipe.Schedule; let the function return one")
+    return found
 
 
 def is_in_file(method: str) -> bool:
@@ -77,8 +93,8 @@ def _from_file(method: str) -> Order:
         spec.loader.exec_module(module)
     except FarpipeError:
         raise
-    except Exception as error:
-        raise InputError(f"{path}: can't be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{path}: can't be imported: {fault_in(error)}") from error
     found: Order | None = getattr(module, name, None)
     if not callable(found):
         raise InputError(f"{path}: has no function {name!r} from a Problem to a Schedule")

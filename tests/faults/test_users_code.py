@@ -1,0 +1,84 @@
+"""Faults of a user's module: who failed, where and in which log; what it leaves behind ends with the run."""
+
+import re
+import time
+
+import pytest
+
+from farpipe.errors import RunError, RunInterruptedError
+from farpipe.run.run import run
+from farpipe.runtime.run_spec import TransportSettings
+from rank_processes import processes_of
+from small_models import LLAMA
+from trainings import losses, make_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_processes")]
+
+MODEL = LLAMA.model_copy(update={"module": "faults.users_module:build"})
+END_S = 45.0
+"""Time for a run of two steps, which takes some seconds, and the ten that a process has for its end."""
+
+
+@pytest.fixture
+def users(text_file, tmp_path, monkeypatch):
+    """`users(mode, **options)`: run a small training with a fault of that kind on rank 1."""
+    monkeypatch.syspath_prepend("tests")
+    monkeypatch.setenv("PYTHONPATH", "tests", prepend=":")
+
+    def start(mode, **options):
+        monkeypatch.setenv("FARPIPE_TEST_MODE", mode)
+        fields = {"transport": TransportSettings(timeout_s=20, connect_timeout_s=60, outage_s=20)}
+        spec = make_run(text_file, model=MODEL, num_steps=3, run_fields=fields | {"emulate_links": False})
+        run(spec, tmp_path / "run", **options)
+        return tmp_path / "run"
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "words", "place"),
+    [
+        ("none", RunError, "AttributeError: 'NoneType' object has no attribute 'dtype'", r"users_module.py:\d+ in none"),
+        ("leaves", RunError, "SystemExit(0)", r"users_module.py:\d+ in leaves"),
+        ("interrupts", RunInterruptedError, "KeyboardInterrupt()", r"users_module.py:\d+ in interrupts"),
+        ("without_grad", RunError, "RuntimeError: element 0 of tensors does not require grad", r"stage.py:\d+ in "),
+        ("shorter", RunError, "ValueError: Expected input batch_size", r"stage.py:\d+ in "),
+    ],
+)
+def test_an_error_of_a_module_names_rank_action_place_and_the_log_of_the_rank_that_failed(
+    users, mode, kind, words, place
+):
+    with pytest.raises(kind) as caught:
+        users(mode)
+    text = str(caught.value)
+    assert text.startswith("rank 1 failed: ")
+    assert words in text
+    assert re.search(place, text)
+    assert re.search(r"(forward|backward) of microbatch \d on stage 1 \(1[FBI]\d\)", text)
+    assert re.search(r"\(log: \S+rank-1\.log\)", text)
+    assert "Traceback" in (caught.value.__notes__[0] if hasattr(caught.value, "__notes__") else "Traceback")
+
+
+@pytest.mark.parametrize("mode", ["forks", "forks_and_raises", "forks_and_goes_on"])
+def test_a_child_that_a_module_forks_is_no_rank(users, mode, tmp_path):
+    run_dir = users(mode)
+    assert len(losses(run_dir)) == 3
+    assert "gave up" not in (run_dir / "logs" / "rank-1.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("leaves_a_thread", r"thread 'uploads' .*threading\.py:\d+"),
+        ("hangs_at_exit", ""),
+        ("leaves_a_process", ""),
+        ("hangs_at_the_very_end", ""),
+    ],
+)
+def test_a_process_whose_work_is_done_ends_whatever_it_has_left_behind(users, mode, why):
+    start_s, said = time.monotonic(), []
+    run_dir = users(mode, on_notice=said.append)
+    assert time.monotonic() - start_s < END_S
+    assert processes_of(run_dir) == {}
+    (text,) = said
+    assert re.search(rf"rank 1: its work (is|was) done, but the process did not end (within \S+ s|by itself).*{why}", text)
