@@ -1,6 +1,7 @@
 """Outputs of the fleet's commands: what can't be written leaves all as it was."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ from typer.testing import CliRunner
 
 from farpipe.cli.app import app
 from farpipe.errors import FarpipeError
+from farpipe.fleet.job import FleetJob, JobState, Spent, timed_kind
+from farpipe.fleet.outcome import FleetOutcome, JobRecord, verdict
+from farpipe.fleet.policies import ABOUT, POLICIES
 
 FLEET = """
 [clock]
@@ -123,3 +127,94 @@ def test_why_a_job_waits_carbon_deadlines_and_tenants_are_printed(tmp_path):
     assert data["tenants"]["vision"]["device_hours"] == pytest.approx(8 * 3720 / 3600)
     failed = CliRunner().invoke(app, [*arguments, "--why", "tow"])
     assert "has no such job; did you mean 'two'" in str(failed.exception)
+
+
+PRICES = {
+    "rent": "rent_usd_per_device_hour = 2.0",
+    "electricity": "electricity = 30.0",
+    "carbon": "carbon = 300.0",
+}
+TIMED = "job,submit_s,duration_s,devices\none,0,3600,8\ntwo,10,7200,16\nthree,20,600,16\n"
+
+
+def run_fleet(files, given, *arguments, jobs=TIMED, other=()):
+    """Output of a command where site a has the figures `given` and site b those `other`."""
+    text = FLEET.replace("electricity = 30.0", "\n".join(PRICES[kind] for kind in given))
+    text = text.replace("electricity = 60.0", "\n".join(PRICES[kind] for kind in other))
+    files[0].write_text(text.replace("egress_usd_per_gb = 0.02\n", ""))
+    files[1].write_text(jobs)
+    run = CliRunner().invoke(app, ["fleet", arguments[0], str(files[0]), "--jobs", str(files[1]), *arguments[1:]])
+    assert run.exception is None, run.exception
+    return run.stdout
+
+
+@pytest.mark.parametrize("given", [(), ("carbon",), ("rent",), ("electricity", "carbon")])
+def test_figures_that_nobody_gave_are_null_and_a_dash(files, given):
+    data = json.loads(run_fleet(files, given, "simulate", "--json", other=given))
+    found = data["money"] | {"carbon": data["carbon_g"]}
+    for kind in PRICES:
+        assert all((usd is not None) == (kind in given) for usd in found[kind].values()), kind
+    assert (data["total_usd"] is None) == (not {"rent", "electricity"} & {*given})
+    assert (data["jobs"][0]["cost_usd"] is None) == (data["total_usd"] is None)
+    assert {word.split()[0] for word in data["unpriced"]} == {*PRICES, "egress"} - {*given}
+    table = run_fleet(files, given, "simulate", other=given)
+    assert "0.0 t" not in table
+    assert not re.search(r"\$0(?!\.)", table)
+
+
+def test_a_sum_without_one_sites_price_says_so_and_no_policy_is_the_cheapest(files):
+    shown = run_fleet(files, ("electricity",), "compare", "--policies", "fcfs,sjf")
+    assert "Sums are without what has no figure: electricity at b." in shown
+    assert "money" not in shown.partition("Over 3 jobs")[2]
+
+
+def test_jobs_known_by_their_duration_are_said_to_run_at_one_site(files):
+    assert "3 of 3 jobs are known by their duration alone" in run_fleet(files, (), "simulate")
+    assert "duration alone" not in run_fleet(files, (), "simulate", jobs=JOBS)
+
+
+def test_comparing_policies_ends_with_who_wins_by_how_much_and_over_what(files):
+    every = ("rent", "electricity")
+    shown = run_fleet(files, every, "compare", "--policies", "fcfs,sjf,easy", other=every).replace("\n", " ")
+    assert "Over 3 jobs in 2 h" in shown
+    assert "has the least mean completion time" in shown
+    assert re.search(
+        r"\(next: fcfs, \+\d+\.\d %\); money \(rent, electricity\) is a tie \(\$[\d.]+, all within 1 %\)", shown
+    )
+    assert "tie" not in run_fleet(files, (), "compare", "--policies", "fcfs")
+
+
+def outcome(policy, jcts, usd=1.0, num_jobs=2):
+    jobs = [FleetJob(str(i), timed_kind(8), 0.0, 1, 8, 8) for i in range(num_jobs)]
+    spent = Spent(rent_usd={"a": usd / num_jobs})
+    records = [JobRecord(job, final=JobState(job, spent=spent)) for job in jobs]
+    for record, jct in zip(records, jcts, strict=False):
+        record.finished_s = jct
+    return FleetOutcome(policy, records, 0.0, max(jcts, default=1.0), {"a": 8}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "words"),
+    [
+        (
+            [outcome("x", [100.0, 100.0]), outcome("y", [200.0, 200.0])],
+            "x has the least mean completion time, 100 s (next: y, +100.0 %); money",
+        ),
+        ([outcome("x", [100.0]), outcome("y", [200.0, 200.0])], "y alone finished 2, the most"),
+        ([outcome("x", [100.0, 100.0]), outcome("y", [100.5, 100.0])], "mean completion time is a tie"),
+        (
+            [outcome("x", [1.0, 1.0], 3.0), outcome("y", [1.0, 1.0], 2.0)],
+            "y has the least money (rent, electricity, egress), $2.00 (next: x, +50.0 %)",
+        ),
+        ([outcome("x", []), outcome("y", [])], "no policy finished one"),
+    ],
+)
+def test_the_verdict_names_winners_and_ties_as_ties(outcomes, words):
+    assert words in verdict(outcomes)
+
+
+def test_every_policy_is_described_in_a_line():
+    assert list(ABOUT) == list(POLICIES)
+    lines = CliRunner().invoke(app, ["fleet", "policies"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(POLICIES)
+    assert all(len(line) <= 120 and len(line.split()) > 4 for line in lines)

@@ -1,6 +1,7 @@
 """A whole pipeline at each of several sites, and gradients that cross."""
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -9,8 +10,9 @@ from attempts import assert_most_of_five_steps
 from farpipe.errors import InfeasibleError, InputError
 from farpipe.plan import Plan, make_plan
 from farpipe.run.spec_of_plan import run_spec_of
-from farpipe.spec import LocalLink, differing_keys, load_job
+from farpipe.spec import LocalLink, Lora, differing_keys, load_job
 from farpipe.step import is_inter_site
+from farpipe.units import format_bytes
 from job_files import cluster_text
 from plan.every_layout import candidates
 from plan.jobs import MODEL, TRAINING, both_ways, device, job, site
@@ -137,12 +139,42 @@ def test_pipelines_send_less_below_parameters_over_hidden(precision, global_batc
     assert min(sends, key=sends.get) == less
     threshold = (2 if precision == "bf16" else 1) * MODEL.num_params / MODEL.hidden
     assert (training.tokens_per_step < threshold) == (less == "pipeline")
-    assert f"below {threshold / 1e6:.3g} M tokens" in each.advice[-1]
+
+
+ADAPTERS = Lora(rank=16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pins"),
+    [
+        ({"global_batch": 256, "microbatch_size": 1}, {}),
+        ({"global_batch": 16, "lora": ADAPTERS}, {}),
+        ({"global_batch": 64, "zero": 1}, {}),
+        ({"global_batch": 64, "microbatch_size": 1}, {"virtual": 2, "schedule": "interleaved"}),
+        ({"global_batch": 64, "wire_type": "int8"}, {}),
+    ],
+)
+def test_what_either_use_of_the_sites_is_said_to_send_is_what_it_sends(changes, pins):
+    """Adapters alone are exchanged, a pipeline with several stages a rank crosses more often, messages are narrow."""
+    training = TRAINING.model_copy(update=changes)
+    links, either = both_ways("a", "b", 0.01, 10.0), {"sites": ("a", "b"), "tensor": 1, "virtual": 1, **pins}
+    plan = make_plan(job([site("a"), site("b")], links, training, **either))
+    line = next(line for line in plan.advice if line.startswith(("Data parallelism", "A pipeline")))
+    other, own, even = re.search(
+        r"sends (.*) between sites, the plan (.*) \(equal at ([\d.,]+ ?M?) tokens", line
+    ).groups()
+    assert own == format_bytes(sum(plan.inter_site_bytes.values()))
+    kind = {"replicas": "across", "data": 2} if line.startswith("Data") else {"replicas": "inside"}
+    also = make_plan(job([site("a"), site("b")], links, training, **either | kind))
+    assert other == format_bytes(sum(also.inter_site_bytes.values()))
+    sent = sorted((one.layout.replica_sites == (), sum(one.inter_site_bytes.values())) for one in (plan, also))
+    tokens = float(even.replace(",", "").replace(" M", "e6"))
+    assert tokens == pytest.approx(training.tokens_per_step * sent[0][1] / sent[1][1], rel=0.006)
 
 
 def test_the_better_use_of_a_second_site_is_chosen_and_the_other_told():
     slow_and_far = job([site("a"), site("b")], both_ways("a", "b", 0.02, 1.0), data=2, **PINS)
-    assert any(line.startswith("A replica at each of a, b instead") for line in make_plan(slow_and_far).advice)
+    assert any(line.startswith("Data parallelism across a + b: at most") for line in make_plan(slow_and_far).advice)
     many_tokens = TRAINING.model_copy(update={"global_batch": 1024, "microbatch_size": 4})
     plan = make_plan(
         job([site("a"), site("b")], both_ways("a", "b", 0.05, 10.0), many_tokens, tensor=1, schedule="1f1b")

@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farpipe.cli.shown import cheapest_gain
 from farpipe.cost import JobCosts
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.candidates import decided
-from farpipe.plan.changes import COSTS, WORTH_LISTING, changes_that_help, still_helping
+from farpipe.plan.changes import COSTS, WORTH_LISTING, changes_that_help, near_batches, still_helping
 from farpipe.plan.find_plans import find_plans, refine, reorder
 from farpipe.plan.limits import limit_of
 from farpipe.plan.plan import Change
 from farpipe.plan.refinement import predicted, refined
 from farpipe.plan.search import quick_best, quick_search, search
 from farpipe.plan.separate_sites import planned_in_full, separate_sites, shares_of_batch
+from farpipe.report.plan_tables import change_table
 from farpipe.spec import Device, load_job
 from plan.jobs import TRAINING, both_ways, device, job, site
 
@@ -344,3 +346,89 @@ def test_files_of_plans_name_strategies_as_before(unlike):
     body = json.loads(unlike.to_json())
     assert [one["where"] for one in body["arms"]] == [one.where for one in unlike.strategies]
     assert "strategies" not in body
+
+
+@pytest.mark.parametrize("batch", [255, 126, 66])
+def test_a_batch_nearby_that_divides_better_is_a_setting(batch):
+    """Of 255 sequences nothing divides: one more is what to change first."""
+    training = TRAINING.model_copy(update={"global_batch": batch, "microbatch_size": 1})
+    asked = decided(job([site("a", 8), site("b", 8)], both_ways("a", "b"), training))
+    costs = costs_of(asked)
+    near = [one for one in all_changes((asked, costs, quick_search(asked, costs))) if one.costs == "a setting"]
+    told = {int(one.what.rpartition(" ")[2]): one for one in near if "global_batch" in one.what}
+    assert len(told) == 1, "of one key the best"
+    (size, change), *_ = told.items()
+    assert abs(size - batch) <= 0.1 * batch
+    assert math.gcd(size, 16) > math.gcd(batch, 16)
+    assert "a step" in change.training
+    changed = decided(job([site("a", 8), site("b", 8)], both_ways("a", "b"), with_batch(training, size)))
+    after_s = find_plans(changed).plans[0].prediction.step_s
+    assert change.step_s == pytest.approx(after_s, rel=0.05)
+
+
+def with_batch(training, size):
+    return training.model_copy(update={"global_batch": size})
+
+
+def test_batches_nearby_are_more_divisible_and_near():
+    for batch in range(1, 300):
+        near = near_batches(job([site("a", 8), site("b", 8)], both_ways("a", "b"), with_batch(TRAINING, batch)))
+        assert all(0 < abs(n - batch) <= 0.1 * batch and math.gcd(n, 16) > math.gcd(batch, 16) for n in near)
+        assert (near == []) >= (batch % 16 == 0)
+
+
+@pytest.mark.parametrize("batch", [255, 16, 60])
+def test_identical_sites_take_equally_long(batch):
+    """The search looks longer at the first of them; that was told as a difference between the sites."""
+    training = TRAINING.model_copy(update={"global_batch": batch, "microbatch_size": 1})
+    places = [site("a", 8), site("b", 8), site("c", 8)]
+    links = [link for one, other in (("a", "b"), ("b", "c"), ("a", "c")) for link in both_ways(one, other)]
+    plan = advised_plan(job(places, links, training))
+    alone = [one.step_s for one in plan.strategies if one.kind == "one site"]
+    assert len(alone) > 1
+    assert len(set(alone)) == 1
+    over_several = [one for one in plan.strategies if one.kind != "one site"]
+    several = [(one.kind, len(one.where.split()), "(" in one.where, one.training) for one in over_several]
+    assert len(several) == len(set(several)), "the same sites in another order"
+
+
+def test_sites_that_differ_keep_their_own_steps(unlike):
+    alone = [one.step_s for one in unlike.strategies if one.kind == "one site"]
+    assert len(set(alone)) == 2
+
+
+def test_what_only_an_export_can_run_is_marked_unless_the_plan_is_the_same():
+    able = {"same": ("farpipe", "megatron"), "fp8": ("megatron",)}
+    asked = two_sites(pins={"sites": ("a",), "tensor": 1})
+    ask = lambda plan: able[plan.job.training.matmul]  # noqa: E731
+    plan = find_plans(with_fp8(asked)).advised(100, runs_on=ask)
+    marks = {change.what: change.runs_on for change in plan.changes}
+    assert marks['training.matmul = "fp8"'] == ("megatron",)
+    assert all(names is None for what, names in marks.items() if "fp8" not in what)
+    assert "only by export to megatron" in change_table(plan.changes).note
+    assert "only by export" in cheapest_gain(plan.model_copy(update={"changes": fp8_of(plan)}))
+    nothing = find_plans(with_fp8(asked)).advised(100, runs_on=lambda plan: ())
+    assert all(change.runs_on is None for change in nothing.changes)
+
+
+def with_fp8(asked):
+    rates = asked.cluster.sites[0].device.peak_flops
+    fast = [
+        one.device.model_copy(update={"peak_flops": rates | {"fp8": 2 * rates["bf16"]}}) for one in asked.cluster.sites
+    ]
+    sites = [one.model_copy(update={"device": on}) for one, on in zip(asked.cluster.sites, fast, strict=True)]
+    return asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"sites": tuple(sites)})})
+
+
+def fp8_of(plan):
+    return tuple(change for change in plan.changes if "fp8" in change.what)
+
+
+def test_pins_of_the_user_are_no_cheapest_gain():
+    plan = advised_plan(two_sites(pins={"sites": ("a",), "data": 1, "pipeline": 1, "tensor": 1}))
+    assert plan.changes[0].costs in ("a setting", "a pin")
+    pins = [change for change in plan.changes if change.costs == "a pin"]
+    assert pins
+    line = cheapest_gain(plan.model_copy(update={"changes": tuple(pins)}))
+    assert not line.startswith("Cheapest gain")
+    assert pins[0].what in line

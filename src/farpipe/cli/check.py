@@ -143,6 +143,8 @@ def _guess(plan: "Plan") -> tuple[str, ...]:
 
 def table_of(comparison: "Comparison") -> "TableView":
     """Measured, predicted, seconds by kind, suspects and notes."""
+    from farpipe.plan.derivation import part_name
+
     measured, expected = comparison.measured, comparison.plan.prediction
     spread = f"median of {measured.num_steps} steps, +- {measured.spread:.1%}"
     rows = [
@@ -151,7 +153,7 @@ def table_of(comparison: "Comparison") -> "TableView":
     ]
     for kind, seconds in comparison.seconds.items():
         less = "less than predicted" if seconds < 0 else ""
-        rows.append((f"  {kind.replace('_', ' ')}", format_seconds(abs(seconds)), less))
+        rows.append((f"  {part_name(kind)}", format_seconds(abs(seconds)), less))
     if (seen := comparison.timeline) is not None:
         waits_s = seen.exposed_s.sum(axis=1).mean()
         text = f"traced pipeline: bubble {format_percent(seen.bubble_ratio)}, {format_seconds(waits_s)} of it exposed"

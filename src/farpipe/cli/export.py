@@ -1,6 +1,8 @@
 """``farpipe export``: what farpipe has found or trained, in the files of others."""
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,11 +11,12 @@ import typer
 
 from farpipe.cli.options import need_torch, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, status
-from farpipe.errors import InputError
+from farpipe.errors import FarpipeError, InputError
 from farpipe.strict import write_text
 from farpipe.units import counted
 
 if TYPE_CHECKING:
+    from farpipe.plan import Plan
     from farpipe.step import Schedule
 
 
@@ -65,9 +68,6 @@ def _exported(source: Path, form: str) -> str:
     """The plan or the schedule in `source`, in the format `form`."""
     if source.suffix == ".toml":
         raise InputError(f"{source}: a job has no schedule yet; plan it, and export the plan that this writes")
-    from farpipe.interop.megatron_flags import megatron_flags
-    from farpipe.interop.nemo_config import nemo_config
-    from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
     from farpipe.plan import Plan
     from farpipe.runtime.figures.metrics import PLAN_NAME
     from farpipe.schedule.torch_csv import to_torch_csv
@@ -75,12 +75,33 @@ def _exported(source: Path, form: str) -> str:
     if form == "torch-csv":
         return to_torch_csv(load_schedule(source))
     plan = Plan.load(source / PLAN_NAME if source.is_dir() else source)
+    return _writers()[form](plan)
+
+
+def _writers() -> "dict[str, Callable[[Plan], str]]":
+    """What writes a plan as the settings of a framework, by the name of the format."""
+    from farpipe.interop.megatron_flags import megatron_flags
+    from farpipe.interop.nemo_config import nemo_config
+    from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
+
     return {
         "megatron": megatron_flags,
         "torchtitan": torchtitan_config,
         "torchtitan-flags": torchtitan_flags,
         "nemo": nemo_config,
-    }[form](plan)
+    }
+
+
+def runs_on(plan: "Plan") -> tuple[str, ...]:
+    """What can run a plan: ``farpipe``, and each format of settings that it can be exported in."""
+    from farpipe.plan.engine import plan_obstacle
+
+    able = [] if plan_obstacle(plan)[0] else ["farpipe"]
+    for form, write in _writers().items():
+        with suppress(FarpipeError):
+            write(plan)
+            able.append(form.removesuffix("-flags"))
+    return tuple(dict.fromkeys(able))
 
 
 def _with_comms(source: Path) -> str:

@@ -1,7 +1,7 @@
 """``farpipe fleet``: many jobs over many regions, simulated under one policy or several."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -14,7 +14,7 @@ from farpipe.cli.output import check_folder, check_picture, console, print_json,
 from farpipe.errors import InfeasibleError, UsageError
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.strict import nearest, write_text
-from farpipe.units import format_percent
+from farpipe.units import counted, format_percent
 
 if TYPE_CHECKING:
     from farpipe.fleet.outcome import FleetOutcome
@@ -119,18 +119,40 @@ def _print_outcome(outcome: "FleetOutcome", waits: "Waits") -> None:
 
 
 def _print_tables(outcomes: "list[FleetOutcome]") -> None:
+    from farpipe.fleet.outcome import verdict
+
     console().print(_table(outcomes))
     if len(outcomes[0].tenants()) > 1:
         console().print(_tenants_table(outcomes))
+    for line in filter(None, (verdict(outcomes), _left_out(outcomes[0]), _one_site_only(outcomes[0]))):
+        typer.echo(line)
+
+
+def _left_out(outcome: "FleetOutcome") -> str:
+    """Sentence on sites that lack a figure which others have: sums are without them."""
+    missing = "; ".join(f"{kind} at {', '.join(sites)}" for kind, sites in outcome.half_known.items())
+    return f"Sums are without what has no figure: {missing}." if missing else ""
+
+
+def _one_site_only(outcome: "FleetOutcome") -> str:
+    """Sentence on jobs that no policy can spread over sites, as only their duration is known."""
+    timed = sum(bool(record.job.kind.num_devices) for record in outcome.records)
+    jobs = counted(len(outcome.records), "job")
+    return (
+        f"{timed:,} of {jobs} are known by their duration alone (duration_s), as imported jobs are, and run at one "
+        "site only, whatever the policy; with model, sequence_length, global_batch and num_steps they could cross sites."
+        if timed
+        else ""
+    )
 
 
 @fleet.command("policies")
 def list_policies() -> None:
-    """List the policies."""
-    from farpipe.fleet.policies import POLICIES
+    """List the policies and what each does."""
+    from farpipe.fleet.policies import ABOUT, POLICIES
 
     for name in POLICIES:
-        typer.echo(name)
+        typer.echo(f"{name:<15}{ABOUT[name]}")
 
 
 def _check_outputs(path: Path, jobs: Path, plot: Path | None, charts: Path | None, events: Path | None = None) -> None:
@@ -172,17 +194,25 @@ def _table(outcomes: "list[FleetOutcome]") -> "FittedTable":
     columns = {"policy": [outcome.policy for outcome in outcomes]}
     columns["finished"] = [f"{one['num_finished']} of {one['num_jobs']}" for one in data]
     times = {"mean JCT": "mean_jct_s", "p95 JCT": "p95_jct_s", "p99 wait": "p99_wait_s", "max wait": "max_wait_s"}
-    columns |= {name: in_unit([one[key] for one in data], TIMES, 2) for name, key in times.items()}
+    every = [one[key] for key in times.values() for one in data]
+    columns |= {name: in_unit([one[key] for one in data], TIMES, 2, every) for name, key in times.items()}
     columns["use"] = [format_percent(one["utilization"], 0) for one in data]
-    for name, part in (("energy", "jobs"), ("idle", "idle")):
-        columns[name] = in_unit([sum(one["energy_kwh"][part].values()) for one in data], ENERGIES, 1)
-    columns["carbon"] = in_unit([sum(one["carbon_g"].values()) for one in data], MASSES, 1)
+    energies = _sums(outcomes, "energy", [one["energy_kwh"]["jobs"] for one in data])
+    idle = _sums(outcomes, "idle energy", [one["energy_kwh"]["idle"] for one in data])
+    columns["energy"], columns["idle"] = in_unit(energies, ENERGIES, 1, idle), in_unit(idle, ENERGIES, 1, energies)
+    columns["carbon"] = in_unit(_sums(outcomes, "carbon", [one["carbon_g"] for one in data]), MASSES, 1)
     for kind in ("electricity", "rent", "egress"):
-        columns[kind] = in_usd([sum(one["money"][kind].values()) for one in data])
+        columns[kind] = in_usd(_sums(outcomes, kind, [one["money"][kind] for one in data]))
     if any(record.job.deadline_s is not None for record in outcomes[0].records):
         columns["in time"] = [_in_time(outcome) for outcome in outcomes]
     title = f"{len(outcomes[0].records)} jobs on {sum(outcomes[0].num_devices.values())} devices"
     return _shown(title, columns, (8, 9, 7, 1, 3, 5, 12))
+
+
+def _sums(outcomes: "list[FleetOutcome]", kind: str, amounts: "list[Mapping[str, float | None]]") -> list[float | None]:
+    """Sums over the sites that have a figure for `kind`; None where no site has one."""
+    each = [sum(value or 0.0 for value in of_sites.values()) for of_sites in amounts]
+    return [total if one.is_known(kind) else None for one, total in zip(outcomes, each, strict=True)]
 
 
 def _shown(title: str, columns: "dict[str, list[str]]", expendable: tuple[int, ...] = ()) -> "FittedTable":
@@ -234,8 +264,9 @@ def _tenants_table(outcomes: "list[FleetOutcome]") -> "FittedTable":
     if len(outcomes) > 1:
         columns["policy"] = [policy for policy, _, _ in found]
     columns["jobs"] = [str(one["num_jobs"]) for one in tenants]
-    columns["mean JCT"] = in_unit([one["mean_jct_s"] for one in tenants], TIMES, 2)
-    columns["max wait"] = in_unit([one["max_wait_s"] for one in tenants], TIMES, 2)
+    times = {"mean JCT": "mean_jct_s", "max wait": "max_wait_s"}
+    every = [one[key] for key in times.values() for one in tenants]
+    columns |= {name: in_unit([one[key] for one in tenants], TIMES, 2, every) for name, key in times.items()}
     num_digits = 0 if max(one["device_hours"] for one in tenants) >= 10 else 2
     columns["device-hours"] = [f"{one['device_hours']:,.{num_digits}f}" for one in tenants]
     columns["money"] = in_usd([one["total_usd"] for one in tenants])

@@ -15,15 +15,29 @@ WHOLE_USD: Final = 100.0
 """Least amount for which a column leaves out cents, USD."""
 
 
-def in_unit(values: Sequence[float | None], units: Units, num_digits: int) -> list[str]:
-    """Cells in the largest unit in which the largest figure is 1 or more; ``-`` where there is none."""
-    most = max((abs(value) for value in values if value is not None), default=0.0)
+def in_unit(
+    values: Sequence[float | None], units: Units, num_digits: int, beside: Sequence[float | None] = ()
+) -> list[str]:
+    """Cells in the largest unit in which the largest figure, in the columns `beside` too, is 1 or more.
+
+    ``-`` where there is none; what is more than nothing is not written as zero.
+    """
+    most = max((abs(value) for value in (*values, *beside) if value is not None), default=0.0)
     name, size = next((unit for unit in units if most >= unit[1]), units[-1] if most else units[0])
-    return ["-" if value is None else f"{value / size:,.{num_digits}f} {name}" for value in values]
+    return ["-" if value is None else f"{_shown(value / size, num_digits)} {name}" for value in values]
 
 
-def in_usd(amounts: Sequence[float]) -> list[str]:
+def _shown(value: float, num_digits: int) -> str:
+    least = 10.0**-num_digits
+    return f"<{least:.{num_digits}f}" if 0 < value < least / 2 else f"{value:,.{num_digits}f}"
+
+
+def in_usd(amounts: Sequence[float | None]) -> list[str]:
     """Cells in whole dollars, with cents in a column of small ones; energy may have a negative price."""
-    most = max(map(abs, amounts), default=0.0)
+    most = max((abs(usd) for usd in amounts if usd is not None), default=0.0)
     num_digits = 2 if 0 < most < WHOLE_USD else 0
-    return [f"{'-' if round(usd, num_digits) < 0 else ''}${abs(usd):,.{num_digits}f}" for usd in amounts]
+    return ["-" if usd is None else _in_usd(usd, num_digits) for usd in amounts]
+
+
+def _in_usd(usd: float, num_digits: int) -> str:
+    return f"{'-' if round(usd, num_digits) < 0 else ''}${abs(usd):,.{num_digits}f}"

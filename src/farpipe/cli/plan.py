@@ -194,9 +194,11 @@ def number_of_tokens(text: str) -> float:
 
 def _advised(plans: "FoundPlans", local_steps: int | None, output: Path) -> "Plan":
     """The best plan with its strategies and changes; Ctrl-C leaves it without them in `output`."""
+    from farpipe.cli.export import runs_on
+
     try:
         with progress_bar("comparing strategies and changes", "changes") as advance:
-            return plans.advised(local_steps, advance)
+            return plans.advised(local_steps, advance, runs_on=runs_on)
     except KeyboardInterrupt:
         files = _write(output, *plans.plans)
         raise RunInterruptedError(

@@ -12,9 +12,10 @@ from farpipe.plan import Plan
 from farpipe.plan.changes import WORTH_LISTING
 from farpipe.plan.derivation import costs_of
 from farpipe.plan.engine import plan_obstacle
+from farpipe.plan.plan import Change
 from farpipe.plan.quote import money_data
 from farpipe.processes.cpu_share import other_work
-from farpipe.report.plan_tables import derivation_tables, plan_tables
+from farpipe.report.plan_tables import bottleneck, derivation_tables, only_by_export, plan_tables
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.report.views import RunReport, RunView
 from farpipe.simulate import simulate
@@ -131,18 +132,27 @@ def _price(plan: Plan, num_tokens: float) -> str:
 def verdict_lines(plan: Plan, num_tokens: float | None = None) -> tuple[str, str]:
     """The use of the sites and how much faster it is; the time and money it takes, and what limits it."""
     use = plan.verdict or f"Use {plan.where}."
-    limit = f"; limited by {plan.limited_by}" if plan.limited_by else ""
+    limit = f" Bottleneck: {bottleneck(plan.limited_by)}." if plan.limited_by else ""
     model = plan.job.model
-    return f"{model.name}, {model.size_text}: {use[0].lower()}{use[1:]}", f"{cost_line(plan, num_tokens)}{limit}."
+    return f"{model.name}, {model.size_text}: {use[0].lower()}{use[1:]}", f"{cost_line(plan, num_tokens)}.{limit}"
 
 
 def cheapest_gain(plan: Plan) -> str:
-    """The first of the changes, in one line."""
-    if not plan.changes:
-        return f"No change that was tried gains {format_percent(WORTH_LISTING, 0)}."
-    first = plan.changes[0]
+    """The first of the changes that something can run, in one line; what pins cost is no gain that was looked for."""
+    able = [change for change in plan.changes if change.costs != "a pin" and change.runs_on != ()]
     about = "~" if plan.job.model.guess else ""
-    return f"Cheapest gain: {about}{format_change(first.gain)} tokens/s for {first.costs}: {first.what}."
+    if not able:
+        pins = [change for change in plan.changes if change.costs == "a pin"]
+        names = f"; your pins cost speed: {_gained(pins[0], about)}" if pins else ""
+        return f"No change that was tried gains {format_percent(WORTH_LISTING, 0)}{names}."
+    first = able[0]
+    marks = ["changes numerics"] * (first.costs == "other numbers") + [*filter(None, [only_by_export(first)])]
+    marked = f" ({'; '.join(marks)})" if marks else ""
+    return f"Cheapest gain: {_gained(first, about)}{marked}."
+
+
+def _gained(change: Change, about: str) -> str:
+    return f"{change.what}: {about}{format_change(change.gain)} tokens/s"
 
 
 def show_plan(plan: Plan, out: Console) -> None:
@@ -227,12 +237,13 @@ def plan_report(
     """
     given = costs if plan.job.data.packing is None else None
     why = _derivation_of(plan) if given is None else derivation_tables(plan, given)
+    gain = [cheapest_gain(plan)] if plan.strategies else []
     return RunReport(
         title=f"{plan.job.model.name} over {plan.where}",
         runs=tuple(runs),
         summary=_headline(plan).splitlines()[1],
         plan_tables=(*(view for view in plan_tables(plan) if view.rows), *why),
-        plan_text="\n".join((*verdict_lines(plan), *plan.advice, *engine_lines(plan))),
+        plan_text="\n".join((*verdict_lines(plan), *gain, *plan.advice, *engine_lines(plan))),
         notices=notices,
     )
 

@@ -1,13 +1,14 @@
 """Outcome of a simulated fleet: completion times, waiting, use, money."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from farpipe.cost.money import SECONDS_PER_HOUR
+from farpipe.cost.money import KINDS, SECONDS_PER_HOUR
 from farpipe.fleet.job import FleetJob, JobState, Spent
 from farpipe.fleet.replacing import replace
+from farpipe.units import counted, format_change, format_percent, format_seconds
 
 
 @dataclass
@@ -38,8 +39,8 @@ class JobRecord:
         deadline_s = self.job.deadline_s
         return None if deadline_s is None else self.finished_s is not None and self.finished_s <= deadline_s
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the record as JSON data."""
+    def to_data(self, *, is_priced: bool = True) -> dict[str, Any]:
+        """Return the record as JSON data; without prices it has no cost."""
         final = self.final
         return {
             "job": self.job.name,
@@ -50,7 +51,7 @@ class JobRecord:
             "queued_s": final.queued_s if final else None,
             "num_preemptions": final.num_preemptions if final else 0,
             "num_moves": final.num_moves if final else 0,
-            "cost_usd": final.spent.total_usd if final else 0.0,
+            "cost_usd": (final.spent.total_usd if final else 0.0) if is_priced else None,
             "refused": self.refused or None,
             "unfinished": self.unfinished or None,
             "states": [{"time_s": time_s, "state": state} for time_s, state in self.states],
@@ -94,6 +95,27 @@ class FleetOutcome:
     """Decisions of the policy that were not possible."""
     prices: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """(time, USD/MWh from then on) of electricity, by site."""
+    unpriced: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Sites without a figure, by what it is of, as in `Scenario.unpriced`."""
+
+    @property
+    def is_priced(self) -> bool:
+        """True if some price of some site is known."""
+        return any(self.is_known(kind) for kind in KINDS)
+
+    def is_known(self, kind: str) -> bool:
+        """True if some site has a figure for `kind`."""
+        return not set(self.num_devices) <= self.unpriced.get(kind, frozenset())
+
+    @property
+    def half_known(self) -> dict[str, list[str]]:
+        """Sites without a figure that others have, by what it is of: sums are without these."""
+        return {kind: sorted(sites) for kind, sites in self.unpriced.items() if sites and self.is_known(kind)}
+
+    def known(self, kind: str, amounts: Mapping[str, float]) -> dict[str, float | None]:
+        """The amounts by site; None where there is no figure to work them out with."""
+        missing = self.unpriced.get(kind, frozenset())
+        return {site: None if site in missing else amount for site, amount in amounts.items()}
 
     @property
     def spent(self) -> Spent:
@@ -131,7 +153,7 @@ class FleetOutcome:
                 "mean_jct_s": sum(jcts) / len(jcts) if jcts else None,
                 "max_wait_s": queued[-1] if queued else None,
                 "device_hours": sum(spent.device_s.values()) / SECONDS_PER_HOUR,
-                "total_usd": spent.total_usd,
+                "total_usd": spent.total_usd if self.is_priced else None,
             }
         return found
 
@@ -151,22 +173,69 @@ class FleetOutcome:
             "utilization": self.utilization,
             "span_s": self.end_s - self.begin_s,
             "money": {
-                "rent": dict(spent.rent_usd),
-                "electricity": dict(spent.electricity_usd),
-                "egress": _by_source(spent.egress_usd),
-                "idle_electricity": dict(self.idle_usd),
+                "rent": self.known("rent", spent.rent_usd),
+                "electricity": self.known("electricity", spent.electricity_usd),
+                "egress": self.known("egress", _by_source(spent.egress_usd)),
+                "idle_electricity": self.known("electricity", self.idle_usd),
             },
-            "total_usd": spent.total_usd,
-            "energy_kwh": {"jobs": dict(spent.energy_kwh), "idle": dict(self.idle_energy_kwh)},
-            "carbon_g": dict(spent.carbon_g),
+            "total_usd": spent.total_usd if self.is_priced else None,
+            "energy_kwh": {
+                "jobs": self.known("energy", spent.energy_kwh),
+                "idle": self.known("idle energy", self.idle_energy_kwh),
+            },
+            "carbon_g": self.known("carbon", spent.carbon_g),
+            "unpriced": [f"{kind} at {site}" for kind, sites in self.unpriced.items() for site in sorted(sites)],
             "num_deadlines": len(in_time := [r.is_in_time for r in self.records if r.is_in_time is not None]),
             "num_deadlines_met": sum(in_time),
             "tenants": self.tenants(),
             "num_moves": sum(record.final.num_moves for record in self.records if record.final),
             "num_preemptions": sum(record.final.num_preemptions for record in self.records if record.final),
             "num_refused": self.num_refused,
-            "jobs": [record.to_data() for record in self.records],
+            "jobs": [record.to_data(is_priced=self.is_priced) for record in self.records],
         }
+
+
+ALIKE: Final = 0.01
+"""Relative difference of two policies' figures up to which they tie."""
+
+
+def verdict(outcomes: Sequence[FleetOutcome]) -> str:
+    """Who wins on completion times and money, by how much and over what, in one sentence; empty for one policy.
+
+    Only those that finished most jobs are compared: who leaves jobs undone has short means.
+    """
+    if len(outcomes) < 2:
+        return ""
+    most = max(len(one.jcts_s) for one in outcomes)
+    able = [one for one in outcomes if len(one.jcts_s) == most > 0]
+    span_s = max(one.end_s - one.begin_s for one in outcomes)
+    over = f"Over {counted(len(outcomes[0].records), 'job')} in {format_seconds(span_s)}"
+    if not able:
+        return f"{over} no policy finished one."
+    if len(able) == 1:
+        return (
+            f"{over} {able[0].policy} alone finished {most}, the most: compare no means with those that finished fewer."
+        )
+    left = "" if len(able) == len(outcomes) else f", of the {len(able)} policies that finished {most}, the most"
+    parts = [_winner("mean completion time", {one.policy: sum(one.jcts_s) / most for one in able}, format_seconds)]
+    priced = [kind for kind in KINDS if outcomes[0].is_known(kind)]
+    if priced and not {*KINDS} & {*outcomes[0].half_known}:
+        spent = {one.policy: one.spent.total_usd for one in able}
+        parts.append(_winner(f"money ({', '.join(priced)})", spent, lambda usd: f"${usd:,.2f}"))
+    return f"{over}{left}: {'; '.join(parts)}."
+
+
+def _winner(what: str, figures: Mapping[str, float], write: Callable[[float], str]) -> str:
+    """The policy with the least figure, or those that tie with it, and how much more the next one has."""
+    ranked = sorted(figures, key=lambda name: figures[name])
+    best = figures[ranked[0]]
+    tied = [name for name in ranked if figures[name] - best <= ALIKE * abs(best)]
+    if len(tied) == len(ranked):
+        return f"{what} is a tie ({write(best)}, all within {format_percent(ALIKE, 0)})"
+    after = ranked[len(tied)]
+    more = f"{format_change((figures[after] - best) / abs(best))}" if best else write(figures[after])
+    who = f"{tied[0]} has the least" if len(tied) == 1 else f"{', '.join(tied)} tie for the least"
+    return f"{who} {what}, {write(best)} (next: {after}, {more})"
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:

@@ -41,7 +41,7 @@ def play(
     quotes = quotes or quotes_of(scenario)
     state = first_state(scenario.cluster, chosen, quotes, scenario.stops)
     simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log, after)
-    return simulator.run(jobs, scenario.events, tick_s=tick_s)
+    return replace(simulator.run(jobs, scenario.events, tick_s=tick_s), unpriced=scenario.unpriced)
 
 
 def quotes_of(scenario: Scenario) -> PlannerQuotes:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from farpipe.cost.money import egress_of
 from farpipe.errors import InputError
 from farpipe.fleet.events import Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
@@ -212,6 +213,8 @@ class Scenario:
     """Latitude and longitude of the sites that have them."""
     series_end_s: Mapping[str, float] = field(default_factory=dict)
     """Time of the last figure of every series, by site and kind."""
+    unpriced: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Sites without a figure, by what it is of: rent, electricity, egress, carbon, energy, idle energy."""
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -243,7 +246,27 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
         tenant_shares=_tenant_shares(written, path),
         series_end_s={f"{path}: {site}: {kind}": rows[-1][0] for (site, kind), rows in series.items() if len(rows) > 1},
         locations={site.name: site.location for site in written.sites if site.location is not None},
+        unpriced=_unpriced(written, cluster),
     )
+
+
+def _unpriced(written: FleetFile, cluster: Cluster) -> dict[str, frozenset[str]]:
+    """Sites of which nobody gave a figure, by its kind; of egress those that a link without a price leaves."""
+    pairs = [*zip(written.sites, cluster.sites, strict=True)]
+    powerless = frozenset(site.name for _, site in pairs if site.device.power_w is None)
+
+    def without(written_key: str, resolved_key: str) -> frozenset[str]:
+        given = {s.name for t, s in pairs if (getattr(t, written_key), getattr(s.prices, resolved_key)) != (None, None)}
+        return frozenset(site.name for site in cluster.sites) - given
+
+    return {
+        "rent": without("rent_usd_per_device_hour", "rent_usd_per_device_hour"),
+        "electricity": without("electricity", "electricity_usd_per_mwh") | powerless,
+        "egress": frozenset(name.partition(">")[0] for name, usd in egress_of(cluster).items() if usd is None),
+        "carbon": without("carbon", "carbon_g_per_kwh") | powerless,
+        "energy": powerless,
+        "idle energy": powerless - {table.name for table, _ in pairs if table.idle_power is not None},
+    }
 
 
 def _tenant_shares(written: FleetFile, path: Path) -> dict[str, float]:

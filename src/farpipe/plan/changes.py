@@ -1,7 +1,7 @@
 """Changes of a job that would help: each simulated, from what costs nothing to what costs most."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -14,14 +14,20 @@ from farpipe.plan.refinement import predicted, refined
 from farpipe.plan.search import Advance, quick_best
 from farpipe.spec import Cluster, Job, Pins, Site, SiteLink
 from farpipe.step import occupied_s
-from farpipe.units import format_rate
+from farpipe.units import counted, format_rate
 
 MAX_CHANGES: Final = 3
 """Largest number of changes that are listed."""
+RunsOn = Callable[[Job, Evaluated], tuple[str, ...] | None]
+"""`Change.runs_on` of a changed job as it is planned."""
 WORTH_LISTING: Final = 0.02
 """Relative gain in tokens per second from which a change is listed."""
 COSTS: Final[tuple[CostClass, ...]] = get_args(CostClass)
 """Classes of cost of a change, the cheapest first."""
+NEAR_BATCH: Final = 0.1
+"""Largest relative change of the batch that counts as a setting."""
+MAX_NEAR_BATCHES: Final = 4
+"""Largest number of batches near the job's that are tried."""
 LIMIT_S: Final = 30.0
 """Time, in seconds, after which no further change or strategy is tried: the plan is there, and a person waits."""
 _BETTER: Final[tuple[tuple[str, Any, str], ...]] = (
@@ -64,6 +70,11 @@ class _Idea:
         """The key that is set; all of `what` where none is."""
         return self.what.partition(" = ")[0]
 
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return self.job.training.global_batch
+
 
 def changes_that_help(
     job: Job,
@@ -73,17 +84,18 @@ def changes_that_help(
     progress: Advance | None = None,
     limit_s: float = LIMIT_S,
     most: int = MAX_CHANGES,
+    runs_on: RunsOn | None = None,
 ) -> tuple[list[Change], list[str]]:
     """The `most` cheapest changes that gain WORTH_LISTING in tokens per second, and those untried after `limit_s`.
 
     The plan, which takes `step_s`, was made of the first of `found`; they come the fastest first. All changes go
     through a quick search, which evaluates the plan's own layout as well; those with the largest gain by it are refined
-    as the plan was. Of equal cost the best come first; of equal answers the first.
+    as the plan was. Of equal cost the best come first; of equal answers the first. `runs_on` says what could run each.
     """
-    trial = _ChangeTrial(job, costs, found[0].candidate, step_s)
+    trial = _ChangeTrial(job, costs, found[0].candidate, step_s, runs_on)
     hopeful, untried = trial.quickly(list(_ideas(job, found[0])), progress, time.monotonic() + limit_s)
     chosen, answers = list[Change](), set[tuple[str, str, str]]()
-    for idea, one in sorted(hopeful, key=lambda pair: (COSTS.index(pair[0].costs), pair[1].step_s)):
+    for idea, one in sorted(hopeful, key=lambda pair: (COSTS.index(pair[0].costs), pair[1].step_s / pair[0].batch)):
         if len(chosen) == most:
             break
         answer = (idea.costs, str(one.candidate), f"{one.step_s:.9g}")
@@ -108,6 +120,7 @@ class _ChangeTrial:
     like: Candidate
     """The plan's own layout, which is evaluated under each change too."""
     step_s: float
+    runs_on: RunsOn | None = None
 
     def quickly(
         self, ideas: Sequence[_Idea], progress: Advance | None, until_s: float
@@ -135,8 +148,10 @@ class _ChangeTrial:
         changed_s = predicted(idea.job, best).step_s
         gain = self._gain(idea, changed_s, self.step_s)
         what = f"{idea.what} (then {_instead(idea.freed, best)})" if idea.freed else idea.what
-        change = Change(what=what, step_s=changed_s, gain=gain, costs=idea.costs, training=idea.training)
-        return [change] if gain >= WORTH_LISTING else []
+        if gain < WORTH_LISTING:
+            return []
+        able = self.runs_on(idea.job, best) if self.runs_on is not None else None
+        return [Change(what=what, step_s=changed_s, gain=gain, costs=idea.costs, training=idea.training, runs_on=able)]
 
     def _gain(self, idea: _Idea, changed_s: float, step_s: float) -> float:
         """Relative gain in tokens per second."""
@@ -178,10 +193,7 @@ def _ideas(job: Job, best: Evaluated) -> Iterator[_Idea]:
     yield from _settings(job)
     yield from _fewer_pins(job)
     yield from _narrower(job, best)
-    twice = with_training(job, global_batch=2 * job.training.global_batch)
-    if job.layout.num_microbatches is None or job.layout.data is None or job.training.microbatch_size is None:
-        words = f"training.global_batch = {twice.training.global_batch} (twice the tokens a step)"
-        yield _Idea(words, twice, "another batch")
+    yield from _other_batches(job)
     yield from _wider(job, best)
     yield from _more_devices(job, best)
 
@@ -201,9 +213,9 @@ def _fewer_pins(job: Job) -> Iterator[_Idea]:
         yield _Idea(f"leave out training.{size}", with_training(job, microbatch_size=None), "a setting", freed=size)
     pinned = [key for key in _FREE_PINS if getattr(job.layout, key) is not None]
     for key in pinned:
-        yield _Idea(f"leave out layout.{key}", with_pins(job, **{key: None}), "a setting", freed=key)
+        yield _Idea(f"leave out layout.{key}", with_pins(job, **{key: None}), "a pin", freed=key)
     if len(pinned) > 1:
-        yield _Idea("leave out all of layout", job.model_copy(update={"layout": Pins()}), "a setting", freed="layout")
+        yield _Idea("leave out all of layout", job.model_copy(update={"layout": Pins()}), "a pin", freed="layout")
 
 
 def _narrower(job: Job, best: Evaluated) -> Iterator[_Idea]:
@@ -231,6 +243,29 @@ def _wider(job: Job, best: Evaluated) -> Iterator[_Idea]:
     both = [ends, ends[::-1]]
     words = f"twice the bandwidth between {ends[0]} and {ends[1]}, both ways"
     yield _Idea(words, _faster(job, both, 2.0), "bandwidth")
+
+
+def near_batches(job: Job) -> list[int]:
+    """Up to MAX_NEAR_BATCHES batches within NEAR_BATCH of the job's that more degrees divide, the nearest first:
+    multiples of its devices, of half as many, and so on."""
+    batch, unit, near = job.training.global_batch, job.cluster.num_devices, list[int]()
+    while unit > 1 and batch % unit:
+        below = batch // unit * unit
+        near += [n for n in (below, below + unit) if n > 0 and abs(n - batch) <= NEAR_BATCH * batch and n not in near]
+        unit //= 2
+    return sorted(near[:MAX_NEAR_BATCHES], key=lambda n: abs(n - batch))
+
+
+def _other_batches(job: Job) -> Iterator[_Idea]:
+    """The batches near the job's, which are a setting more than another training, and twice its batch."""
+    batch = job.training.global_batch
+    if None not in (job.layout.num_microbatches, job.layout.data, job.training.microbatch_size):
+        return
+    for near in near_batches(job):
+        size = f"{counted(abs(near - batch), 'sequence')} {'more' if near > batch else 'fewer'} a step"
+        yield _Idea(f"training.global_batch = {near}", with_training(job, global_batch=near), "a setting", size)
+    words = f"training.global_batch = {2 * batch} (twice the tokens a step)"
+    yield _Idea(words, with_training(job, global_batch=2 * batch), "another batch")
 
 
 def _faster(job: Job, ends: Sequence[tuple[str, str]], factor: float) -> Job:

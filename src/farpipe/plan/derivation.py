@@ -121,6 +121,11 @@ def _training(plan: Plan, costs: JobCosts, placement: Placement) -> Training:
     return costs.settled(plan.layout).model_copy(update={"recompute": placement.recompute})
 
 
+def part_name(kind: str) -> str:
+    """A part of the step in words; what links cost is another figure than the exposed waits of a Timeline."""
+    return kind.replace("_", " ").replace("exposed", "cost of links")
+
+
 def step_lines(plan: Plan, costs: JobCosts) -> Iterator[DerivedQuantity]:
     """The step from its whole to its parts: computing, waiting, what is outside the pipeline, and messages."""
     expected, order = plan.prediction, plan.schedule.method
@@ -131,12 +136,12 @@ def step_lines(plan: Plan, costs: JobCosts) -> Iterator[DerivedQuantity]:
         "compute": f"{count}, mean over {counted(plan.layout.pipeline, 'rank')}; see the stages",
         "collectives_in_layers": "of tensor, context and expert parallelism, in F and I",
         "bubble": f"filling, draining and uneven stages of the order {order}, as played",
-        "exposed_inside_sites": "how much faster the order would be if links inside sites cost nothing",
-        "exposed_between_sites": "the same of links between sites",
+        "exposed_inside_sites": "how much faster this order would be if links inside sites cost nothing",
+        "exposed_between_sites": "how much faster this order would be if links between sites cost nothing",
         "overhead": "outside the pipeline",
     }
     for kind, seconds in kinds.items():
-        yield DerivedQuantity(1, kind.replace("_", " "), (seconds,), told[kind])
+        yield DerivedQuantity(1, part_name(kind), (seconds,), told[kind])
     for what, seconds in overhead_parts(costs, plan.layout, plan.placements, plan.job.cluster).items():
         if seconds:
             yield DerivedQuantity(2, what, (seconds,), _overhead_how(what, plan, costs))

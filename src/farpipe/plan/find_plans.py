@@ -9,7 +9,7 @@ from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan.candidates import expect_devices, largest_sites, left_out_note
-from farpipe.plan.changes import LIMIT_S, changes_that_help, still_helping
+from farpipe.plan.changes import LIMIT_S, RunsOn, changes_that_help, still_helping
 from farpipe.plan.chunked import plan_documents
 from farpipe.plan.evaluate import Evaluated, Rejected
 from farpipe.plan.limits import limit_of, limits_in_words, trust_of
@@ -18,7 +18,7 @@ from farpipe.plan.plan import Plan, Strategy
 from farpipe.plan.quote import quote_of
 from farpipe.plan.refinement import best_refined, predict, predicted, rank_robustly
 from farpipe.plan.search import Advance, search_stages_of_zero
-from farpipe.plan.strategies import LOCAL_STEPS, strategies_of
+from farpipe.plan.strategies import LOCAL_STEPS, alike_at_identical_sites, strategies_of
 from farpipe.plan.why_not import explain_infeasible, other_sites, runners_up, use_of_sites
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, FoundOrder, Progress
@@ -54,22 +54,42 @@ class FoundPlans:
     chunk_costs: tuple[ChunkCosts, ...] = ()
     """Costs of chunks, in groups of devices for each size; empty without `data.packing`."""
 
-    def advised(self, local_steps: int | None, progress: Advance | None = None, limit_s: float = LIMIT_S) -> Plan:
+    def advised(
+        self,
+        local_steps: int | None,
+        progress: Advance | None = None,
+        limit_s: float = LIMIT_S,
+        runs_on: Callable[[Plan], tuple[str, ...]] | None = None,
+    ) -> Plan:
         """The first plan with its strategies and the cheapest changes, each within `limit_s`.
 
         `local_steps` is the interval of parameter averaging in the local-SGD strategy (None: LOCAL_STEPS), `progress`
-        is of the changes.
+        is of the changes, and `runs_on` names what could run a changed plan.
         """
         if not self.ranked:
             return self.plans[0].model_copy(update={"advice": (*self.plans[0].advice, *self.notes())})
         plan, job, costs = self.plans[0], self.job, self.costs
         strategies, unsearched = strategies_of(job, costs, self.ranked, local_steps or LOCAL_STEPS, limit_s)
-        changes, untried = changes_that_help(job, costs, self.ranked, plan.prediction.step_s, progress, limit_s)
+        able = None if runs_on is None else _lost_by(plan, runs_on)
+        changes, untried = changes_that_help(
+            job, costs, self.ranked, plan.prediction.step_s, progress, limit_s, runs_on=able
+        )
         left = {"Strategies that there was no time to search for": unsearched}
         left |= {"Changes that there was no time to try": untried}
         advice = (*plan.advice, *(f"{what}: {', '.join(names)}." for what, names in left.items() if names))
         update = {"strategies": tuple(strategies), "changes": tuple(changes), "advice": advice}
         return plan.model_copy(update=update)
+
+
+def _lost_by(plan: Plan, runs_on: Callable[[Plan], tuple[str, ...]]) -> RunsOn:
+    """What can still run a changed plan; None where all that runs `plan` can."""
+    own = set(runs_on(plan))
+
+    def able(job: Job, best: Evaluated) -> tuple[str, ...] | None:
+        names = runs_on(as_plan(job, best))
+        return None if own <= set(names) else names
+
+    return able
 
 
 def find_plans(
@@ -94,6 +114,7 @@ def find_plans(
         ranked = [first, *(e for e in evaluated if e is not first)]
         named, best = best_refined(settled, ranked if num_plans == 1 else ranked[:1], costs)
         ranked = [best, *(e for e in ranked if e.candidate is not best.candidate)]
+        ranked = [best, *(e for e in alike_at_identical_sites(settled, ranked) if e is not best)]
         pairs.append((_explained(settled, costs, named, ranked, rejected), ranked))
     pairs.sort(key=lambda pair: pair[0].prediction.step_s)
     notes = tuple(busy_notes(profiles))

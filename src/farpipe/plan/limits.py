@@ -4,10 +4,9 @@ import math
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from farpipe.cost import JobCosts, Layout, StepCost, memory, step_cost
+from farpipe.cost import JobCosts, Layout, StepCost, step_cost
 from farpipe.cost.calibration import UNMEASURED
 from farpipe.cost.speed import rate_name
-from farpipe.cost.transfer import narrowed_bytes
 from farpipe.plan.bandwidth import link_bounds, with_bandwidth
 from farpipe.plan.evaluate import Evaluated, staggered_like
 from farpipe.plan.orders import Outcome, try_quickly
@@ -110,8 +109,8 @@ def _over(cluster: Cluster, found: Evaluated, costs: JobCosts) -> StepCost:
 
 
 def limits_in_words(job: Job, best: Evaluated, costs: JobCosts) -> list[str]:
-    """Sentences on the links that bound the step, what other bandwidth would change, and what crosses the links."""
-    return [*_link_bounds(best), *_bandwidth_sensitivity(job, best, costs), *_stagger(best), *_traffic(job, best)]
+    """Sentences on the links that bound the step, and what other bandwidth would change."""
+    return [*_link_bounds(best), *_bandwidth_sensitivity(job, best, costs), *_stagger(best)]
 
 
 def _link_bounds(best: Evaluated) -> list[str]:
@@ -143,7 +142,7 @@ def _bandwidth_sensitivity(job: Job, best: Evaluated, costs: JobCosts) -> list[s
         step_s = played.makespan_s + step.overhead_s
         step_s = _mean_s(other, step.problem, played.schedule, step_s, step.overhead_s)
         changed.append(f"{name} -> {format_seconds(step_s)} ({format_change(step_s / now_s - 1)})")
-    about = "Effect of the inter-site bandwidth on this layout, with nothing planned anew"
+    about = "Effect of inter-site bandwidth on this layout, without replanning"
     return [f"{about}: {', '.join(changed)}."] if changed else []
 
 
@@ -160,23 +159,6 @@ def _stagger(best: Evaluated) -> list[str]:
     return [
         f"The {traffic.num_staggered} replicas are staggered by {format_seconds(traffic.stagger_s)} so that they do "
         "not collide on the links between sites."
-    ]
-
-
-def _traffic(job: Job, best: Evaluated) -> list[str]:
-    """A pipeline sends less than replicas while a step has fewer tokens than parameters per hidden unit, times the
-    bytes that a parameter puts on a link over those of an activation."""
-    if len(best.candidate.order) == 1:
-        return []
-    tokens, weight = job.training.tokens_per_step, memory.gathered_weight_bytes(job.training)
-    size, gradient = memory.element_bytes(job.training.precision), memory.gradient_bytes(job.training)
-    message = memory.boundary_bytes(job.model, job.training, best.candidate.layout)
-    sent = size * narrowed_bytes(message, job.training) / message
-    ratio = ((gradient + weight) / 2 if job.training.zero1 else gradient) / sent
-    enough = ratio * job.model.num_params / job.model.hidden
-    return [
-        f"Inter-site traffic: below {enough / 1e6:.3g} M tokens per step ({ratio:.3g} x parameters / hidden) a "
-        f"pipeline sends less than replicas; you have {tokens / 1e6:.3g} M."
     ]
 
 

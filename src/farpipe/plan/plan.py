@@ -16,7 +16,7 @@ from farpipe.step import Problem, Schedule
 from farpipe.strict import expect_format, validate
 from farpipe.units import counted, format_bytes, format_percent, format_seconds
 
-CostClass = Literal["a setting", "other numbers", "another batch", "bandwidth", "devices"]
+CostClass = Literal["a setting", "other numbers", "a pin", "another batch", "bandwidth", "devices"]
 """Classes of cost of a change, the cheapest first."""
 StrategyKind = Literal["one site", "pipeline", "replicas", "local steps"]
 
@@ -127,6 +127,8 @@ class Change(Table):
     costs: CostClass
     training: str = ""
     """Differences of the training; empty where it would not."""
+    runs_on: tuple[str, ...] | None = None
+    """What can still run the changed plan, ``farpipe`` or formats of ``export``; None: whatever runs the plan."""
 
 
 class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True, validate_by_alias=True):

@@ -59,8 +59,10 @@ class SeparateSites:
 
     @property
     def where(self) -> str:
-        """``a + b``."""
-        return " + ".join(self.sites)
+        """``a + b``; with sequences of a step where these differ: ``a (86) + b (85)``."""
+        if len(set(self.shares)) == 1:
+            return " + ".join(self.sites)
+        return " + ".join(f"{name} ({share})" for name, share in zip(self.sites, self.shares, strict=True))
 
     @property
     def exchanged_bytes(self) -> float:
@@ -142,7 +144,7 @@ def planned_in_full(job: Job, costs: JobCosts, one: SeparateSites, until_s: floa
             if size == share and not differing_keys(other.candidate.sites[0], site)
         )
         like = next(known, None)
-        found.append(_searched(job, costs, site, part, share, until_s) if like is None else _moved(like, site))
+        found.append(_searched(job, costs, site, part, share, until_s) if like is None else moved(like, site))
     return replace(one, found=tuple(found))
 
 
@@ -153,7 +155,12 @@ def _searched(job: Job, costs: JobCosts, site: Site, part: Evaluated, share: int
     return min([part, *found], key=lambda each: each.step_s)
 
 
-def _moved(found: Evaluated, site: Site) -> Evaluated:
+def identical(one: Site, other: Site) -> bool:
+    """True if two sites differ in name and prices alone."""
+    return one.num_devices == other.num_devices and not differing_keys(one, other)
+
+
+def moved(found: Evaluated, site: Site) -> Evaluated:
     """The same at an identical site."""
     candidate = replace(found.candidate, sites=(site,) * len(found.candidate.sites))
     return replace(found, candidate=candidate, placements=tuple(replace(p, site=site.name) for p in found.placements))
@@ -180,8 +187,8 @@ class _Alone:
     def __call__(self, site: Site, batch: int) -> Evaluated | None:
         """The best at `site`; None: it does not fit."""
         for like, size, found in self._known:
-            if size == batch and like.num_devices == site.num_devices and not differing_keys(like, site):
-                return None if found is None else _moved(found, site)
+            if size == batch and identical(like, site):
+                return None if found is None else moved(found, site)
         self._known.append((site, batch, self._searched(site, batch)))
         return self._known[-1][2]
 

@@ -1,19 +1,28 @@
 """Strategies: every site set and its links at their best, on one cost model, and what limits each."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Final
 
 from farpipe.cost import JobCosts
 from farpipe.cost.money import money_of_step
+from farpipe.plan.candidates import Candidate
 from farpipe.plan.changes import LIMIT_S
 from farpipe.plan.evaluate import Evaluated, whole
 from farpipe.plan.limits import WORTH_NAMING, limit_of
 from farpipe.plan.plan import Strategy, StrategyKind
 from farpipe.plan.refinement import refined
 from farpipe.plan.search import best_of_site_sets, quick_search
-from farpipe.plan.separate_sites import OUTER_BYTES, SeparateSites, planned_in_full, separate_sites
+from farpipe.plan.separate_sites import (
+    OUTER_BYTES,
+    SeparateSites,
+    identical,
+    moved,
+    planned_in_full,
+    separate_sites,
+)
 from farpipe.spec import Job
 
 PER_KIND: Final = 3
@@ -36,7 +45,7 @@ def strategies_of(
     name the difference.
     """
     until_s, untried = time.monotonic() + limit_s, list[str]()
-    found = sorted(found or quick_search(job, costs, PER_KIND), key=lambda one: one.step_s)
+    found = alike_at_identical_sites(job, found or quick_search(job, costs, PER_KIND))
     strategies = [_strategy(job, costs, _kind(one), whole(one)) for one in _chosen(found)]
     searched = {
         NARROW: _narrow(job, costs, [one for one in found if _kind(one) == "pipeline"]),
@@ -46,6 +55,33 @@ def strategies_of(
         strategies += more if time.monotonic() <= until_s else ()
         untried += [name] if time.monotonic() > until_s else []
     return sorted(strategies, key=lambda strategy: strategy.step_s), untried
+
+
+def alike_at_identical_sites(job: Job, found: Iterable[Evaluated]) -> list[Evaluated]:
+    """The same, the fastest first, with equal steps at identical sites; a search looks longer at the first of them.
+
+    The best of one site alone holds for all that are identical but for name and prices. Several sites are the same ones
+    where they and their links are identical but for names, and only the fastest of these sets stays.
+    """
+    chosen, alone, wheres = list[Evaluated](), list[Evaluated](), dict[object, str]()
+    for one in sorted(found, key=lambda one: one.step_s):
+        site, where = one.candidate.sites[0], one.candidate.where
+        if one.candidate.kind != "alone" and wheres.setdefault(_figures(job, one.candidate), where) != where:
+            continue
+        if one.candidate.kind == "alone" and all(where != other.candidate.where for other in alone):
+            like = next((other for other in alone if identical(other.candidate.sites[0], site)), one)
+            alone.append(one)
+            chosen += [] if like is one else [moved(like, site)]
+        chosen.append(one)
+    return sorted(chosen, key=lambda one: one.step_s)
+
+
+def _figures(job: Job, candidate: Candidate) -> tuple[object, ...]:
+    """Equal for sets of sites that differ in their names alone."""
+    kind = candidate.kind
+    sites = [job.cluster.site(name).model_dump_json(exclude={"name"}) for name in candidate.order]
+    links = {(a.source, a.target): a.model_dump_json(exclude={"source", "target"}) for a in job.cluster.links}
+    return kind, *sites, *map(links.get, permutations(candidate.order, 2))
 
 
 def _kind(one: Evaluated) -> StrategyKind:

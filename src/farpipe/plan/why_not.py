@@ -7,17 +7,18 @@ from typing import Final
 
 from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError
-from farpipe.plan.changes import with_pins, with_training
+from farpipe.plan.changes import near_batches, with_pins, with_training
 from farpipe.plan.evaluate import Evaluated, Rejected, describe_shortfall
 from farpipe.plan.in_flight import minimum_in_flight
 from farpipe.plan.lattice import Lattice
 from farpipe.plan.limits import breakdown_s
 from farpipe.plan.no_layout import why_no_replicas
+from farpipe.plan.orders import AUTO
 from farpipe.plan.partition import missing_bytes
 from farpipe.plan.plan import RunnerUp
 from farpipe.plan.search import quick_search
 from farpipe.spec import Job, Site
-from farpipe.units import format_bytes, format_change, format_seconds
+from farpipe.units import format_bytes, format_change, format_large, format_seconds
 
 MAX_RUNNERS_UP: Final = 8
 """Largest number of runners-up, besides the first of every order of sites."""
@@ -112,21 +113,30 @@ def _other_use(job: Job, best: Evaluated, evaluated: Sequence[Evaluated]) -> lis
     several = [e for e in evaluated if len(e.candidate.order) > 1]
     across, over = ([e for e in several if bool(e.candidate.layout.replica_sites) == is_it] for is_it in (True, False))
     told = []
-    if across and across[0] is not best:
-        told.append(
-            f"A replica at each of {', '.join(across[0].candidate.order)} instead, {_would_take(across[0], best)}"
-        )
+    if across and not best.candidate.layout.replica_sites:
+        told.append(f"Data parallelism across {across[0].candidate.where}: {_would_take(job, across[0], best)}")
     if over and best.candidate.layout.replica_sites:
-        told.append(f"A pipeline over {over[0].candidate.where} instead, {_would_take(over[0], best)}")
+        told.append(f"A pipeline over {over[0].candidate.where}: {_would_take(job, over[0], best)}")
     obstacle = why_no_replicas(job) if not across and len(list(job.used_sites())) > 1 else ""
     return told + [f"{obstacle[0].upper()}{obstacle[1:]}." for _ in (1,) if obstacle]
 
 
-def _would_take(other: Evaluated, best: Evaluated) -> str:
-    what = "exchanging gradients" if other.candidate.layout.replica_sites else "exchanging activations"
+def _would_take(job: Job, other: Evaluated, best: Evaluated) -> str:
+    """The step and the traffic of the `other` use of the sites, and what the plan sends, as counted for each.
+
+    A pipeline's bytes grow with the tokens of a step, those of gradients do not: somewhere they are equal.
+    """
     relation = format_change(other.step_s / best.step_s - 1)
-    seconds, size = format_seconds(other.step_s), format_bytes(max(other.inter_site_bytes.values()))
-    return f"{what}, would take at most {seconds} a step ({relation}): {size} over the busiest link."
+    taken = f"at most {format_seconds(other.step_s)} a step ({relation}); it sends {_sent(other)} between sites"
+    if len(best.candidate.order) == 1:
+        return f"{taken}."
+    sent = {bool(one.candidate.layout.replica_sites): sum(one.inter_site_bytes.values()) for one in (other, best)}
+    even = job.training.tokens_per_step * sent[True] / sent[False]
+    return f"{taken}, the plan {_sent(best)} (equal at {format_large(float(f'{even:.3g}'))} tokens a step)."
+
+
+def _sent(one: Evaluated) -> str:
+    return format_bytes(sum(one.inter_site_bytes.values()))
 
 
 MAX_SITES_IN_FULL: Final = 3
@@ -136,13 +146,17 @@ MAX_DEVICES: Final = 64
 """Largest factor by which the number of devices is changed."""
 MAX_MEMORY: Final = 64.0
 """Largest factor by which the memory of a device is changed."""
+_NONE_WORKS: Final = (
+    "none of the changes that were tried works alone: recomputation, ZeRO, microbatches, the batch, the schedule, each "
+    f"pin and all of them, {MAX_DEVICES} times the devices, {MAX_MEMORY:.0f} times the memory"
+)
 
 
 def explain_infeasible(job: Job, rejected: list[Rejected], costs: JobCosts) -> str:
     """The candidate that came nearest, what it lacks, and the first change, from small to large, that works."""
     nearest = min(rejected, key=lambda r: r.missing_bytes or math.inf)
     suggestion = next((name for name, changed in smallest_changes(job, costs) if _works(changed, costs)), None)
-    advice = f"smallest change that works: {suggestion}" if suggestion else "no single change of training or pins helps"
+    advice = f"smallest change that works: {suggestion}" if suggestion else _NONE_WORKS
     return f"no layout of this job works; nearest: {describe_shortfall(nearest)}\n{advice}"
 
 
@@ -212,11 +226,15 @@ def _lighter_training(job: Job) -> Iterator[tuple[str, Job]]:
         yield "training.zero = 1", with_training(job, zero=1)
     if training.microbatch_size not in (None, 1):
         yield "training.microbatch_size = 1", with_training(job, microbatch_size=1)
+    for batch in near_batches(job):
+        yield f"training.global_batch = {batch}", with_training(job, global_batch=batch)
 
 
 def _fewer_pins(job: Job) -> Iterator[tuple[str, Job]]:
     if job.schedule not in (None, "1f1b"):
         yield 'schedule.method = "1f1b"', job.model_copy(update={"schedule": "1f1b"})
+    if job.schedule not in (None, AUTO):
+        yield f'schedule.method = "{AUTO}"', job.model_copy(update={"schedule": None})
     for name in (
         "layers",
         "expert",

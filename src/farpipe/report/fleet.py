@@ -274,6 +274,7 @@ def _draw_money(axis: Any, outcome: FleetOutcome, outcomes: Sequence[FleetOutcom
     axis.plot([t / HOUR_S for t in grid_s], [figure / 1e3 for figure in usd], **style)
     axis.set_xlabel("hours")
     less = f", less what {outcomes[0].policy} has spent" if several else ""
+    less += "" if outcome.is_priced else " (no prices given)"
     _title(axis, f"rent, electricity and egress so far{less}, thousand USD")
 
 

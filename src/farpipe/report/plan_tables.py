@@ -1,13 +1,13 @@
 """Tables of a plan: stages, links, strategies, changes, runners-up, what its step is made of; and of a Pareto front."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from farpipe.cost import JobCosts
 from farpipe.plan import Plan
 from farpipe.plan.derivation import DerivedQuantity, stage_lines, step_lines
 from farpipe.plan.objective import Objective, is_known
-from farpipe.plan.plan import Change, Strategy
+from farpipe.plan.plan import Change, CostClass, Strategy
 from farpipe.plan.quote import Quote
 from farpipe.report.tables import TableView
 from farpipe.step import occupied_s
@@ -21,6 +21,15 @@ from farpipe.units import (
     format_seconds,
 )
 
+COST_WORDS: Final[dict[CostClass, str]] = {
+    "a setting": "a setting",
+    "other numbers": "numerics",
+    "a pin": "a pin of yours",
+    "another batch": "another batch",
+    "bandwidth": "bandwidth",
+    "devices": "devices",
+}
+"""Costs of changes in words."""
 SAME: Final = "same"
 """Name of training that does not differ from the job's."""
 
@@ -140,18 +149,29 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) ->
             str(one.num_devices),
             format_bytes(one.inter_site_bytes) if one.inter_site_bytes else "-",
             price(one),
-            one.limited_by,
+            bottleneck(one.limited_by),
             one.training or SAME,
         )
         for one in strategies
     ]
-    columns = ("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "limited by", "training")
+    columns = ("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "bottleneck", "training")
     chosen = next((index for index, one in enumerate(strategies) if one.same_training), None)
-    note = "Strategies whose training is not the same have other semantics: compare their losses before their speed."
+    note = "Rows not marked 'same' change the training: compare losses before speed."
+    shares = "In brackets: sequences of a step, where sites have different numbers." * any(
+        "(" in s.where for s in strategies
+    )
     differs = any(not one.same_training for one in strategies)
     numbers = frozenset({1, 2, 3, 4, 5})
     expendable = (4, 3, 2, 6) if any(row[5] != "-" for row in rows) else (5, 4, 3, 2, 6)
-    return TableView("Strategies", columns, tuple(rows), numbers, chosen, note if differs else "", expendable)
+    return TableView(
+        "Strategies",
+        columns,
+        tuple(rows),
+        numbers,
+        chosen,
+        " ".join(filter(None, [note * differs, shares])),
+        expendable,
+    )
 
 
 def price(one: Strategy) -> str:
@@ -169,16 +189,36 @@ def change_table(changes: Sequence[Change], *, is_rough: bool = False) -> TableV
             one.what,
             format_change(one.gain),
             format_about(one.step_s, is_rough=is_rough),
-            one.costs,
+            COST_WORDS[one.costs],
             one.training or SAME,
         )
         for one in changes
     )
     columns = ("change", "tokens/s", "step", "costs", "training")
-    note = "Each change is planned anew: layout, placement and order may be others."
+    note = "\n".join(["Each change is planned from scratch: layout, placement and order may differ.", *_marks(changes)])
     return TableView(
         "The cheapest changes that would help", columns, rows, frozenset({1, 2}), note=note, expendable=(2,)
     )
+
+
+def _marks(changes: Sequence[Change]) -> Iterator[str]:
+    """A sentence for each limit on what can run changed plans, with the changes that it is of."""
+    for why in filter(None, dict.fromkeys(map(only_by_export, changes))):
+        names = "; ".join(one.what for one in changes if only_by_export(one) == why)
+        yield f"{why[0].upper()}{why[1:]}: {names}."
+
+
+def only_by_export(change: Change) -> str:
+    """What can run the changed plan where farpipe's engine no longer can; else empty."""
+    if change.runs_on is None or "farpipe" in change.runs_on:
+        return ""
+    where = f"only by export to {' or '.join(change.runs_on)}" if change.runs_on else "nor by any export"
+    return f"not run by farpipe's engine yet, {where}"
+
+
+def bottleneck(limited_by: str) -> str:
+    """What limits a step, in the field's words."""
+    return limited_by.replace("computing", "compute")
 
 
 _NESTED = "   "

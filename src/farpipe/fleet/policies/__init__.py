@@ -29,6 +29,23 @@ POLICIES: Final[dict[str, Policy]] = {
     )
 }
 """Policies by their names."""
+ABOUT: Final[dict[str, str]] = {
+    "fcfs": "first come, first served; one site, else the fewest sites that don't stall; all wait for the first",
+    "easy": "fcfs, and later jobs go ahead where that does not delay the first (EASY backfilling)",
+    "sjf": "the shortest job first; what does not fit is skipped",
+    "srtf": "the shortest remaining time first; running jobs are stopped for shorter ones",
+    "las": "the job with the least service so far first; running jobs are stopped for it (Tiresias)",
+    "lcf": "first come; one site, the one with the cheapest electricity (baseline of BACE-Pipe)",
+    "ldf": "first come; one site, the one with most free devices (baseline of BACE-Pipe)",
+    "cr-lcf": "first come; across sites, the cheapest electricity per step (baseline of BACE-Pipe)",
+    "cr-ldf": "first come; across sites, the shortest step (baseline of BACE-Pipe)",
+    "single-region": "first come; one site only, the one with least to spare",
+    "random": "first come; any place; what does not fit is skipped",
+    "atlas": "first come; the largest free sites; what does not fit is skipped (Atlas)",
+    "bace": "work left and bandwidth needed set the order; paths that don't stall, the cheapest electricity first",
+    "farpipe": "least time left first; size and place by money and time; stops, moves, grows and shrinks running jobs",
+}
+"""What each policy does, in a line."""
 GONE: Final = {
     "oracle": "completion times and electricity were those of bace; take bace",
     "sailor": "it was cr-ldf whose queue does not wait for its first job, with the same figures; take cr-ldf",
@@ -47,4 +64,4 @@ def policy_of(name: str) -> Policy:
     return POLICIES[name]
 
 
-__all__ = ["POLICIES", "Decision", "Policy", "View", "policy_of"]
+__all__ = ["ABOUT", "POLICIES", "Decision", "Policy", "View", "policy_of"]
