@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from farpipe.errors import InputError
+from farpipe.interop.log_sizes import TELLING, Sizes, expect_same, sizes_in, sizes_of, sizes_of_plan
 from farpipe.interop.log_tables import has_times, is_table, steps_of_table
+from farpipe.plan import Plan
 from farpipe.spec import Job, Training
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -79,9 +81,11 @@ _NO_LOGS: Final = (".sh", ".slurm", ".sbatch", ".py", ".toml", ".yaml", ".yml", 
 """Endings of files that are settings, traces or lists."""
 _TELLING: Final = re.compile(
     "iteration|step|_size|batch size|num_layers|seq_length|sequence length|reserved|memory|MemAlloc|MLLOG|tflops"
-    "|it/s|s/it|device mesh|world size|SamplesPerSec"
+    "|it/s|s/it|device mesh|world size|SamplesPerSec|" + TELLING
 )
 """Words of which every line has one that any other pattern here finds."""
+_PLAN_NAME: Final = "plan.json"
+"""What a run of farpipe has beside its metrics."""
 MAX_LINE: Final = 100_000
 """Characters of a line that are read; the rest of a longer one is passed over."""
 _LAG: Final = 1
@@ -119,7 +123,7 @@ class StepLog:
     """Largest memory of any device that is told."""
     tflops: "array[float]" = field(default_factory=lambda: array("d"))
     """Rate per device by the framework's own count, 10^12 FLOP/s."""
-    facts: dict[str, int] = field(default_factory=dict)
+    facts: Sizes = field(default_factory=dict)
     """Sizes of the training that the log tells of, by key of the job; the last that it has."""
     num_devices: int | None = None
     """Devices that the log tells of."""
@@ -129,6 +133,11 @@ class StepLog:
     """Number at the end of a progress bar: that of the training is the largest."""
     block: tuple[float, float, float] | None = None
     """Samples, step and milliseconds at the start of a block of MLPerf's log."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """`facts` and the number of devices."""
+        return self.facts | ({"num_devices": self.num_devices} if self.num_devices else {})
 
     def add(self, framework: str, step: int, seconds: float) -> None:
         """Take in a step: one that falls back begins an attempt, one that is there already is another rank's."""
@@ -254,6 +263,7 @@ def _read_line(line: str, log: StepLog) -> None:
 
 
 def _read_facts(line: str, log: StepLog) -> None:
+    log.facts |= sizes_in(line)
     for key, (word, pattern) in _FACTS.items():
         if word in line and (match := pattern.search(line)):  # the word is found ten times as fast
             log.facts[key] = int(match[1])
@@ -265,19 +275,12 @@ def _read_facts(line: str, log: StepLog) -> None:
 
 def read_log_of(path: Path, job: Job) -> StepLog:
     """The steps of the log of `job` at `path`; InputError where it tells of another training."""
-    at = job.layout
-    degrees = (at.pipeline or 1) * (at.tensor or 1) * (at.context or 1) * (at.data or 1)
-    log = read_log(path, job.training, degrees if at.data else sum(site.num_devices for _, site in job.used_sites()))
-    _expect_same_training(log, job, str(path))
+    sizes = sizes_of(job)
+    log = read_log(path, job.training, sizes["num_devices"])
+    if log.framework == "farpipe" and (plan := path.with_name(_PLAN_NAME)).exists():
+        log.facts |= sizes_of_plan(Plan.load(plan))
+    expect_same(log.sizes, sizes, str(path))
     return log
-
-
-def _expect_same_training(log: StepLog, job: Job, source: str) -> None:
-    """InputError where the log tells of other sizes than the job has."""
-    for key, found in log.facts.items():
-        known = getattr(job.training if key in ("global_batch", "sequence_length") else job.model, key)
-        if found != known:
-            raise InputError(f"{source}: its {key} is {found}, the job's {known}: the log is of another training")
 
 
 def _read_seconds(line: str, log: StepLog) -> bool:
