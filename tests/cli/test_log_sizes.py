@@ -101,9 +101,8 @@ def test_replicas_and_shards_of_torchtitan_are_data():
     assert sizes_in(line) == {"tensor": 2, "pipeline": 2, "context": 1, "data": 8, "expert": 4}
 
 
-def test_the_trainer_of_transformers_tells_its_batch_and_model():
+def test_the_trainer_of_transformers_tells_its_batch():
     assert sizes_in("  Total train batch size (w. parallel, distributed & accumulation) = 32") == {"global_batch": 32}
-    assert sizes_in("  Number of trainable parameters = 8,030,261,248") == {"num_params": 8030261248}
 
 
 def check(farpipe, tmp_path, job, head):

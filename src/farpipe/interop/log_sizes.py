@@ -37,12 +37,12 @@ _FIRST_LINE: Final = re.compile(r"\b(tensor|pipeline|context|data|expert)-(?:mod
 _MESH: Final = re.compile(r"\b(pp|dp\w*|cp|tp|ep)=(\d+)")
 _NAMED_MESH: Final = re.compile(r"device mesh with [\[(]([^\])]*)[\])], [\[(]([\d, ]+)[\])]")
 _WHOLE: Final = (
-    ("num_params", re.compile(r"\bsize: ([\d,]+) total parameters|Number of trainable parameters = ([\d,]+)")),
+    ("num_params", re.compile(r"\bsize: ([\d,]+) total parameters")),
     ("global_batch", re.compile(r"Total train batch size \(w\. parallel.*\) = ([\d,]+)")),
 )
-"""torchtitan's model, the Trainer's model and batch."""
+"""torchtitan's model; the batch of transformers' Trainer, whose parameters may be those of a shard."""
 _BILLIONS: Final = re.compile(r"Total number of parameters in billions: ([\d.]+)")
-TELLING: Final = r"\.{3} |parallel[ -]size|total param|trainable param|in billions|Total train"
+TELLING: Final = r"\.{3} |parallel[ -]size|total param|in billions|Total train"
 """Words of which every line has one that has a size."""
 _PARAMS_APART: Final = 0.02
 """Share by which numbers of parameters may differ: logs count a padded vocabulary, and round."""
@@ -59,7 +59,7 @@ def sizes_in(line: str) -> Sizes:
         found |= _mesh(line)
     for key, pattern in _WHOLE:
         if match := pattern.search(line):
-            found[key] = int(next(filter(None, match.groups())).replace(",", ""))
+            found[key] = int(match[1].replace(",", ""))
     if match := _BILLIONS.search(line):
         found["num_params"] = round(float(match[1]) * 1e9)
     return found
