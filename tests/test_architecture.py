@@ -169,6 +169,42 @@ def test_planning_simulating_probing_and_launching_need_no_torch(modules):
     assert "torch" not in loaded_by(f"import {modules}")
 
 
+@cache
+def graph_of_imports():
+    """Who imports whom, inside functions too, but for checks of types."""
+    graph = networkx.DiGraph()
+    for name, path in MODULES.items():
+        graph.add_node(name)
+        tree = tree_of(path)
+        of_types = {
+            id(node)
+            for block in nodes_of(tree)
+            if isinstance(block, ast.If) and text_of(block.test) == "TYPE_CHECKING"
+            for node in ast.walk(block)
+        }
+        graph.add_edges_from((name, imported) for imported, node in imports(tree) if id(node) not in of_types)
+    return graph
+
+
+def all_imports_of(module):
+    """Every module that it may come to import."""
+    return networkx.descendants(graph_of_imports(), module)
+
+
+SAYS_NO_TORCH = sorted(name for name, path in MODULES.items() if re.search(r"(?i)\bno torch\b", path.read_text()))
+
+
+@pytest.mark.parametrize("module", SAYS_NO_TORCH)
+def test_a_module_that_says_that_it_needs_no_torch_never_imports_it(module):
+    """Nor by an import inside a function, nor by what it imports."""
+    assert not {name for name in all_imports_of(module) if name.partition(".")[0] in ("torch", "safetensors")}
+
+
+def test_only_the_engine_and_the_command_line_ever_import_torch():
+    rooms = {room_of(MODULES[name]) for name in networkx.ancestors(graph_of_imports(), "torch") if name in MODULES}
+    assert rooms <= {"runtime", "torch", "control", "run", "cli", "__main__"}
+
+
 BY_HAND = {(ast.BitAnd, "3"), (ast.BitAnd, "~3"), (ast.RShift, "2"), (ast.LShift, "2")}
 KINDS = {"kind", "kinds", *"FIWB"}
 

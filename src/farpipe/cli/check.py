@@ -59,15 +59,22 @@ class CheckOptions:
 @with_groups
 def check(options: CheckOptions) -> None:
     """Compare a training's own log with what farpipe predicts for it: step time, memory, where the seconds go."""
+    from farpipe.interop.log_sizes import OtherTrainingError, pinned_by
     from farpipe.report.page import write_report
 
     check_folder(options.html, keeping=(options.job, options.log))
-    job, steps, comparison = _compared(options)
+    try:
+        job, steps, comparison = _compared(options)
+    except OtherTrainingError as error:
+        if options.as_json:
+            other = {key: {"log": log, "job": job} for key, (log, job) in error.found.items()}
+            print_json({"format": "farpipe/check/1", "is_comparable": False, "differences": other})
+        raise
     if options.html is not None:
         write_report(_page(comparison, steps), options.html)
     _show(comparison, options)
     if options.calibrate is not None:
-        _write_calibrated(job, comparison.measured.step_s, options)
+        _write_calibrated(job, pinned_by(steps.sizes, job)[0], comparison.measured.step_s, options)
     if abs(comparison.error) > options.tolerance:
         raise ToleranceError(f"the prediction is {comparison.error:+.1%} off, outside {options.tolerance:.0%}")
 
@@ -106,8 +113,8 @@ def _show(comparison: "Comparison", options: CheckOptions) -> None:
         show_derivation(comparison.plan, comparison.costs, console())
 
 
-def _write_calibrated(job: "Job", step_s: float, options: CheckOptions) -> None:
-    """Write the job with devices as fast as the log says."""
+def _write_calibrated(job: "Job", ran: "Job", step_s: float, options: CheckOptions) -> None:
+    """Write the job with devices as fast as the log says, which is of the job `ran`, with the log's degrees."""
     from farpipe.interop.comparison import calibrated
 
     path = options.calibrate
@@ -115,7 +122,8 @@ def _write_calibrated(job: "Job", step_s: float, options: CheckOptions) -> None:
     expect_new(path)
     try:
         with status("calibrating"):
-            fitted, factor = calibrated(job, step_s)
+            fitted, factor = calibrated(ran, step_s)
+        fitted = fitted.model_copy(update={"layout": job.layout, "training": job.training})
     except ValueError as error:
         raise InputError(f"{options.log}: {error}") from None
     write_text(path, f"# Rates of the devices times {factor:.4g}, by {options.log.name}.\n{fitted.to_toml()}")

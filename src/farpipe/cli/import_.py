@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from farpipe.cli.options import AsJson, Output, pairs, with_groups
+from farpipe.cli.options import AsJson, Output, pairs, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
 from farpipe.errors import InputError, UsageError
 from farpipe.report.tables import FittedTable
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
     "Settings of a training: a script or options of Megatron-LM, YAML of Megatron-LM, NeMo or Accelerate, "
-    "TOML of torchtitan, JSON of DeepSpeed or Hugging Face; several files are joined. Outputs of iperf3, "
+    "TOML of torchtitan, JSON of DeepSpeed or Hugging Face; several files are joined. A job.toml gets a second site "
+    "(--second-site), or measurements of its link. Outputs of iperf3, "
     "ping, mtr, nccl-tests, perftest and qperf become the link, Slurm's nodes (scontrol, sinfo) and tasks of "
     "SkyPilot the sites; a trace of torch.profiler or nsys (SQLite) becomes a profile, those of a pipeline's "
     "ranks its timeline; a training's log its steps. Lists of jobs (sacct -P, Kueue, Volcano, SkyPilot, "
@@ -85,12 +86,13 @@ class ImportOptions:
 
 
 @with_groups
-def import_(options: ImportOptions) -> None:
+def import_(context: typer.Context, options: ImportOptions) -> None:
     """Read what other frameworks have: settings become a job.toml with the place of every value behind it.
 
     What was not understood is listed, and nothing is run or guessed in silence.
     """
     from farpipe.cli.import_lists import import_lists, import_log
+    from farpipe.interop.second_site import is_job
 
     form, files, output, as_json = options.form, options.files, options.output, options.as_json
     if form not in FORMATS.split(", "):
@@ -98,6 +100,13 @@ def import_(options: ImportOptions) -> None:
     if form == "auto" and (
         import_log(files, options.job, output, as_json) or import_lists(files, pairs(options.given), output, as_json)
     ):
+        return
+    if jobs := [file for file in files if is_job(file)]:
+        others = {"form": "--format", "device": "--device", "num_devices": "--num-devices", "given": "--set"}
+        refuse(
+            typed(context, **others), f"is for settings of others, and {jobs[0]} is a job of farpipe: change it there"
+        )
+        _import_job(jobs[0], [file for file in files if file != jobs[0]], options)
         return
     is_table = form == "auto" and files[0].suffix == ".csv"
     if is_table:
@@ -129,6 +138,39 @@ def _import_settings(options: ImportOptions) -> None:
     text, model = _job_text(draft, sites, link, options)
     _write_draft(draft, text, model, options)
     _report(draft, options.output)
+
+
+def _import_job(path: Path, files: list[Path], options: ImportOptions) -> None:
+    """Write or print a job with a second site, or with measurements in place of the figures of its link."""
+    from farpipe.interop.link_tests import with_measured_links
+    from farpipe.interop.second_site import with_second_site
+    from farpipe.spec import load_job
+    from farpipe.strict import parse_toml
+
+    job = load_job(path)
+    if options.second_site is not None:
+        settings, sites, mixed, link = _sorted(files, options.device)
+        if settings or sites:
+            raise UsageError(f"{files[0]}: beside a job only measurements of its link are read")
+        link |= {name: (text, f"--{name}") for name, text in options.link.items() if text}
+        text, notes = with_second_site(path, job, options.second_site, link)
+        notes += mixed
+    elif files:
+        refuse([f"--{name}" for name, text in options.link.items() if text], "is for --second-site")
+        job, units = with_measured_links(job, files)
+        text, notes = job.to_toml(), list(units)
+    else:
+        raise UsageError(f"{path}: is a job of farpipe; add --second-site N, or measurements of the link between sites")
+    if options.output is not None:
+        expect_new(options.output)
+        write_text(options.output, text)
+    if options.as_json:
+        found = {"framework": "farpipe", "job": parse_toml(text, "the job"), "assumed": notes}
+        print_json({"format": "farpipe/import/1", **found, "not_understood": [], "without_effect": []})
+    elif options.output is None:
+        typer.echo(text, nl=False)
+    for note in notes:
+        log(note)
 
 
 def _draft(settings: list[Path], notes: list[str], options: ImportOptions) -> "Draft":

@@ -98,6 +98,10 @@ def import_log(files: Sequence[Path], job: Path | None, output: Path | None, as_
     return True
 
 
+def _size(size: int | str) -> str:
+    return size if isinstance(size, str) else f"{size:,}"
+
+
 def _table(found: StepLog, steps: Measured) -> TableView:
     """Figures of the step, the training and its devices, by the log."""
     rows = [("step", format_seconds(steps.step_s), f"median of {steps.num_steps} steps, +- {steps.spread:.1%}")]
@@ -109,7 +113,6 @@ def _table(found: StepLog, steps: Measured) -> TableView:
     if found.tflops:
         middle = sorted(found.tflops)[len(found.tflops) // 2]
         rows.append(("rate", f"{middle:.0f} TFLOP/s", "per device, by the framework's count"))
-    sizes = found.facts | ({"num_devices": found.num_devices} if found.num_devices else {})
-    rows += [(name.replace("_", " "), f"{size:,}", "by the log") for name, size in sizes.items()]
+    rows += [(name.replace("_", " "), _size(size), "by the log") for name, size in found.sizes.items()]
     rows += [("note", "", note) for note in steps.notes]
     return TableView(f"Steps, by {found.framework}", ("", "measured", ""), tuple(rows), frozenset({1}))

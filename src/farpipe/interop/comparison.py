@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from farpipe.cost import JobCosts
 from farpipe.errors import FarpipeError, InfeasibleError
+from farpipe.interop.log_sizes import expect_same, pinned_by, sizes_of_plan
 from farpipe.interop.steady_steps import Measured
 from farpipe.interop.step_log import StepLog
 from farpipe.interop.trace_files import Trace, of_one_rank
@@ -78,6 +79,7 @@ class Comparison:
             "format": "farpipe/check/1",
             "measured_step_s": self.measured.step_s,
             "predicted_step_s": self.plan.prediction.step_s,
+            "is_comparable": True,
             "error": self.error,
             "num_steps": self.measured.num_steps,
             "spread": self.measured.spread,
@@ -93,9 +95,11 @@ def compare(
 ) -> Comparison:
     """The prediction of `job`, all of whose pins hold, beside what its log tells; `profiles` take the place of modelled
     times, which leaves nothing to suspect in them. `traces` of a pipeline's ranks give the measured Timeline."""
-    asked = job
+    asked, (job, pinned) = job, pinned_by(log.sizes, job)
     job, found, notes = _planned(job, profiles, log.memory_bytes)
     plan = found.plans[0]
+    expect_same(log.sizes, sizes_of_plan(plan), "the plan of this job")
+    notes = (*notes, *([f"left open in the job, and taken from the log: {pinned}"] if pinned else []))
     seconds = parts_of_step(plan, found.costs) | {"rest": measured.step_s - plan.prediction.step_s}
     suspects = () if profiles else _suspects(job, plan, measured)
     has_pipeline = plan.problem.num_ranks > 1 and not of_one_rank(traces)

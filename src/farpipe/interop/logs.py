@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from farpipe.errors import InputError
+from farpipe.interop.log_sizes import TELLING, expect_same, sizes_in, sizes_of, sizes_of_plan
 from farpipe.interop.log_tables import has_times, is_table, steps_of_table
 from farpipe.interop.step_log import OF_BARS, OF_BLOCKS, OF_EPOCHS, OF_MEANS, RATES, StepLog
+from farpipe.plan import Plan
 from farpipe.spec import Job, Training
 from farpipe.units import SECONDS
 
@@ -75,9 +77,11 @@ _NO_LOGS: Final = (".sh", ".slurm", ".sbatch", ".py", ".toml", ".yaml", ".yml", 
 """Endings of files that are settings, traces or lists."""
 _TELLING: Final = re.compile(
     "iteration|step|_size|batch size|num_layers|seq_length|sequence length|reserved|memory|MemAlloc|MLLOG|tflops"
-    "|it/s|s/it|device mesh|world size|SamplesPerSec"
+    "|it/s|s/it|device mesh|world size|SamplesPerSec|" + TELLING
 )
 """Words of which every line has one that any other pattern here finds."""
+_PLAN_NAME: Final = "plan.json"
+"""What a run of farpipe has beside its metrics."""
 MAX_LINE: Final = 100_000
 """Characters of a line that are read; the rest of a longer one is passed over."""
 
@@ -188,6 +192,7 @@ def _read_line(line: str, log: StepLog) -> None:
 
 
 def _read_facts(line: str, log: StepLog) -> None:
+    log.facts |= sizes_in(line)
     for key, (word, pattern) in _FACTS.items():
         if word in line and (match := pattern.search(line)):  # the word is found ten times as fast
             log.facts[key] = int(match[1])
@@ -199,19 +204,12 @@ def _read_facts(line: str, log: StepLog) -> None:
 
 def read_log_of(path: Path, job: Job) -> StepLog:
     """The steps of the log of `job` at `path`; InputError where it tells of another training."""
-    at = job.layout
-    degrees = (at.pipeline or 1) * (at.tensor or 1) * (at.context or 1) * (at.data or 1)
-    log = read_log(path, job.training, degrees if at.data else sum(site.num_devices for _, site in job.used_sites()))
-    _expect_same_training(log, job, str(path))
+    sizes = sizes_of(job)
+    log = read_log(path, job.training, sizes["num_devices"])
+    if log.framework == "farpipe" and (plan := path.with_name(_PLAN_NAME)).exists():
+        log.facts |= sizes_of_plan(Plan.load(plan))
+    expect_same(log.sizes, sizes, str(path))
     return log
-
-
-def _expect_same_training(log: StepLog, job: Job, source: str) -> None:
-    """InputError where the log tells of other sizes than the job has."""
-    for key, found in log.facts.items():
-        known = getattr(job.training if key in ("global_batch", "sequence_length") else job.model, key)
-        if found != known:
-            raise InputError(f"{source}: its {key} is {found}, the job's {known}: the log is of another training")
 
 
 def _read_seconds(line: str, log: StepLog) -> bool:

@@ -84,7 +84,7 @@ def log_data(log: StepLog, found: Measured) -> dict[str, Any]:
         "step_s": found.step_s,
         "num_steps": found.num_steps,
         "spread": found.spread,
-        "sizes": log.facts | ({"num_devices": log.num_devices} if log.num_devices else {}),
+        "sizes": log.sizes,
         "memory_bytes": log.memory_bytes,
         "tflops": float(np.median(log.tflops)) if log.tflops else None,
         "notes": list(found.notes),

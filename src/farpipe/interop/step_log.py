@@ -5,6 +5,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
+from farpipe.interop.log_sizes import Sizes
+
 OF_BARS: Final = "a progress bar (smoothed over some steps)"
 OF_BLOCKS: Final = "MLPerf (blocks)"
 OF_EPOCHS: Final = "Lightning's progress bar (mean over an epoch's batches so far)"
@@ -54,7 +56,7 @@ class StepLog:
     """Rates per device by the framework's own count, 10^12 FLOP/s, by the global batch of their line."""
     batch: int = 0
     """Global batch of the steps that count: the job's where the log has it, else the last; 0: not known."""
-    facts: dict[str, int] = field(default_factory=dict)
+    facts: Sizes = field(default_factory=dict)
     """Sizes of the training that the log tells of, by key of the job; the last that it has."""
     num_devices: int | None = None
     """Devices that the log tells of."""
@@ -66,6 +68,11 @@ class StepLog:
     """Number and consumed samples of the last step that tells them."""
     block: tuple[float, float, float] | None = None
     """Samples, step and milliseconds at the start of a block of MLPerf's log."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """`facts` and the number of devices."""
+        return self.facts | ({"num_devices": self.num_devices} if self.num_devices else {})
 
     def add(self, framework: str, step: int, seconds: float) -> None:
         """Take in a step: one that falls back begins an attempt, one that is there already is another rank's."""
