@@ -149,7 +149,7 @@ def _guessed(config: Config, path: Path) -> Model:
     """A plain decoder by the names that most configs have; what is special about it is left out."""
     text = _text(config)
     keys = Keys(text, str(path))
-    fields: Fields = {"name": keys.kind[:50], "guess": True}
+    fields: Fields = {"name": keys.kind[:50], "guess": True, "hugging_face": str(path.parent)}
     fields |= {ours: value for ours, theirs in (SHAPE | OPTIONAL).items() if (value := keys.take(*theirs)) is not None}
     fields |= {"ffn_hidden": fields.get("ffn_hidden") or 4 * keys.count(*SHAPE["hidden"])}
     for ours, theirs in SHAPE.items():

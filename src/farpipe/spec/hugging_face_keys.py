@@ -173,9 +173,15 @@ def mpt(keys: Keys) -> Fields:
         raise InputError(
             f"{keys.source}: attn_config.attn_type: {kind!r:.60} is not supported, only multihead_attention"
         )
-    hidden, ratio = keys.count(*SHAPE["hidden"]), keys.count("expansion_ratio", default=4)
     keys.take("learned_pos_emb", "no_bias", "embedding_fraction")
-    return {"ffn_hidden": hidden * ratio}
+    keys.expect({"expansion_ratio": 4})
+    return four_times(keys)
+
+
+def whole_heads(keys: Keys) -> Fields:
+    """Heads that are as wide as the model together, for a class whose output map is square."""
+    keys.expect({"head_dim": keys.count(*SHAPE["hidden"]) // max(1, keys.count(*SHAPE["num_heads"]))})
+    return {}
 
 
 def opt(keys: Keys) -> Fields:

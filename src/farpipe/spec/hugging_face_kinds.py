@@ -34,6 +34,7 @@ from farpipe.spec.hugging_face_keys import (
     one_key_head,
     opt,
     query_norm,
+    whole_heads,
     windows,
 )
 from farpipe.strict import nearest
@@ -102,7 +103,8 @@ KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("llama", "phi3", "hunyuan_v1_dense", "olmo", "granite", "hyperclovax"), Kind()),
     "hunyuan_v1_dense": Kind(_NORMED),
     **dict.fromkeys(("mistral", "ministral"), Kind(needs=(_KV, _WINDOW))),
-    **dict.fromkeys(("ministral3", "internlm3", "iquestcoder", "helium"), Kind(needs=(_KV, _HEAD))),
+    **dict.fromkeys(("ministral3", "internlm3", "iquestcoder"), Kind(needs=(_KV, _HEAD))),
+    "helium": Kind(needs=(_KV, _HEAD), more=(whole_heads,)),
     "qwen2": Kind(_QKV, needs=(_KV,)),
     "qwen3": Kind(_NORMED, needs=(_KV, _HEAD)),
     "smollm3": Kind(_TIED, needs=(_KV,)),
@@ -160,6 +162,17 @@ KINDS: Final[dict[str, Kind]] = {
     "youtu": Kind(_TIED, more=(latent,)),
 }
 """Kinds by ``model_type``."""
+_BEST_KNOWN: Final = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    "phi3",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v3",
+)
 
 
 def shape_fields(config: Config, source: str) -> Fields:
@@ -198,7 +211,7 @@ def _kind_of(keys: Keys) -> Kind:
         )
     raise InputError(
         f"{keys.source}: model_type: {keys.config.get('model_type')!r} is not supported{nearest(keys.kind, KINDS)}; "
-        f"farpipe reads {', '.join(KINDS)}"
+        f"farpipe reads {', '.join(_BEST_KNOWN)} and {len(KINDS) - len(_BEST_KNOWN)} more types"
     )
 
 
