@@ -173,7 +173,6 @@ def mpt(keys: Keys) -> Fields:
         raise InputError(
             f"{keys.source}: attn_config.attn_type: {kind!r:.60} is not supported, only multihead_attention"
         )
-    keys.take("learned_pos_emb", "no_bias", "embedding_fraction")
     keys.expect({"expansion_ratio": 4})
     return four_times(keys)
 

@@ -54,7 +54,7 @@ _HARMLESS: Final = re.compile(
     r"max_window_layers|(attention|embedding|residual|logits|key)_multiplier|query_pre_attn_scalar|is_decoder|"
     r"chunk_size_feed_forward|\w*ngram_size|(diversity|repetition|length)_penalty|parallel_attn|use_parallel_residual|"
     r"num_ln_in_parallel_attn|apply_residual_connection_post_layernorm|(input|post|use_post)_norm|ep_size|"
-    r"original_max_position_embeddings|qk_head_dim|do_layer_norm_before|init_device|norm_bias|lm_head_bias|"
+    r"original_max_position_embeddings|qk_head_dim|do_layer_norm_before|init_device|no_bias|embedding_fraction|learned_pos_emb|norm_bias|lm_head_bias|"
     r"attention_out_bias|layer_norm_elementwise_affine|moe_norm_min|layer_rope_theta|_?sliding_window_pattern|enable_moe_fp32_combine|max_seq_length|seq_length|router_\w+|scoring_func|"
     r"expert_selection_fn|unpadded_vocab_size|dim_model_base|num_nextn_predict_layers|num_mtp_layers|use_flash_attn\w*|flash_attn\w*|use_attn_mask\w*)$"
 )
