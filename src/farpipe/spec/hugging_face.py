@@ -47,7 +47,7 @@ _KINDS: Final[dict[bool, dict[str, Any]]] = {
 }
 """Config entries of the kind that a model is exported as, by `Model.qkv_bias`."""
 GUESSED: Final = " (guessed)"
-"""What the name of a guessed model ends with."""
+"""End of the name of a guessed model."""
 GUESS_HINT: Final = "[model] guess = true plans it as a plain decoder of its widths, and marks what follows as a guess"
 _THEIR_NORM_EPSILON: Final = 1e-6
 """The epsilon that transformers takes where a config says nothing."""

@@ -216,7 +216,9 @@ def mixture(dense: Dense | None = None, inner: str = "moe_intermediate_size", **
         shared = width * keys.count(*SHARED, default=0) or keys.count(*SHARED_WIDTH, default=0)
         experts = {ours: keys.count(*theirs) for ours, theirs in _EXPERTS.items()}
         experts |= {"ffn_hidden": width, "shared_ffn_hidden": shared, "num_dense_layers": num_dense} | more
-        return {"experts": experts, "ffn_hidden": keys.take(*SHAPE["ffn_hidden"], default=width)}
+        return {"experts": experts} | (
+            {} if num_dense else {"ffn_hidden": keys.take(*SHAPE["ffn_hidden"], default=width)}
+        )
 
     return read
 

@@ -73,7 +73,7 @@ _NOT_ALONE: Final = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What goes without saying in configs of one ``model_type``, and how the rest is read."""
+    """Meaning of configs of one ``model_type``: fields that go without saying, and readers of the rest."""
 
     fields: Fields = field(default_factory=dict)
     """Fields of a Model by their usual values for this kind."""
@@ -82,10 +82,10 @@ class Kind:
     only: Config = field(default_factory=dict)
     """Keys with the one value that is known."""
     more: tuple[Reader, ...] = ()
-    """What further fields are made from."""
+    """Readers of further fields."""
 
 
-_KV, _HEAD, _WINDOW = "num_key_value_heads", "head_dim", "sliding_window"
+_KV, _HEAD, _WINDOW, _RANK = "num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank"
 _TIED: Final = {"tied_embeddings": True}
 _QKV: Final = {"qkv_bias": True}
 _NORMED: Final = {"qk_norm": True}
@@ -94,7 +94,7 @@ _GPT: Final = {"gated_mlp": False, "norm": "layernorm", "bias": True}
 _LEARNED: Final = _GPT | {"positions": "learned", "tied_embeddings": True}
 _WHOLE: Final = mixture(inner="intermediate_size")
 _OF_DEEPSEEK: Final = Kind(
-    needs=("first_k_dense_replace", "n_shared_experts"),
+    needs=("first_k_dense_replace", "n_shared_experts", _RANK),
     only={"moe_layer_freq": 1, "attention_bias": False},
     more=(deepseek,),
 )
@@ -140,7 +140,8 @@ KINDS: Final[dict[str, Kind]] = {
     "qwen2_moe": Kind(_QKV, needs=(_KV, SHARED_WIDTH[0]), more=(mixture(dense_by_step),)),
     "qwen3_moe": Kind(_NORMED, needs=(_KV,), only={"attention_bias": False}, more=(mixture(dense_by_step),)),
     **dict.fromkeys(("olmoe", "flex_olmo"), Kind(_NORMED, more=(_WHOLE,))),
-    **dict.fromkeys(("granitemoe", "granitemoeshared", "aria_text"), Kind(more=(_WHOLE,))),
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), Kind(more=(_WHOLE,))),
+    "aria_text": Kind(needs=(SHARED[2],), more=(_WHOLE,)),
     "granitemoe_swa": Kind(needs=(_WINDOW,), more=(_WHOLE,)),
     "phimoe": Kind({"norm": "layernorm"}, needs=(_KV,), more=(_WHOLE,)),
     "minimax_m2": Kind(_NORMED, needs=(_KV, _HEAD), more=(mixture(inner="intermediate_size", router_bias=1),)),
@@ -157,9 +158,8 @@ KINDS: Final[dict[str, Kind]] = {
         more=(mixture(inner="intermediate_size", router_bias=1, expert_bias=True),),
     ),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _OF_DEEPSEEK),
-    **dict.fromkeys(("axk1", "glm4_moe_lite"), Kind(needs=("mlp_layer_types", SHARED[0]), more=(deepseek,))),
-    "minicpm3": Kind(_TIED, more=(latent,)),
-    "youtu": Kind(_TIED, more=(latent,)),
+    **dict.fromkeys(("axk1", "glm4_moe_lite"), Kind(needs=("mlp_layer_types", SHARED[0], _RANK), more=(deepseek,))),
+    **dict.fromkeys(("minicpm3", "youtu"), Kind(_TIED, needs=(_RANK,), more=(latent,))),
 }
 """Kinds by ``model_type``."""
 _BEST_KNOWN: Final = (
