@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from farpipe.errors import InputError
-from farpipe.spec import parse_job
+from farpipe.spec import hugging_face_count, parse_job
 from farpipe.spec.hugging_face import GUESS_HINT, read_config, read_model
 from farpipe.spec.hugging_face_count import INDEX_NAME, count_parameters
 from job_files import changed
@@ -49,6 +49,9 @@ def write(folder, config=CONFIG, header=None, index=None):
     return folder
 
 
+OF_TRANSFORMERS = hugging_face_count._of_transformers
+
+
 @pytest.fixture(autouse=True)
 def _no_class(monkeypatch):
     """Weights and index count here, unless a test says otherwise."""
@@ -77,6 +80,7 @@ def packed(kind, number):
         (None, tensors()),
         (None, tensors() | {"model.layers.1.self_attn.rotary_emb.inv_freq": ("F32", (5000,))}),
         (None, tensors(num_layers=3)),  # a module that predicts further tokens
+        (None, tensors() | {"mtp.layers.0.mlp.up_proj.weight": ("BF16", (999, 64))}),
         ({"quant_method": "fp8"}, packed("weight", ("F8_E4M3", 1))),
         ({"quant_method": "gptq", "bits": 4}, packed("qweight", ("I32", 8))),
         ({"quant_method": "awq", "bits": 8}, packed("qweight", ("I32", 4))),
@@ -173,3 +177,19 @@ def test_a_variant_that_is_not_known_is_told_how_to_be_guessed(tmp_path):
     with pytest.raises(InputError) as error:
         read_model(write(tmp_path, CONFIG | {"attn_layer_period": 8}))
     assert GUESS_HINT in str(error.value)
+
+
+@pytest.mark.parametrize("quantization", [{"bits": 4}, {"quant_method": "aqlm"}, "narrow"])
+def test_weights_of_a_format_that_is_not_known_count_nothing(quantization, tmp_path):
+    config = CONFIG | {"quantization_config": quantization}
+    assert read_model(write(tmp_path, config, {"a": ("I32", (7,))})).num_params == NUM_PARAMS
+
+
+@pytest.mark.slow
+def test_transformers_class_is_asked_once_for_each_config(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = json.dumps(CONFIG | {"quantization_config": {"quant_method": "fp8"}})
+    assert OF_TRANSFORMERS.__wrapped__(config) == NUM_PARAMS
+    monkeypatch.setattr(hugging_face_count, "_COUNTING", ("false",))
+    assert OF_TRANSFORMERS.__wrapped__(config) == NUM_PARAMS
+    assert OF_TRANSFORMERS.__wrapped__(json.dumps(UNKNOWN)) is None

@@ -9,6 +9,7 @@ from farpipe.catalog import model_names
 from farpipe.interop.megatron_names import settings_by_path, settings_of_tables
 from farpipe.interop.settings import Draft, Setting, Settings, as_count, as_flag
 from farpipe.spec.hugging_face import model_of_config
+from farpipe.spec.hugging_face_keys import MTP
 from farpipe.spec.model import Model
 
 _STAGES: Final = {"FULL_SHARD": 3, "1": 3, "SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0, "HYBRID_SHARD": 3}
@@ -68,6 +69,9 @@ def read_model_config(data: Mapping[str, Any], source: str) -> Draft:
     for key in sorted(model.model_fields_set, key=list(Model.model_fields).index):
         value = getattr(model, key)
         draft.put("model", key, value.model_dump() if hasattr(value, "model_dump") else value, Path(source).name)
+    draft.notes += [
+        f"{key}: {data[key]}: no module of multi-token prediction (mtp_num_layers)" for key in MTP if data.get(key)
+    ]
     return draft
 
 

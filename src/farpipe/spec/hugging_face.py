@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.spec.hugging_face_count import count_parameters, expect_count
+from farpipe.spec.hugging_face_count import count_parameters, expect_count, narrow_weights
 from farpipe.spec.hugging_face_keys import OPTIONAL, SHAPE, Config, Fields, Keys, mixture, windows
 from farpipe.spec.hugging_face_kinds import shape_fields
 from farpipe.spec.model import Model, RotaryScaling
@@ -95,8 +95,8 @@ def _checked(config: Config, path: Path, fields: Fields) -> Model:
 
 def quantization_of(folder: Path | str) -> str:
     """The format of narrow weights in `folder`, "" where they are plain; InputError where there is no config."""
-    table = _text(_read(Path(folder) / CONFIG_NAME)).get("quantization_config")
-    return str(table.get("quant_method", "unknown") if isinstance(table, Mapping) else table or "")
+    table = narrow_weights(_read(Path(folder) / CONFIG_NAME))
+    return str(table.get("quant_method", "few bits")) if table else ""
 
 
 def type_of(folder: Path | str) -> str:

@@ -33,6 +33,8 @@ SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_exper
 SHARED_WIDTH: Final = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _TOPK_METHODS: Final = {"deepseek_v2": "greedy"}
 """Method of the router where a config has no `topk_method`; else ``noaux_tc``, with a bias for every expert."""
+MTP: Final = ("num_nextn_predict_layers", "num_mtp_layers")
+"""Keys for modules of multi-token prediction, which transformers does not make."""
 LOCAL: Final = "sliding_attention"
 """Kind of a layer with a window in a config's `layer_types`."""
 _WHOLE_EVERY: Final = {"gpt_oss": 2, "gemma2": 2, "vaultgemma": 2, "gemma3_text": 6} | dict.fromkeys(
