@@ -225,10 +225,10 @@ def test_files_of_other_stages_need_not_be_there(tmp_path):
     ("changes", "message"),
     [
         (
-            {"model_type": "gpt2"},
-            "config.json: model_type: 'gpt2' is not supported; farpipe reads llama, mistral, qwen2, and to plan only",
+            {"model_type": "bert"},
+            "config.json: model_type: 'bert' is not supported; farpipe reads llama, mistral, qwen2, .* more types",
         ),
-        ({"sliding_window": 4096}, "sliding_window: 4096 is not supported, only None"),
+        ({"sliding_window": 4096}, "sliding_window: 4096 may say a shape that is not known of a llama"),
         ({"layer_types": ["mamba"]}, r"layer_types\[0\]: 'mamba' is not supported, only 'full_attention' and 'slid"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
@@ -243,7 +243,6 @@ def test_files_of_other_stages_need_not_be_there(tmp_path):
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported, only 'silu'"),
         ({"hidden_size": None}, "config.json: hidden"),
         ({"num_attention_heads": 5}, "head"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )
 def test_what_is_not_supported_is_refused(changes, message, tmp_path):
@@ -262,15 +261,22 @@ def test_what_transformers_computes_needs_no_description_of_ours(changes, tmp_pa
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     model = read_model(tmp_path / "m")
     assert (model.num_layers, model.hidden, model.hugging_face) == (3, 32, str(tmp_path / "m"))
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"quantization_config": {"bits": 4}}))
-    with pytest.raises(InputError, match="quantization_config"):
-        read_model(tmp_path / "m")
+    assert read_config(tmp_path / "m").model_type == config["model_type"]
+
+
+def test_narrow_weights_are_planned_but_not_read(tmp_path):
+    write_model(tmp_path / "m", CONFIGS["llama 2"])
+    narrow = {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIGS["llama 2"] | narrow))
+    assert read_model(tmp_path / "m").num_layers == 3
+    with pytest.raises(InputError, match=r"quantization_config: weights in fp8 can be planned, but not read"):
+        read_config(tmp_path / "m")
 
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 GEMMA = {
     "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
-    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144, "sliding_window": None,
 }  # fmt: skip
 
 

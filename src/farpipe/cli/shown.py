@@ -130,11 +130,11 @@ def _price(plan: Plan, num_tokens: float) -> str:
 
 
 def verdict_lines(plan: Plan, num_tokens: float | None = None) -> tuple[str, str]:
-    """The use of the sites and how much faster it is; the time and money it takes, and what limits it."""
+    """The use of the sites and how much faster it is; the model's size, time and money it takes, and what limits it."""
     use = plan.verdict or f"Use {plan.where}."
     limit = f" Bottleneck: {bottleneck(plan.limited_by)}." if plan.limited_by else ""
     model = plan.job.model
-    return f"{model.name}, {model.size_text}: {use[0].lower()}{use[1:]}", f"{cost_line(plan, num_tokens)}.{limit}"
+    return f"{model.name}: {use[0].lower()}{use[1:]}", f"{model.size_text}: {cost_line(plan, num_tokens)}.{limit}"
 
 
 def cheapest_gain(plan: Plan) -> str:

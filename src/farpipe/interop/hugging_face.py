@@ -11,6 +11,7 @@ from farpipe.interop.known_options import known_options
 from farpipe.interop.megatron_names import settings_of_tables
 from farpipe.interop.settings import Draft, Setting, Settings
 from farpipe.spec.hugging_face import model_of_config
+from farpipe.spec.hugging_face_keys import MTP
 from farpipe.spec.model import Model
 
 _STAGES: Final = {
@@ -46,6 +47,9 @@ def read_model_config(data: Mapping[str, Any], source: str) -> Draft:
     for key in sorted(model.model_fields_set, key=list(Model.model_fields).index):
         value = getattr(model, key)
         draft.put("model", key, value.model_dump() if hasattr(value, "model_dump") else value, Path(source).name)
+    draft.notes += [
+        f"{key}: {data[key]}: no module of multi-token prediction (mtp_num_layers)" for key in MTP if data.get(key)
+    ]
     return draft
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.spec.hugging_face_count import count_parameters, expect_count
+from farpipe.spec.hugging_face_count import count_parameters, expect_count, narrow_weights
 from farpipe.spec.hugging_face_keys import OPTIONAL, SHAPE, Config, Fields, Keys, mixture, windows
 from farpipe.spec.hugging_face_kinds import shape_fields
 from farpipe.spec.model import Model, RotaryScaling
@@ -47,7 +47,7 @@ _KINDS: Final[dict[bool, dict[str, Any]]] = {
 }
 """Config entries of the kind that a model is exported as, by `Model.qkv_bias`."""
 GUESSED: Final = " (guessed)"
-"""What the name of a guessed model ends with."""
+"""End of the name of a guessed model."""
 GUESS_HINT: Final = "[model] guess = true plans it as a plain decoder of its widths, and marks what follows as a guess"
 _THEIR_NORM_EPSILON: Final = 1e-6
 """The epsilon that transformers takes where a config says nothing."""
@@ -95,8 +95,8 @@ def _checked(config: Config, path: Path, fields: Fields) -> Model:
 
 def quantization_of(folder: Path | str) -> str:
     """The format of narrow weights in `folder`, "" where they are plain; InputError where there is no config."""
-    table = _text(_read(Path(folder) / CONFIG_NAME)).get("quantization_config")
-    return str(table.get("quant_method", "unknown") if isinstance(table, Mapping) else table or "")
+    table = narrow_weights(_read(Path(folder) / CONFIG_NAME))
+    return str(table.get("quant_method", "few bits")) if table else ""
 
 
 def type_of(folder: Path | str) -> str:
@@ -149,7 +149,7 @@ def _guessed(config: Config, path: Path) -> Model:
     """A plain decoder by the names that most configs have; what is special about it is left out."""
     text = _text(config)
     keys = Keys(text, str(path))
-    fields: Fields = {"name": keys.kind[:50], "guess": True}
+    fields: Fields = {"name": keys.kind[:50], "guess": True, "hugging_face": str(path.parent)}
     fields |= {ours: value for ours, theirs in (SHAPE | OPTIONAL).items() if (value := keys.take(*theirs)) is not None}
     fields |= {"ffn_hidden": fields.get("ffn_hidden") or 4 * keys.count(*SHAPE["hidden"])}
     for ours, theirs in SHAPE.items():

@@ -26,6 +26,7 @@ INDEX_NAME: Final = "model.safetensors.index.json"
 OLD_BUFFERS: Final = (r"rotary_emb\.inv_freq", r"attn\.(masked_)?bias$", r"attention\.(masked_)?bias$")
 """Names of tensors in older files that are computed today."""
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_FURTHER: Final = re.compile(r"(^|[._])mtp([._]|$)")
 _HEAD: Final = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 _SCALES: Final = re.compile(
     r"(scales?|scale_inv|scale_2|zeros|zero_point|g_idx|absmax|quant_map|quant_state\.\w+|weight_shape|SCB|weight_format)$"
@@ -51,12 +52,12 @@ def count_parameters(config: Mapping[str, Any], path: Path, model: Model) -> tup
     counts so; None where there is nothing to count by. Layers behind those of `model`, which predict further tokens,
     are left out."""
     folder = path.parent
-    index, quantization = _index(folder), config.get("quantization_config")
+    index, quantization = _index(folder), narrow_weights(config)
     names = sorted({*index["weight_map"].values()}) if index else [FILE_NAME]
     if _is_countable(quantization) and all((folder / name).is_file() for name in names):
         tensors = (tensor for name in names for tensor in _tensors(folder / name))
         return sum(_size(*one, quantization) for one in tensors if _is_counted(one[0], model)), "its weights have"
-    by_index = _by_index(index, config, model) if index and quantization is None else None
+    by_index = _by_index(index, config, model) if index and not quantization else None
     if by_index is not None and is_about(model.num_params, by_index):
         return by_index, "its index says"
     number = _of_transformers(json.dumps(config, sort_keys=True))
@@ -101,10 +102,15 @@ def _by_index(index: Mapping[str, Any], config: Mapping[str, Any], model: Model)
     return int(size / width) if isinstance(size, int | float) and size > 0 and width else None
 
 
-def _is_countable(quantization: Any) -> bool:
+def narrow_weights(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table of a config on weights of 8 or 4 bits; empty where they are plain."""
+    table = config.get("quantization_config") or config.get("compression_config") or {}
+    return table if isinstance(table, Mapping) else {"quant_method": str(table)}
+
+
+def _is_countable(quantization: Mapping[str, Any]) -> bool:
     """True if it is known how many parameters a tensor of these weights has."""
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-    return method is None or method in _PACKED
+    return not quantization or quantization.get("quant_method") in _PACKED
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, str, list[int]]]:
@@ -123,17 +129,17 @@ def _tensors(file: Path) -> Iterator[tuple[str, str, list[int]]]:
 def _is_counted(name: str, model: Model) -> bool:
     """True for the tensor of a layer that is planned, and for ends; a tied head is the embedding once more."""
     layer = _LAYER.search(name)
-    is_further = layer is not None and int(layer[1]) >= model.num_layers
+    is_further = _FURTHER.search(name) or (layer is not None and int(layer[1]) >= model.num_layers)
     is_old = any(re.search(old, name) for old in OLD_BUFFERS)
     return not (is_further or is_old or (model.tied_embeddings and _HEAD.search(name)))
 
 
-def _size(name: str, dtype: str, shape: list[int], quantization: Any) -> int:
+def _size(name: str, dtype: str, shape: list[int], quantization: Mapping[str, Any]) -> int:
     """Parameters in a tensor: its elements, or those that are packed in them."""
     number = 1
     for length in shape:
         number *= length
-    if not isinstance(quantization, Mapping):
+    if not quantization:
         return number
     if _SCALES.search(name):
         return 0

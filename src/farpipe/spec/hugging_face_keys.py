@@ -33,6 +33,8 @@ SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_exper
 SHARED_WIDTH: Final = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _TOPK_METHODS: Final = {"deepseek_v2": "greedy"}
 """Method of the router where a config has no `topk_method`; else ``noaux_tc``, with a bias for every expert."""
+MTP: Final = ("num_nextn_predict_layers", "num_mtp_layers")
+"""Keys for modules of multi-token prediction, which transformers does not make."""
 LOCAL: Final = "sliding_attention"
 """Kind of a layer with a window in a config's `layer_types`."""
 _WHOLE_EVERY: Final = {"gpt_oss": 2, "gemma2": 2, "vaultgemma": 2, "gemma3_text": 6} | dict.fromkeys(
@@ -173,9 +175,14 @@ def mpt(keys: Keys) -> Fields:
         raise InputError(
             f"{keys.source}: attn_config.attn_type: {kind!r:.60} is not supported, only multihead_attention"
         )
-    hidden, ratio = keys.count(*SHAPE["hidden"]), keys.count("expansion_ratio", default=4)
-    keys.take("learned_pos_emb", "no_bias", "embedding_fraction")
-    return {"ffn_hidden": hidden * ratio}
+    keys.expect({"expansion_ratio": 4})
+    return four_times(keys)
+
+
+def whole_heads(keys: Keys) -> Fields:
+    """Heads that are as wide as the model together, for a class whose output map is square."""
+    keys.expect({"head_dim": keys.count(*SHAPE["hidden"]) // max(1, keys.count(*SHAPE["num_heads"]))})
+    return {}
 
 
 def opt(keys: Keys) -> Fields:
@@ -211,7 +218,9 @@ def mixture(dense: Dense | None = None, inner: str = "moe_intermediate_size", **
         shared = width * keys.count(*SHARED, default=0) or keys.count(*SHARED_WIDTH, default=0)
         experts = {ours: keys.count(*theirs) for ours, theirs in _EXPERTS.items()}
         experts |= {"ffn_hidden": width, "shared_ffn_hidden": shared, "num_dense_layers": num_dense} | more
-        return {"experts": experts, "ffn_hidden": keys.take(*SHAPE["ffn_hidden"], default=width)}
+        return {"experts": experts} | (
+            {} if num_dense else {"ffn_hidden": keys.take(*SHAPE["ffn_hidden"], default=width)}
+        )
 
     return read
 

@@ -34,6 +34,7 @@ from farpipe.spec.hugging_face_keys import (
     one_key_head,
     opt,
     query_norm,
+    whole_heads,
     windows,
 )
 from farpipe.strict import nearest
@@ -53,7 +54,7 @@ _HARMLESS: Final = re.compile(
     r"max_window_layers|(attention|embedding|residual|logits|key)_multiplier|query_pre_attn_scalar|is_decoder|"
     r"chunk_size_feed_forward|\w*ngram_size|(diversity|repetition|length)_penalty|parallel_attn|use_parallel_residual|"
     r"num_ln_in_parallel_attn|apply_residual_connection_post_layernorm|(input|post|use_post)_norm|ep_size|"
-    r"original_max_position_embeddings|qk_head_dim|do_layer_norm_before|init_device|norm_bias|lm_head_bias|"
+    r"original_max_position_embeddings|qk_head_dim|do_layer_norm_before|init_device|no_bias|embedding_fraction|learned_pos_emb|norm_bias|lm_head_bias|"
     r"attention_out_bias|layer_norm_elementwise_affine|moe_norm_min|layer_rope_theta|_?sliding_window_pattern|enable_moe_fp32_combine|max_seq_length|seq_length|router_\w+|scoring_func|"
     r"expert_selection_fn|unpadded_vocab_size|dim_model_base|num_nextn_predict_layers|num_mtp_layers|use_flash_attn\w*|flash_attn\w*|use_attn_mask\w*)$"
 )
@@ -72,7 +73,7 @@ _NOT_ALONE: Final = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What goes without saying in configs of one ``model_type``, and how the rest is read."""
+    """Meaning of configs of one ``model_type``: fields that go without saying, and readers of the rest."""
 
     fields: Fields = field(default_factory=dict)
     """Fields of a Model by their usual values for this kind."""
@@ -81,10 +82,10 @@ class Kind:
     only: Config = field(default_factory=dict)
     """Keys with the one value that is known."""
     more: tuple[Reader, ...] = ()
-    """What further fields are made from."""
+    """Readers of further fields."""
 
 
-_KV, _HEAD, _WINDOW = "num_key_value_heads", "head_dim", "sliding_window"
+_KV, _HEAD, _WINDOW, _RANK = "num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank"
 _TIED: Final = {"tied_embeddings": True}
 _QKV: Final = {"qkv_bias": True}
 _NORMED: Final = {"qk_norm": True}
@@ -93,7 +94,7 @@ _GPT: Final = {"gated_mlp": False, "norm": "layernorm", "bias": True}
 _LEARNED: Final = _GPT | {"positions": "learned", "tied_embeddings": True}
 _WHOLE: Final = mixture(inner="intermediate_size")
 _OF_DEEPSEEK: Final = Kind(
-    needs=("first_k_dense_replace", "n_shared_experts"),
+    needs=("first_k_dense_replace", "n_shared_experts", _RANK),
     only={"moe_layer_freq": 1, "attention_bias": False},
     more=(deepseek,),
 )
@@ -102,7 +103,8 @@ KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("llama", "phi3", "hunyuan_v1_dense", "olmo", "granite", "hyperclovax"), Kind()),
     "hunyuan_v1_dense": Kind(_NORMED),
     **dict.fromkeys(("mistral", "ministral"), Kind(needs=(_KV, _WINDOW))),
-    **dict.fromkeys(("ministral3", "internlm3", "iquestcoder", "helium"), Kind(needs=(_KV, _HEAD))),
+    **dict.fromkeys(("ministral3", "internlm3", "iquestcoder"), Kind(needs=(_KV, _HEAD))),
+    "helium": Kind(needs=(_KV, _HEAD), more=(whole_heads,)),
     "qwen2": Kind(_QKV, needs=(_KV,)),
     "qwen3": Kind(_NORMED, needs=(_KV, _HEAD)),
     "smollm3": Kind(_TIED, needs=(_KV,)),
@@ -138,7 +140,8 @@ KINDS: Final[dict[str, Kind]] = {
     "qwen2_moe": Kind(_QKV, needs=(_KV, SHARED_WIDTH[0]), more=(mixture(dense_by_step),)),
     "qwen3_moe": Kind(_NORMED, needs=(_KV,), only={"attention_bias": False}, more=(mixture(dense_by_step),)),
     **dict.fromkeys(("olmoe", "flex_olmo"), Kind(_NORMED, more=(_WHOLE,))),
-    **dict.fromkeys(("granitemoe", "granitemoeshared", "aria_text"), Kind(more=(_WHOLE,))),
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), Kind(more=(_WHOLE,))),
+    "aria_text": Kind(needs=(SHARED[2],), more=(_WHOLE,)),
     "granitemoe_swa": Kind(needs=(_WINDOW,), more=(_WHOLE,)),
     "phimoe": Kind({"norm": "layernorm"}, needs=(_KV,), more=(_WHOLE,)),
     "minimax_m2": Kind(_NORMED, needs=(_KV, _HEAD), more=(mixture(inner="intermediate_size", router_bias=1),)),
@@ -155,11 +158,21 @@ KINDS: Final[dict[str, Kind]] = {
         more=(mixture(inner="intermediate_size", router_bias=1, expert_bias=True),),
     ),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _OF_DEEPSEEK),
-    **dict.fromkeys(("axk1", "glm4_moe_lite"), Kind(needs=("mlp_layer_types", SHARED[0]), more=(deepseek,))),
-    "minicpm3": Kind(_TIED, more=(latent,)),
-    "youtu": Kind(_TIED, more=(latent,)),
+    **dict.fromkeys(("axk1", "glm4_moe_lite"), Kind(needs=("mlp_layer_types", SHARED[0], _RANK), more=(deepseek,))),
+    **dict.fromkeys(("minicpm3", "youtu"), Kind(_TIED, needs=(_RANK,), more=(latent,))),
 }
 """Kinds by ``model_type``."""
+_BEST_KNOWN: Final = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    "phi3",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v3",
+)
 
 
 def shape_fields(config: Config, source: str) -> Fields:
@@ -198,7 +211,7 @@ def _kind_of(keys: Keys) -> Kind:
         )
     raise InputError(
         f"{keys.source}: model_type: {keys.config.get('model_type')!r} is not supported{nearest(keys.kind, KINDS)}; "
-        f"farpipe reads {', '.join(KINDS)}"
+        f"farpipe reads {', '.join(_BEST_KNOWN)} and {len(KINDS) - len(_BEST_KNOWN)} more types"
     )
 
 

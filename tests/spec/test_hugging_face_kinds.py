@@ -1,0 +1,202 @@
+"""Every kind of config against transformers' own class: within 1 % of its parameters, or refused by a name."""
+
+import json
+
+import pytest
+
+from farpipe.errors import InputError
+from farpipe.spec import Model
+from farpipe.spec.hugging_face import model_fields
+from farpipe.spec.hugging_face_count import TOLERANCE
+from farpipe.spec.hugging_face_kinds import KINDS, shape_fields
+
+transformers = pytest.importorskip("transformers")
+SMALL = {
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "ffn_hidden_size": 2048,
+    "ffn_dim": 1536,
+    "vocab_size": 1000,
+    "moe_topk": 2,
+    "max_position_embeddings": 128,
+    "moe_intermediate_size": 256,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "shared_expert_intermediate_size": 512,
+    "shared_intermediate_size": 0,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 96,
+    "qk_nope_head_dim": 48,
+    "v_head_dim": 48,
+    "qk_rope_head_dim": 16,
+    "word_embed_proj_dim": 512,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_layer_end_index": 3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Sizes of small models, by the names of transformers; norms and biases are below 1 % of their layers."""
+MADE = sorted(KINDS.keys() - {"kimi_k2"})
+"""Kinds that transformers has a class for."""
+
+
+def written(kind, **sizes):
+    """What a config.json of that kind holds."""
+    made = transformers.CONFIG_MAPPING[kind]
+    own = made().to_dict()
+    named = {made.attribute_map.get(name, name): size for name, size in sizes.items()}
+    return json.loads(
+        made(**{name: size for name, size in named.items() if name in own}).to_json_string(use_diff=False)
+    )
+
+
+def counted(config):
+    from farpipe.runtime.stages.count_parameters import count_parameters
+
+    return count_parameters(config)
+
+
+def is_right(config):
+    """True if the config is read as transformers makes it, or refused; None where transformers makes nothing of it."""
+    try:
+        fields = shape_fields(config, "config.json")
+        planned = Model.model_validate(fields).num_params
+    except (InputError, ValueError):
+        return True
+    try:
+        return abs(planned / counted(config) - 1) <= TOLERANCE
+    except Exception:
+        return None
+
+
+def test_types_that_are_not_known_are_refused_by_name():
+    """Encoders, encoders with decoders, vision, audio, state spaces: all that transformers has."""
+    for kind in transformers.CONFIG_MAPPING.keys() - KINDS.keys():
+        with pytest.raises(InputError, match=f"model_type: '{kind}' is not supported"):
+            shape_fields({"model_type": kind, "hidden_size": 8}, "config.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MADE)
+def test_default_configs_are_counted_as_transformers_makes_them(kind):
+    assert is_right(written(kind)) is not False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MADE)
+def test_a_kind_that_is_known_is_read(kind):
+    config = written(kind, **SMALL)
+    planned = Model.model_validate(shape_fields(config, "config.json")).num_params
+    assert planned == pytest.approx(counted(config), rel=TOLERANCE / 2)
+
+
+def variants(config):
+    """The config with each whole number doubled, each switch turned, and each key left out."""
+    for key, value in config.items():
+        if key.endswith("token_id") or key == "model_type":
+            continue
+        if isinstance(value, int):
+            yield key, config | {key: not value if isinstance(value, bool) else 2 * value or 2}
+        if key in SMALL or isinstance(value, bool | list):
+            yield f"{key} left out", {name: other for name, other in config.items() if name != key}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MADE)
+def test_no_variant_of_a_known_kind_is_read_as_another_model(kind):
+    wrong = [what for what, config in variants(written(kind, **SMALL)) if is_right(config) is False]
+    assert not wrong
+
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1536,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_experts", 8), ("num_local_experts", 8), ("moe_num_experts", 8), ("moe_layer_freq", 2),
+        ("multi_query", True), ("attn_layer_period", 8), ("mamba_d_state", 16), ("ssm_cfg", {"d_state": 16}),
+        ("hybrid_override_pattern", "M*-"), ("conv_L_cache", 3), ("kv_lora_rank", 64), ("sliding_window", 4096),
+        ("layer_types", ["linear_attention", "linear_attention", "linear_attention", "linear_attention"]),
+        ("num_shared_experts", 1), ("cross_attention_layers", [1]), ("ffn_dim_multiplier", 1.3),
+        ("vision_config", {"a": 1}), ("attention_type", "linear"), ("per_layer_head_counts", [8, 4]),
+        ("block_configs", [{}]), ("altup_num_inputs", 4), ("num_kv_shared_layers", 2), ("index_topk", 64),
+        ("intermediate_size_mlp", 64), ("mlp_bias", True), ("is_encoder_decoder", True),
+        ("add_cross_attention", True), ("is_causal", False), ("d_model", 256),
+        ("architectures", ["LlamaForSequenceClassification"]), ("use_bidirectional_attention", True),
+    ],
+)  # fmt: skip
+def test_a_key_that_says_another_shape_stops_and_is_named(key, value):
+    with pytest.raises(InputError, match=f"config.json: .*{key}"):
+        shape_fields(LLAMA | {key: value}, "config.json")
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"num_experts": None, "moe_layer_freq": 1, "multi_query": False, "pretraining_tp": 1, "pruned_heads": {}},
+        {"torch_dtype": "bfloat16", "rope_theta": 1e4, "initializer_range": 0.02, "attention_dropout": 0.0},
+        {"hidden_act": "silu", "num_labels": 2, "num_beams": 1, "num_return_sequences": 1, "is_decoder": False},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}, "auto_map": {"AutoConfig": "x"}, "head_dim": None},
+        {
+            "output_hidden_states": True,
+            "use_cache": True,
+            "bos_token_id": 1,
+            "unsloth_fixed": True,
+            "hidden_dropout": 0.1,
+        },
+    ],
+)
+def test_keys_that_change_nothing_stop_nothing(harmless):
+    assert shape_fields(LLAMA | harmless, "config.json") == shape_fields(LLAMA, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        ({"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+          "multi_query": True, "parallel_attn": True, "bias": False, "vocab_size": 65024}, 6.92),
+        ({"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+          "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_local_experts": 128,
+          "num_experts_per_tok": 8, "moe_intermediate_size": 768, "vocab_size": 151936}, 30.5),
+        ({"model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
+          "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "n_routed_experts": 128,
+          "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
+          "vocab_size": 151552, "attention_bias": True, "num_nextn_predict_layers": 1}, 106.9),
+        ({"model_type": "starcoder2", "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
+          "num_attention_heads": 24, "num_key_value_heads": 2, "vocab_size": 49152, "use_bias": True}, 3.03),
+    ],
+    ids=["falcon-7b", "qwen3-30b-a3b", "glm-4.5-air", "starcoder2-3b"],
+)  # fmt: skip
+def test_published_models_have_their_published_number_of_parameters(config, billions):
+    assert Model.model_validate(model_fields(config)).num_params / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_dense"),
+    [
+        ({}, 0),
+        ({"decoder_sparse_step": 2}, 24),
+        ({"mlp_only_layers": [0, 1, 2]}, 3),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, 25),
+    ],
+)
+def test_layers_without_experts_are_counted_by_step_and_by_list(changes, num_dense):
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 48,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64, "vocab_size": 1000,
+    }  # fmt: skip
+    assert shape_fields(config | changes, "config.json")["experts"]["num_dense_layers"] == num_dense
