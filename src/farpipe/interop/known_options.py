@@ -39,18 +39,18 @@ _OFF: Final = ("", "0", "0.0", "false", "none", "null", "no", "off", "[]", "{}",
 
 @dataclass(frozen=True)
 class KnownOptions:
-    """What is known of a framework's options besides those that its reader takes."""
+    """Knowledge of a framework's options beside those that its reader takes."""
 
     without_effect: frozenset[str]
     on_their_own: frozenset[str]
     """Names without effect, unless a table around them has a name that may say a shape."""
     changes: Mapping[str, str]
-    """What an option changes in a step, where it is on and farpipe does not plan it."""
+    """Changes of a step that farpipe does not plan, by the option that makes them where it is on."""
     defaults: Mapping[str, list[Any]]
     """Values that change nothing."""
 
     def kind(self, path: str, name: str, value: Any) -> Kind:
-        """What the option `name` at the dotted `path` of its file means for a step."""
+        """Meaning for a step of the option `name` at the dotted `path` of its file."""
         around, whole = path.split(".")[:-1], path.replace("-", "_")
         above = {".".join(whole.split(".")[:depth]) for depth in range(1, whole.count(".") + 2)}
         may_change = name in self.changes or not above.isdisjoint(self.changes)
@@ -68,7 +68,7 @@ class KnownOptions:
         return "shape" if says_shape(name) or _is_degree(name, value) or _is_kind(name, value) else "unknown"
 
     def change(self, path: str, name: str) -> str:
-        """What an option changes, in words."""
+        """Change that an option makes, in words."""
         places = (name, *(place for place in self.changes if f"{path}.".startswith(f"{place}.")))
         return next(self.changes[place] for place in places if place in self.changes)
 

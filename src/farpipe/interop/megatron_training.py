@@ -60,7 +60,7 @@ _OFF_CHANGES: Final = {
     "overlap_p2p_comm": "the pipeline's messages are waited for",
     "overlap_p2p_communication": "the pipeline's messages are waited for",
 }
-"""What changes in a step where a switch is off."""
+"""Changes of a step by the switch that makes them where it is off."""
 _PLAIN_OPTIMIZERS: Final = (
     *("adam", "adamw", "fused_adam", "distributed_fused_adam", "mcore_distributed_optim", "megatron_fused_adam"),
 )
