@@ -211,6 +211,30 @@ def test_wrong_arguments(arguments, code, words, imported, farpipe):
     assert words in done.stderr
 
 
+def test_an_option_that_may_say_a_shape_stops_the_import_until_it_is_accepted(farpipe, tmp_path):
+    script = SCRIPT.replace("--some-new-flag 7", "--moe-widths 7 --optimizer-cpu-offload")
+    (tmp_path / "x.sh").write_text(script)
+    stopped = farpipe("import", "x.sh", "-o", "job.toml")
+    assert (stopped.returncode, (tmp_path / "job.toml").exists()) == (3, False)
+    assert "--moe-widths, line 23: 7" in stopped.stderr
+    assert "--accept moe_widths" in stopped.stderr
+    assert farpipe("import", "x.sh", "--accept", "no-such").returncode == 2
+    done = farpipe("import", "x.sh", "--accept", "--moe-widths", "-o", "job.toml")
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0].startswith(
+        "Accepted, though not understood, and it may say a shape: --moe-widths"
+    )
+    assert "Not planned, though it changes a step: --optimizer-cpu-offload" in done.stderr.splitlines()[1]
+    assert "1 without effect on a step: --save, line 23" in done.stderr
+    first = (tmp_path / "job.toml").read_text().splitlines()[1:3]
+    assert [line.split(":")[0] for line in first] == [
+        "# Accepted, though not understood, and it may say a shape",
+        "# Not planned, though it changes a step",
+    ]
+    data = json.loads(farpipe("import", "x.sh", "--accept", "moe_widths", "--json").stdout)
+    assert (len(data["accepted"]), len(data["not_planned"])) == (1, 1)
+
+
 def test_what_is_missing_is_named_with_its_remedy(farpipe, tmp_path):
     (tmp_path / "x.sh").write_text("python pretrain.py --num-layers $N --hidden-size 64 --seq-length 8\n")
     done = farpipe("import", "x.sh")

@@ -369,3 +369,163 @@ def test_what_one_file_assumes_another_may_say(files):
     for paths in (files(a_yaml=model, b_yaml=machines), files(b_yaml=machines, a_yaml=model)):
         draft = read_draft(paths, "megatron")
         assert (draft.num_devices.value, draft.value("model", "vocab_size")) == (16, 151936)
+
+
+ARGUMENTS = {
+    "model_name_or_path": "gpt2", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 12,
+    "max_seq_length": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("degrees", "found"),
+    [
+        ({"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 2}, (2, 2, None, 4)),
+        ({"parallelism_config_dp_shard_size": 8, "parallelism_config_tp_size": 2}, (2, None, None, 8)),
+        ({"sp_size": 4}, (None, 4, "ulysses", 4)),
+        ({"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 8}, (None, None, None, 16)),
+        ({"tensor_parallel_size": 2, "context_parallel_size": 4}, (2, 4, None, 2)),
+        ({"megatron_lm_tp_degree": 2, "megatron_lm_num_micro_batches": 12}, (2, None, None, 8)),
+    ],
+)
+def test_degrees_of_accelerate_divide_the_devices_before_replicas_are_counted(degrees, found, files):
+    accelerate = {"num_processes": 16, "num_machines": 2, "parallelism_config": degrees}
+    draft = read_draft(files(acc_yaml=yaml.safe_dump(accelerate), args_yaml=yaml.safe_dump(ARGUMENTS)))
+    draft.expect_understood()
+    draft_of_devices(draft, None)
+    assert tuple(draft.value("layout", key) for key in ("tensor", "context", "context_exchange", "data")) == found
+    assert draft.value("training", "global_batch") == 12 * found[-1]
+
+
+def test_degrees_that_do_not_fit_the_devices_are_refused(files):
+    accelerate = {"num_processes": 16, "parallelism_config": {"tp_size": 2, "dp_shard_size": 4}}
+    draft = read_draft(files(acc_yaml=yaml.safe_dump(accelerate), args_yaml=yaml.safe_dump(ARGUMENTS)))
+    with pytest.raises(InputError, match=r"16 devices \(num_processes\) do not fit .+ = 2 x data = 4"):
+        draft_of_devices(draft, None)
+    with pytest.raises(InputError, match=r"12 devices .+ do not fit pipeline x tensor x context = 8"):
+        draft_of_devices(
+            read_draft(files(x_toml=TITAN.replace("tensor_parallel_degree = 2", "tensor_parallel_degree = 8"))), 12
+        )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"num_processes": 16}, {"num_processes": 8}),
+        ({"gradient_accumulation_steps": 12}, {"gradient_accumulation_steps": 6}),
+        ({"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 2}),
+        ({"max_seq_length": 512}, {"max_seq_length": 1024}),
+        ({"parallelism_config": {"tp_size": 2}}, {"tp_size": 4}),
+    ],
+)
+def test_two_files_with_two_values_are_refused_and_both_are_named(one, other, files):
+    texts = {f"{name}_yaml": yaml.safe_dump({"output_dir": "x"} | table) for name, table in (("a", one), ("b", other))}
+    with pytest.raises(InputError) as refused:
+        read_draft(files(**texts))
+    assert all(str(value) in str(refused.value) for table in (one, other) for value in _numbers(table))
+
+
+def _numbers(table):
+    return [number for value in table.values() for number in (_numbers(value) if isinstance(value, dict) else [value])]
+
+
+TEACHER = {"num_layers": 64, "hidden_size": 6144, "num_attention_heads": 48}
+STUDENT = {"num_layers": 28, "hidden_size": 2560, "num_attention_heads": 20}
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"teacher": TEACHER, "student": STUDENT},
+        {"policy": STUDENT, "draft": TEACHER, "trainer": {"devices": 8}},
+        {"model": {"language": STUDENT, "audio": TEACHER}},
+        {"model": {"num_layers": 4}, "again": {"encoder_num_layers": 5}},
+    ],
+)
+def test_two_values_as_deep_in_a_file_are_refused_and_both_are_named(tables, files):
+    with pytest.raises(InputError, match=r"two values for \w+: \d+ by [\w.]+, \d+ by [\w.]+; leave the one"):
+        read_draft(files(x_yaml=yaml.safe_dump(tables)), "megatron")
+
+
+def test_a_deeper_value_is_said_not_to_count(files):
+    tables = {"model": {**STUDENT, "aside": {"num_layers": 4}}}
+    draft = read_draft(files(x_yaml=yaml.safe_dump(tables)), "megatron")
+    assert draft.value("model", "num_layers") == 28
+    assert "model.num_layers: 28 counts, not model.aside.num_layers: 4" in draft.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {num_layers: 2}\nmodel: {num_layers: 3}\n", "model is there twice, on lines 1 and 2"),
+        ("trainer: {}\nmodel:\n  num_layers: 2\n  num_layers: 3\n", "num_layers is there twice, on lines 3 and 4"),
+        ("model: {num_layers: 2}\n---\nmodel: {num_layers: 3}\n", "2 documents"),
+    ],
+)
+def test_what_is_there_twice_in_yaml_is_refused(text, words, files):
+    with pytest.raises(InputError, match=words):
+        read_draft(files(x_yaml=text), "megatron")
+
+
+VARIABLES = """
+MODEL_ARGS:
+  --num-layers: {layers}
+  --hidden-size: 512
+  --seq-length: ${{SEQ:-1024}}
+  --data-path: $HOME/data
+"""
+
+
+@pytest.mark.parametrize("layers", ["${LAYERS}", "$LAYERS", "${LAYERS:-7}", "${oc.env:LAYERS}", "${oc.env:LAYERS,7}"])
+def test_variables_in_yaml_have_the_values_that_are_set(layers, files):
+    paths = files(x_yaml=VARIABLES.format(layers=layers))
+    draft = read_draft(paths, known={"LAYERS": "24", "UNHEARD": "3"})
+    assert [draft.value(*place) for place in (("model", "num_layers"), ("training", "sequence_length"))] == [24, 1024]
+    assert "SEQ is not set in the file; its default 1024 was taken" in draft.notes
+    assert [note for note in draft.notes if "--set" in note] == [
+        "--set UNHEARD was not used: no file takes a variable of this name from outside"
+    ]
+    alone = read_draft(paths)
+    if "7" in layers:
+        assert alone.value("model", "num_layers") == 7
+    else:
+        assert alone.unset == {"LAYERS"}
+        assert "model.num_layers" in alone.missing()
+
+
+def test_a_variable_that_a_script_sets_itself_is_not_taken_from_outside(files):
+    degrees = "--tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP"
+    script = f"TP=2\nPP=${{PP:-1}}\npython x.py --num-layers 4 {degrees}"
+    draft = read_draft(files(x_sh=script), known={"TP": "4", "PP": "2"})
+    assert (draft.value("layout", "tensor"), draft.value("layout", "pipeline")) == (2, 2)
+    assert [note for note in draft.notes if "--set" in note] == [
+        "--set TP was not used: no file takes a variable of this name from outside"
+    ]
+
+
+def test_an_option_that_is_there_twice_counts_as_the_framework_counts_it(files):
+    draft = read_draft(files(x_sh="python x.py --num-layers 4 --hidden-size 64 --num-layers 8 --hidden-size 64"))
+    assert draft.value("model", "num_layers") == 8
+    assert "--num-layers is there more than once: 4, then 8; the last one counts" in draft.notes
+    assert "--hidden-size is there" not in " ".join(draft.notes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 20",
+        "--pipeline-model-parallel-size 0",
+        "--pipeline-model-parallel-size 3 --num-layers-per-virtual-pipeline-stage 7",
+        "--tensor-model-parallel-size 0",
+        "--tensor-model-parallel-size -2",
+        "--context-parallel-size inf",
+        "--num-layers 0",
+        "--make-vocab-size-divisible-by 0 --vocab-size 100",
+        "--num-experts 8 --expert-model-parallel-size 0",
+        "--num-virtual-stages-per-pipeline-rank 0",
+    ],
+)
+def test_degrees_that_divide_nothing_are_refused_without_a_traceback(options, files):
+    words = f"python x.py --num-layers 40 --hidden-size 64 {options}"
+    with pytest.raises(InputError):
+        read_draft(files(x_sh=words)).expect_understood()

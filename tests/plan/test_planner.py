@@ -6,6 +6,7 @@ import pytest
 from farpipe.cost import JobCosts, PartTimes, Profile, model_shape
 from farpipe.errors import InfeasibleError, InputError, UsageError
 from farpipe.plan import Plan, make_plan, refine
+from farpipe.plan.changes import _ideas
 from farpipe.plan.evaluate import Evaluated, Rejected, evaluate
 from farpipe.plan.find_plans import reorder
 from farpipe.plan.orders import best_order, try_orders
@@ -344,3 +345,15 @@ def test_what_can_not_be_is_no_loser():
 def test_a_pinned_order_without_a_link_is_infeasible():
     with pytest.raises(InfeasibleError, match=r"layout\.sites: a > b needs a link from a to b"):
         make_plan(job([site("a"), site("b")], sites=("a", "b")))
+
+
+@pytest.mark.parametrize(("name", "lacks"), [("t4", True), ("v100-32gb", True), ("a100-80gb", False), ("mine", False)])
+def test_a_device_without_flash_attention_is_named_and_the_setting_is_not_advised(name, lacks):
+    places = [site("a", 1, on=device(name))]
+    said = make_plan(job(places)).advice
+    assert any(f"{name} has no FlashAttention 2" in text for text in said) is lacks
+    kept = job(places, training=TRAINING.model_copy(update={"flash_attention": False, "sequence_length": 8192}))
+    plan = make_plan(kept)
+    assert not any("has no FlashAttention 2" in text for text in plan.advice)
+    advised = [idea.what for idea in _ideas(kept, evaluate(kept, candidates(kept)[0], costs_of(kept)))]
+    assert ("training.flash_attention = true" in advised) is not lacks

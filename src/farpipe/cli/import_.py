@@ -309,7 +309,7 @@ def _link_data(link: "MeasuredLink") -> dict[str, Any]:
 
 
 def _report(draft: "Draft", output: Path | None) -> None:
-    """What makes the job another one; counts on stderr, and what was not understood where the file goes elsewhere."""
+    """Counts on stderr after the lines to be read first, and what was not understood where the file goes elsewhere."""
     for text in draft.warnings():
         log(text)
     for text in (*draft.notes, *draft.not_understood) if output is not None else ():

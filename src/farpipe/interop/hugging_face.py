@@ -87,6 +87,8 @@ def _trainer_sizes(settings: Settings, draft: Draft) -> None:
     sizes = ("per_device_train_batch_size", "micro_batch_size")
     each, steps = settings.first(sizes, as_size), settings.first(_ACCUMULATIONS, _size_or_auto)
     draft.put("training", "microbatch_size", each, settings.origin(*sizes))
+    if whole := settings.take("batch_size", as_size):  # of one device, in axolotl
+        draft.replica_batch = Setting(whole, settings.origin("batch_size"))
     if steps is not None:
         draft.accumulation = Setting(steps, settings.origin(*_ACCUMULATIONS))
     lengths = settings.first(_LENGTHS, as_count)
@@ -127,6 +129,7 @@ _SEQUENCES: Final = (*("parallelism_config_sp_size", "sp_size", "sequence_parall
 _DEGREES: Final = {
     "tensor": ("parallelism_config_tp_size", "tp_size", "tensor_parallel_size", "megatron_lm_tp_degree", "tp_degree"),
     "pipeline": ("megatron_lm_pp_degree", "pp_degree"),
+    "expert": ("expert_parallel_size", "ep_size"),
     "context": ("parallelism_config_cp_size", "cp_size", "context_parallel_size", *_SEQUENCES),
 }
 """Names of degrees in Accelerate, also of its plugin of Megatron-LM, transformers' `parallelism_config` and axolotl."""
@@ -157,6 +160,8 @@ def _trainer_devices(settings: Settings, draft: Draft) -> None:
         settings.change(name, _PARTLY)
 
 
+_STRATEGIES: Final = ("fsdp_sharding_strategy", "sharding_strategy", "fsdp_reshard_after_forward")
+"""Settings that may name FSDP's sharding strategy; the last one is a switch in its second version."""
 _PARTLY: Final = "state is divided among some of the replicas only"
 _IN_HOST_MEMORY: Final = "weights or the optimizer's state wait in the host's memory"
 
@@ -167,11 +172,11 @@ def _trainer_zero(settings: Settings, draft: Draft) -> None:
     sharded = 1 if settings.flag("megatron_lm_use_distributed_optimizer") else None
     stage = settings.take("zero_stage", as_count, _fsdp_stage(settings))
     draft.put("training", "zero", sharded if stage is None else stage, origin)
-    for name in ("fsdp_sharding_strategy", "fsdp"):
+    for name in (*_STRATEGIES, "fsdp"):
         words = settings.take(name, _words, "").upper().split()
         if "OFFLOAD" in words:
             settings.change(name, _IN_HOST_MEMORY)
-        if any("HYBRID" in word for word in words) or (name == "fsdp_sharding_strategy" and {*words} & {"4", "5"}):
+        if any("HYBRID" in word or word in ("4", "5") for word in words):
             settings.change(name, _PARTLY)
     if settings.flag("megatron_lm_sequence_parallelism"):
         draft.put("training", "sequence_parallel", value=True, origin="megatron_lm_sequence_parallelism")
@@ -215,7 +220,8 @@ def _kernels(settings: Settings, draft: Draft) -> None:
 
 def _fsdp_stage(settings: Settings) -> int | None:
     """Stage of ZeRO by the settings of FSDP: of Accelerate, of the Trainer (words), of its second version."""
-    strategy = settings.take("fsdp_sharding_strategy", str, "") or settings.take("fsdp", _words, "")
+    found = [settings.take(name, _words, "") for name in _STRATEGIES]
+    strategy = next((text for text in found if text), "") or settings.take("fsdp", _words, "")
     if stages := [_STAGES[word] for word in strategy.upper().split() if word in _STAGES]:
         return stages[0]
     if settings.take("fsdp_version", str, "") != "2":

@@ -12,11 +12,11 @@ Kind = Literal["without effect", "changes", "shape", "unknown"]
 _SHAPE: Final = frozenset(
     re.findall(
         r"\w+",
-        """size sizes hidden width dim dims dimension head heads layer layers expert experts moe attention attn mlp ffn
-        ff rank spec kv qk qkv latent mla mamba ssm hybrid pattern stage stages vocab vocabulary heterogeneous linear
-        conv window groups adapter mtp depth depths channels intermediate gqa mqa mha blocks glu geglu reglu swiglu tie
-        tied untie untied tying encoder decoder vision teacher student degree degrees router recurrent rnn rwkv
-        sparse""",
+        """size sizes hidden width widths d dim dims dimension dimensions head heads layer layers expert experts moe
+        attention attn mlp ffn ff rank spec kv qk qkv query latent mla mamba ssm hybrid pattern stage stages vocab
+        vocabulary heterogeneous linear conv window groups adapter mtp depth depths channel channels intermediate inner
+        gqa mqa mha blocks dense gated gating glu geglu reglu swiglu tie tied untie untied tying embd embed encoder
+        decoder vision teacher student degree degrees router recurrent rnn rwkv sparse""",
     )
 )
 """Words of an option that may say how large a model is, how it is built, or how it is divided."""
@@ -28,23 +28,29 @@ _DEGREE: Final = frozenset(
     )
 )
 """Words of an option that is a degree, or part of a batch, where its value is a number."""
+_KINDS: Final = frozenset(
+    ("mamba", "ssm", "hybrid", "rwkv", "moe", "gqa", "mqa", "mla", "swiglu", "geglu", "reglu", "glu", "multiquery")
+)
+"""Words of a value by which any option says how a model is built."""
+_LABELS: Final = frozenset(("name", "names", "dir", "path", "file", "id", "tag", "tags", "project", "title", "prefix"))
+"""Words of options whose values are any text."""
 _OFF: Final = ("", "0", "0.0", "false", "none", "null", "no", "off", "[]", "{}", "()")
 
 
 @dataclass(frozen=True)
 class KnownOptions:
-    """What is known of a framework's options besides those that its reader takes."""
+    """Knowledge of a framework's options beside those that its reader takes."""
 
     without_effect: frozenset[str]
     on_their_own: frozenset[str]
     """Names without effect, unless a table around them has a name that may say a shape."""
     changes: Mapping[str, str]
-    """What an option changes in a step, where it is on and farpipe does not plan it."""
+    """Changes of a step that farpipe does not plan, by the option that makes them where it is on."""
     defaults: Mapping[str, list[Any]]
     """Values that change nothing."""
 
     def kind(self, path: str, name: str, value: Any) -> Kind:
-        """What the option `name` at the dotted `path` of its file means for a step."""
+        """Meaning for a step of the option `name` at the dotted `path` of its file."""
         around, whole = path.split(".")[:-1], path.replace("-", "_")
         above = {".".join(whole.split(".")[:depth]) for depth in range(1, whole.count(".") + 2)}
         may_change = name in self.changes or not above.isdisjoint(self.changes)
@@ -59,10 +65,10 @@ class KnownOptions:
             return "shape"
         if name in self.on_their_own:
             return "without effect"
-        return "shape" if says_shape(name) or _is_degree(name, value) else "unknown"
+        return "shape" if says_shape(name) or _is_degree(name, value) or _is_kind(name, value) else "unknown"
 
     def change(self, path: str, name: str) -> str:
-        """What an option changes, in words."""
+        """Change that an option makes, in words."""
         places = (name, *(place for place in self.changes if f"{path}.".startswith(f"{place}.")))
         return next(self.changes[place] for place in places if place in self.changes)
 
@@ -75,6 +81,10 @@ def says_shape(name: str) -> bool:
 def _is_degree(name: str, value: Any) -> bool:
     number = re.fullmatch(r"\s*(\d+)(\.0*)?\s*", str(value))
     return bool({*_words(name)} & _DEGREE) and not isinstance(value, bool) and bool(number and int(number[1]) > 1)
+
+
+def _is_kind(name: str, value: Any) -> bool:
+    return isinstance(value, str) and not {*_words(name)} & _LABELS and bool({*_words(value.lower())} & _KINDS)
 
 
 def _words(name: str) -> list[str]:

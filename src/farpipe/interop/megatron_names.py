@@ -32,6 +32,7 @@ ALIASES: Final = {
     "ub_tp_comm_overlap": "tp_comm_overlap",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "use_custom_fsdp": "use_megatron_fsdp",
+    "ds_sequence_parallel_size": "context_parallel_size",
     "model_parallel_size": "tensor_model_parallel_size",
     "pipe_parallel_size": "pipeline_model_parallel_size",
     "pad_vocab_size_to": "padded_vocab_size",
@@ -163,7 +164,9 @@ def settings_of_tables(data: Any, source: str, aliases: Mapping[str, str] = ALIA
             name = _name_at(path, aliases)
             found = Setting(value, ".".join(path))
             first = settings.values.setdefault(name, found)
-            if str(first.value) != str(value):
+            if first.value is False and value is True and not first.origin.endswith(path[-1]):
+                settings.values[name] = found  # the switch by its other, later name
+            elif str(first.value) != str(value):
                 settings.rivals.setdefault(name, []).append(found)
             if path[-2:] == ("model", "_target_") and _OTHER_CLASS.search(str(value)):
                 settings.shapes["_target_"] = f"{found.origin}: {value}: {_OTHER_MODEL}"

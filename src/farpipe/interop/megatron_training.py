@@ -60,7 +60,7 @@ _OFF_CHANGES: Final = {
     "overlap_p2p_comm": "the pipeline's messages are waited for",
     "overlap_p2p_communication": "the pipeline's messages are waited for",
 }
-"""What changes in a step where a switch is off."""
+"""Changes of a step by the switch that makes them where it is off."""
 _PLAIN_OPTIMIZERS: Final = (
     *("adam", "adamw", "fused_adam", "distributed_fused_adam", "mcore_distributed_optim", "megatron_fused_adam"),
 )
@@ -160,7 +160,10 @@ def _recompute(settings: Settings, draft: Draft) -> None:
     if granularity is None and (settings.flag(old[0]) or settings.take(old[1]) is not None):
         granularity = "full"
     origin = settings.origin("recompute_granularity", "recompute_activations", *old)
-    if granularity == "full" and (method == "block" or num_layers > 1):
+    each = (draft.value("model", "num_layers") or 0) / draft.degree("pipeline")
+    if granularity == "full" and method == "block" and num_layers == 0:
+        granularity = None
+    elif granularity == "full" and (num_layers < each if method == "block" else num_layers > 1):
         settings.changes.append(
             f"{origin} full with --recompute-method {method} --recompute-num-layers {num_layers}: taken as every layer"
         )

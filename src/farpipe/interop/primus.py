@@ -28,33 +28,37 @@ def is_primus(data: Mapping[Any, Any]) -> bool:
 def read_primus(data: Mapping[Any, Any], path: Path, known: Mapping[str, str]) -> Draft:
     """The job of the settings at `path` over those that they build on; `known` has values for variables.
 
-    What is not understood in files of Primus itself, hundreds of defaults, is counted. InputError for a framework other
+    What is not understood of Primus' defaults, hundreds of them, is counted. InputError for a framework other
     than Megatron-LM, and where a file that is built on is not there.
     """
+    said = set[Any]()
     if "extends" in data:
-        own, found = {*data}, _extended(data, path, known)
+        found = _extended(data, path, known, said)
     else:
         module = next(one for one in _modules(data) if isinstance(one, Mapping) and "framework" in one)
-        own, found = {*(module.get("overrides") or ())}, _experiment(module, path, known)
+        found = _experiment(module, path, known, said)
     values = {key: _with_defaults(value, known) if isinstance(value, str) else value for key, value in found.items()}
     draft = read_tables_of_megatron(values, str(path), "Megatron-LM by Primus")
-    kept = [text for text in draft.not_understood if ": expected " in text or text.partition(":")[0] in own]
+    kept = [text for text in draft.not_understood if ": expected " in text or text.partition(":")[0] in said]
     if count := len(draft.not_understood) - len(kept):
         draft.notes.append(f"{count} settings of the files that it builds on were not understood; Primus' defaults")
     draft.not_understood = kept
+    draft.shapes = {name: text for name, text in draft.shapes.items() if text.partition(":")[0] in said}
     return draft
 
 
-def _experiment(module: Mapping[Any, Any], path: Path, known: Mapping[str, str]) -> dict[Any, Any]:
+def _experiment(module: Mapping[Any, Any], path: Path, known: Mapping[str, str], said: set[Any]) -> dict[Any, Any]:
     if module["framework"] != _FRAMEWORK:
         raise InputError(f"{path}: Primus' framework {module['framework']} is not read; {_FRAMEWORK} is")
     root = _configs(path)
-    bases = [(root / "modules", module.get("config")), (root / "models", module.get("model"))]
+    bases = [(root / "modules", module.get("config"), set[Any]()), (root / "models", module.get("model"), said)]
     found: dict[Any, Any] = {}
-    for folder, name in bases:
+    for folder, name, names in bases:
         if name is not None:
-            found |= _read(folder / _FRAMEWORK / _with_defaults(str(name), known), known)
-    return found | dict(module.get("overrides") or {})
+            found |= _read(folder / _FRAMEWORK / _with_defaults(str(name), known), known, names)
+    own = dict(module.get("overrides") or {})
+    said |= {*own}
+    return found | own
 
 
 def _modules(data: Mapping[Any, Any]) -> list[Any]:
@@ -72,7 +76,7 @@ def _configs(path: Path) -> Path:
     )
 
 
-def _read(path: Path, known: Mapping[str, str], depth: int = 0) -> dict[Any, Any]:
+def _read(path: Path, known: Mapping[str, str], said: set[Any], depth: int = 0) -> dict[Any, Any]:
     if depth > _MAX_DEPTH:
         raise InputError(f"{path}: extends itself")
     if not path.is_file():
@@ -80,15 +84,22 @@ def _read(path: Path, known: Mapping[str, str], depth: int = 0) -> dict[Any, Any
     data = next(iter(yaml_documents(read_text(path), str(path))), None) or {}
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected a table at the top")
-    return _extended(data, path, known, depth)
+    return _extended(data, path, known, said, depth)
 
 
-def _extended(data: Mapping[Any, Any], path: Path, known: Mapping[str, str], depth: int = 0) -> dict[Any, Any]:
-    """The table over those that it extends, the last of which goes before the others."""
+def _extended(
+    data: Mapping[Any, Any], path: Path, known: Mapping[str, str], said: set[Any], depth: int = 0
+) -> dict[Any, Any]:
+    """The table over those that it extends, the last of which goes before the others.
+
+    `said` gets the names that are no defaults of Primus: a file with these extends nothing, and others extend it.
+    """
+    if depth == 0 or data.get("extends"):
+        said |= {*data} - {"extends"}
     found: dict[Any, Any] = {}
     for name in data.get("extends") or ():
         base = path.parent / _with_defaults(str(name), known)
-        found |= _read(base, known, depth + 1)
+        found |= _read(base, known, said, depth + 1)
     return found | {key: value for key, value in data.items() if key != "extends"}
 
 

@@ -47,7 +47,7 @@ class Settings:
     changes: list[str] = field(default_factory=list)
     """Settings that change a step and are not planned."""
     shapes: dict[str, str] = field(default_factory=dict)
-    """What is not understood of the model's shape and of the degrees, in words, by the name of its setting."""
+    """Settings of the model's shape and of degrees that are not understood, in words, by their names."""
     rivals: dict[str, list[Setting]] = field(default_factory=dict)
     """Other values of a setting, deeper in the file or as deep; of these `take` has the first."""
     unset: set[str] = field(default_factory=set)
@@ -212,7 +212,7 @@ class Draft:
     shapes: dict[str, str] = field(default_factory=dict)
     """Settings that may say a shape or a degree and are not understood, in words, by their names."""
     accepted: list[str] = field(default_factory=list)
-    """Those of `shapes` without which the user accepts the job."""
+    """Settings that may say a shape, are not understood, and without which the user accepts the job, in words."""
     unreadable: list[str] = field(default_factory=list)
     """Keys that must not be left to a default, for their values stand in the file and can't be read."""
     unset: set[str] = field(default_factory=set)
@@ -314,7 +314,7 @@ class Draft:
             )
 
     def warnings(self) -> list[str]:
-        """What makes the job another one than the files describe: to be read first."""
+        """Lines to be read first: in what the job is another one than the files describe."""
         accepted = [f"Accepted, though not understood, and it may say a shape: {text}" for text in self.accepted]
         return accepted + [f"Not planned, though it changes a step: {text}" for text in self.changes]
 

@@ -12,7 +12,7 @@ from farpipe.plan.evaluate import Evaluated
 from farpipe.plan.plan import Change, CostClass
 from farpipe.plan.refinement import predicted, refined
 from farpipe.plan.search import Advance, quick_best
-from farpipe.spec import Cluster, Job, Pins, Site, SiteLink
+from farpipe.spec import Cluster, Job, Pins, Site, SiteLink, without_flash_attention
 from farpipe.step import occupied_s
 from farpipe.units import counted, format_rate
 
@@ -200,6 +200,8 @@ def _ideas(job: Job, best: Evaluated) -> Iterator[_Idea]:
 
 def _settings(job: Job) -> Iterator[_Idea]:
     for key, value, words in _BETTER:
+        if key == "flash_attention" and without_flash_attention(site.device for site in job.cluster.sites):
+            continue
         if getattr(job.training, key) != value and (key != "zero" or job.training.zero == 0):
             yield _Idea(words, with_training(job, **{key: value}), "a setting")
     if job.schedule is not None:

@@ -22,7 +22,7 @@ from farpipe.plan.strategies import LOCAL_STEPS, alike_at_identical_sites, strat
 from farpipe.plan.why_not import explain_infeasible, other_sites, runners_up, use_of_sites
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, FoundOrder, Progress
-from farpipe.spec import Job
+from farpipe.spec import Job, without_flash_attention
 from farpipe.units import format_percent
 
 MeasuredDevices = Sequence[Profile | ChunkProfile]
@@ -159,7 +159,14 @@ def _on_settings(job: Job) -> list[str]:
     """Settings that would save memory or time and that the user has pinned to off."""
     better = {"zero": "1", "sequence_parallel": "true"}
     off = [f"training.{key} = {value}" for key, value in better.items() if not getattr(job.training, key)]
-    return [f"Not used, as the job asks: {setting}." for setting in off]
+    lacking = without_flash_attention(site.device for site in job.cluster.sites) if job.training.flash_attention else ()
+    return [
+        *(f"Not used, as the job asks: {setting}." for setting in off),
+        *(
+            f"{device} has no FlashAttention 2; where attention keeps its scores, set training.flash_attention = false."
+            for device in lacking
+        ),
+    ]
 
 
 def _expect_kind(job: Job, profiles: MeasuredDevices) -> None:

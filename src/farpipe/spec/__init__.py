@@ -10,6 +10,7 @@ from farpipe.spec.cluster import (
     SiteLink,
     differing_keys,
     rack_share,
+    without_flash_attention,
 )
 from farpipe.spec.job import Job, Pins, Request
 from farpipe.spec.load import (
@@ -78,4 +79,5 @@ __all__ = [
     "preset_site",
     "rack_share",
     "recomputed_of",
+    "without_flash_attention",
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from farpipe.catalog import rack_sizes
+from farpipe.catalog import device_names, device_row, rack_sizes
 from farpipe.spec.part import (
     BytesPerSecond,
     Count,
@@ -99,6 +99,12 @@ def rack_share(device: str, num_devices: int) -> int | None:
     reached = rack_sizes().get(device.lower())
     most = max((size for size in range(1, (reached or 0) + 1) if num_devices % size == 0), default=0)
     return most if most > USUAL_MACHINE else None
+
+
+def without_flash_attention(devices: Iterable[Device]) -> list[str]:
+    """Names of those of `devices` that the catalogue has and for which FlashAttention 2 has no kernels."""
+    known = [device_row(name) for name in {device.name: None for device in devices} if name in device_names()]
+    return [row.name for row in known if not row.flash_attention]
 
 
 def _usual_machines(known: dict[str, Any]) -> int:
