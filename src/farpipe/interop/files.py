@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import inner, unknown_kind
+from farpipe.interop.cells import inner, shaped, unknown_kind
 from farpipe.interop.hugging_face import read_deepspeed, read_model_config, read_trainer
 from farpipe.interop.megatron import read_script_of_megatron, read_tables_of_megatron
 from farpipe.interop.megatron_names import is_megatron
@@ -62,7 +62,9 @@ def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, s
     """
     whole = None
     for path in paths:
-        draft = _read(read_text(path), path, form, dict(known or {}))
+        text = read_text(path)
+        with shaped(str(path), "settings of a training"):
+            draft = _read(text, path, form, dict(known or {}))
         whole = draft if whole is None else _joined(whole, draft)
     assert whole is not None, "at least one file"
     return whole
@@ -152,7 +154,8 @@ def draft_of_devices(draft: Draft, num_devices: int | None, device: str = "") ->
     if num_devices is not None:
         draft.num_devices = Setting(num_devices, "--num-devices")
         draft.tables["layout"].pop("data", None)
-    draft.settle()
+    with shaped(draft.form, "settings of a training"):
+        draft.settle()
     if draft.num_devices is not None and (inside := rack_share(device, draft.num_devices.value)):
         draft.num_devices_per_machine = Setting(inside, "NVLink reaches over a rack")
     return draft

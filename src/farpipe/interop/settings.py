@@ -65,7 +65,7 @@ class Settings:
             return True if kind is as_flag and found.origin.startswith("--") else default
         try:
             return kind(text)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, ArithmeticError):
             self._say(f"{found.origin}: expected {_NAMES.get(kind, 'another value')}, found {text!r:.60}")
             return default
 
