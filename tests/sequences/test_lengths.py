@@ -120,8 +120,8 @@ def test_tokens_without_ends_and_ends_that_go_back_are_refused(tmp_path):
     with pytest.raises(InputError, match="ascending"):
         read_lengths(tmp_path / "a.ends.npy")
     for name in ("a.npy", "a.bin", "a.idx"):
-        with pytest.raises(InputError, match="an array has no column 'length'"):
-            read_lengths(tmp_path / name, "length")
+        with pytest.raises(InputError, match="an array has no column 'size'"):
+            read_lengths(tmp_path / name, "size")
 
 
 @settings(deadline=None, max_examples=40)
@@ -143,3 +143,40 @@ def test_shares_beyond_a_length_are_those_of_a_count_by_hand(lengths):
         assert row.num_sequences == len(longer)
         assert row.token_share == pytest.approx(sum(longer) / sum(lengths))
         assert row.most_slices == max((-(-length // row.tokens) for length in longer), default=0)
+
+
+RNG = np.random.default_rng(0)
+TEXT = np.minimum(RNG.zipf(1.2, 20_000), 49_999)
+LENGTHS = np.clip(RNG.lognormal(6.5, 1.0, 20_000), 20, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("tokens.npy", RNG.integers(1, 50_000, 20_000).astype(np.uint16)),
+        ("part-0.npy", TEXT.astype(np.uint16)),
+        ("train.npy", TEXT.astype(np.int64)),
+        ("a.npy", RNG.integers(100, 128_000, 20_000).astype(np.uint32)),
+        ("val.npy", RNG.integers(100, 128_000, 20_000).astype(np.int32)),
+    ],
+)
+def test_an_array_that_looks_like_tokens_is_asked_about(name, array, tmp_path):
+    np.save(tmp_path / name, array)
+    with pytest.raises(InputError, match=r"or the tokens of a corpus.*--column length.*ends\.npy"):
+        read_lengths(tmp_path / name)
+    assert (read_lengths(tmp_path / name, "length") == array).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("a.npy", LENGTHS.astype(np.int64)),
+        ("a.npy", LENGTHS.astype(np.uint32)),
+        ("documents.npy", np.array([1, 2, 900], np.int64)),
+        ("train_lengths.npy", TEXT.astype(np.uint16)),
+        ("doc_lens.npy", RNG.integers(1, 50_000, 100).astype(np.uint16)),
+    ],
+)
+def test_an_array_of_lengths_is_one(name, array, tmp_path):
+    np.save(tmp_path / name, array)
+    assert (read_lengths(tmp_path / name) == array).all()

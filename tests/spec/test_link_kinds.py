@@ -69,7 +69,7 @@ def test_the_delay_follows_from_kilometres_of_fibre():
     [
         (["fibre_km = 10", 'latency = "1 ms"'], r"links.0.*\.latency: the latency follows from fibre_km"),
         (["fibre_km = -1"], "fibre_km: .*-1"),
-        (["fibre_km = 1e9"], "at most an hour"),
+        (["fibre_km = 1e9"], "half of the Earth"),
         (["fibre_km = 10", 'kind = "rmda"'], "kind"),
         (["fibre_km = 10", 'acknowledged = "source"'], "acknowledged: acknowledgements at the source need a window"),
         (["fibre_km = 10", 'kind = "rdma"', 'budget = "1 Gbit/s"'], 'budget: .*acknowledged = "source"'),
@@ -84,3 +84,8 @@ def test_the_delay_follows_from_kilometres_of_fibre():
 def test_keys_that_do_not_belong_together_are_named(lines, words):
     with pytest.raises(InputError, match=words):
         parse_job("\n".join([JOB, *lines]))
+
+
+def test_fibre_in_metres_is_refused():
+    with pytest.raises(InputError, match="half of the Earth's circumference"):
+        link(delay="fibre_km = 64300")

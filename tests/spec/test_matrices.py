@@ -165,3 +165,23 @@ def test_more_window_streams_or_nearness_never_slows_and_the_link_bounds_all(rat
     assert windowed_rate(rate, 2 * window, rtt, streams) >= found
     assert windowed_rate(rate, window, rtt, streams + 1) >= found
     assert windowed_rate(rate, window, rtt / 2, streams) >= found
+
+
+@pytest.mark.parametrize("column", ["rate_mbps", "rate_Mbit_s", "gbytes_per_s", "rate_GB/s", "MiBps", "kbit"])
+def test_a_column_of_another_unit_is_refused(column):
+    write("throughput.csv", f"src_region,dst_region,{column}", "x:one,x:two,5000", "x:two,x:one,4000")
+    with pytest.raises(InputError, match="throughputs are in Gbit/s"):
+        links(f'throughput_column = "{column}"')
+
+
+@pytest.mark.parametrize("column", ["rtt_s", "rtt_us", "rtt (s)", "rtt_seconds"])
+def test_round_trips_in_other_units_are_refused(column):
+    write("rtt.csv", f"src_region,dst_region,{column}", "x:one,x:two,0.1")
+    with pytest.raises(InputError, match="round trips in ms"):
+        links(f'rtt_column = "{column}"')
+
+
+@pytest.mark.parametrize("column", ["rate_gbit_s", "rate_Gbps", "Gbit/s", "gbits", "bandwidth", "hours_s_mean"])
+def test_other_names_of_a_column_are_taken(column):
+    write("throughput.csv", f"src_region,dst_region,{column}", "x:one,x:two,5", "x:two,x:one,4")
+    assert links(f'throughput_column = "{column}"')["here>there"].bandwidth_bytes_per_s == 5e9 / 8

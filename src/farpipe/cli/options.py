@@ -30,7 +30,8 @@ AllowPlaintext = Annotated[
     typer.Option("--allow-plaintext", help="Send without encryption: on a private network, or with --wan."),
 ]
 LengthColumn = Annotated[
-    str | None, typer.Option("--column", help="Column of a CSV, or key of JSON lines, that has the lengths.")
+    str | None,
+    typer.Option("--column", help="Column of a CSV, or key of JSON lines, that has the lengths; length: an array has."),
 ]
 DevicesPerStage = Annotated[
     int | None,

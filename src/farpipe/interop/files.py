@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from farpipe.catalog import device_row
 from farpipe.errors import InputError
-from farpipe.interop.cells import inner, unknown_kind
+from farpipe.interop.cells import inner, shaped, unknown_kind
 from farpipe.interop.deepspeed import is_neox, read_deepspeed, read_neox
 from farpipe.interop.hugging_face import read_model_config, read_trainer
 from farpipe.interop.interpolation import Given, with_variables
@@ -66,7 +66,9 @@ def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, s
     """
     whole, given = None, Given(known or {})
     for path in paths:
-        draft = _read(read_text(path), path, form, given)
+        text = read_text(path)
+        with shaped(str(path), "settings of a training"):
+            draft = _read(text, path, form, given)
         whole = draft if whole is None else _joined(whole, draft)
     assert whole is not None, "at least one file"
     whole.notes += [
@@ -195,7 +197,8 @@ def draft_of_devices(draft: Draft, num_devices: int | None, device: str = "") ->
     if num_devices is not None:
         draft.num_devices = Setting(num_devices, "--num-devices")
         draft.tables["layout"].pop("data", None)
-    draft.settle()
+    with shaped(draft.form, "settings of a training"):
+        draft.settle()
     said = draft.tables["training"].get("flash_attention")
     if _lacks_flash_attention(device) and (said is None or said.value):
         if said is not None and not said.is_open:

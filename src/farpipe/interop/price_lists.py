@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import head_of, number
+from farpipe.interop.cells import head_of, number, shaped
 from farpipe.strict import as_utc, read_csv
 
 _ZONES: Final = {
@@ -46,6 +46,11 @@ def read_prices(path: Path, given: Mapping[str, str]) -> tuple[Measure, list[Pri
     `given` has what a file leaves open: USD per unit of its currency (``EUR=1.08``) and ``carbon=direct`` or
     ``carbon=life-cycle`` (direct where it is not said). InputError names the place of what can't be read.
     """
+    with shaped(str(path), "a table of prices or carbon"):
+        return _read(path, given)
+
+
+def _read(path: Path, given: Mapping[str, str]) -> tuple[Measure, list[PricePoint]] | None:
     names = next(csv.reader(head_of(path).splitlines()[:1]), None) or [""]
     by_name = {name.lower(): name for name in names}
     price = next((by_name[name] for name in ("lmp", "spp") if name in by_name), None)

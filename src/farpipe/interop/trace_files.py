@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from farpipe.errors import InputError
+from farpipe.interop.cells import shaped
 
 _STEP: Final = "ProfilerStep#"
 _MARKS: Final = tuple(
@@ -92,7 +93,8 @@ def read_traces(path: Path) -> list[Trace]:
     try:
         with path.open("rb") as file:
             is_nsys = file.read(len(_SQLITE)) == _SQLITE
-        return _read_nsys(path) if is_nsys else [_read_kineto(path)]
+        with shaped(str(path), "a trace"):
+            return _read_nsys(path) if is_nsys else [_read_kineto(path)]
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
 

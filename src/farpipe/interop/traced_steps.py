@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
+from farpipe.interop.cells import shaped
 from farpipe.interop.trace_files import Span, Trace
 from farpipe.simulate import Timeline, simulate
 from farpipe.simulate.events import ACTION_DTYPE, makers, users
@@ -44,7 +45,8 @@ def timeline_of(traces: Sequence[Trace], problem: Problem, schedule: Schedule) -
     zero_s = min(trace.epoch_s for trace in traces)
     found: Stamps = {}
     for trace in traces:
-        _merge(found, _stamps(trace, trace.epoch_s - zero_s))
+        with shaped(trace.source, "a trace of a pipeline's rank"):
+            _merge(found, _stamps(trace, trace.epoch_s - zero_s))
     _expect_all(found, problem, [trace.source for trace in traces])
     num_steps = min(map(len, found.values()))
     order = simulate(problem, schedule)

@@ -14,6 +14,7 @@ from typing import Final
 
 from farpipe.cost import MeasuredPart, Profile, completed_profile
 from farpipe.errors import InputError
+from farpipe.interop.cells import shaped
 from farpipe.interop.trace_files import Span, Trace
 from farpipe.spec import Job
 
@@ -62,12 +63,14 @@ def profile_of(traces: Sequence[Trace], job: Job) -> tuple[Profile, tuple[str, .
         raise InputError(
             f"{traces[0].source}: the job has several devices, {device} and {others[0]}; a trace is of one"
         )
-    readers, left_out = _readers(traces, job)
+    with shaped(traces[0].source, "a trace of a training"):
+        readers, left_out = _readers(traces, job)
+        optimizers = [seconds for reader in readers if reader.is_whole and (seconds := reader.optimizer_s())]
     parts = {
         name: _median(one[name] for one in readers.values() if name in one) for name in ("layer", "embedding", "head")
     }
     profile = completed_profile(job, site, {name: part for name, part in parts.items() if part is not None})
-    if optimizers := [seconds for reader in readers if reader.is_whole and (seconds := reader.optimizer_s())]:
+    if optimizers:
         shares = (job.layout.data or 1) * (job.layout.context or 1) if job.training.zero else 1
         seconds = statistics.median(optimizers) / (job.model.num_params / shares)
         profile = profile.model_copy(update={"optimizer_s_per_param": seconds})

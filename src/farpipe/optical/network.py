@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
+from farpipe.spec.cluster import MAX_FIBRE_KM
 from farpipe.strict import expect_format, nearest, parse_json, read_csv, read_text
 
 FORMAT: Final = "farpipe/network/1"
 MAX_FIBRES: Final = 64
 """Parallel fibres of one edge."""
-MAX_KM: Final = 100_000.0
-"""Length of one edge: more than twice around the Earth."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,13 @@ def _edge(place: str, row: Mapping[str, Any]) -> Edge:
     fibres = number(place, "fibres", row.get("fibres", 1), least=1)
     if fibres != int(fibres) or fibres > MAX_FIBRES:
         raise InputError(f"{place}: fibres: expected a whole number from 1 to {MAX_FIBRES}, found {row['fibres']}")
-    return Edge(a, b, number(place, "km", row["km"], most=MAX_KM, exclusive=True), int(fibres))
+    km = number(place, "km", row["km"], exclusive=True)
+    if km > MAX_FIBRE_KM:
+        raise InputError(
+            f"{place}: km: {km:,g} km of fibre are more than half of the Earth's circumference ({MAX_FIBRE_KM:,g} km); "
+            "are the lengths metres? Give kilometres"
+        )
+    return Edge(a, b, km, int(fibres))
 
 
 def _expect_connected(network: Network) -> None:

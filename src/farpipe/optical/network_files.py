@@ -219,7 +219,10 @@ def _clean(name: str) -> str:
 
 def rows_of(source: str, edges: Iterable[tuple[Any, Any, float]]) -> list[tuple[str, dict[str, Any]]]:
     """Rows of `build_network`."""
-    return [(f"{source}: edge {index}", {"a": str(a), "b": str(b), "km": km}) for index, (a, b, km) in enumerate(edges)]
+    return [
+        (f"{source}: edge {index}, {a}-{b}", {"a": str(a), "b": str(b), "km": km})
+        for index, (a, b, km) in enumerate(edges)
+    ]
 
 
 def _of_xml(text: str, source: str) -> Graph:

@@ -22,6 +22,14 @@ MAX_SEQUENCES: Final = 1 << 26
 _COLUMNS: Final = ("length", "lengths", "tokens", "num_tokens", "token_count")
 _COUNTS: Final = ("count", "counts", "num_sequences")
 """Names of the second column of a histogram."""
+_FEW: Final = 256
+"""Numbers of which fewer tell too little by their sizes."""
+_TOKEN_NAMES: Final = ("token", "corpus", "train", "val", "input_ids", "text", "data")
+"""Words in the names of arrays of tokens."""
+_SPECIAL: Final = 3
+"""Largest number of a special token (padding, begin, end, unknown), and a length that hardly any document has."""
+_LONG: Final = 8192
+"""Half of the documents of a corpus are hardly longer; half of the numbers of its tokens often are larger."""
 ENDS: Final = ".ends.npy"
 """End of the name of the array with the ends of the documents of a file of tokens."""
 COUNTED: Final = ".counted.npy"
@@ -42,7 +50,8 @@ def read_lengths(path: Path | str, column: str | None = None) -> Ints:
     A CSV of two columns, lengths and counts, has each length so many times. An array ``NAME.ends.npy`` has the ends of
     documents. Tables are Parquet, Arrow and folders of `datasets`. Text may be compressed.
     `column` names the column of a CSV, JSON lines or a table; None: the only one that is called after lengths or
-    tokens. InputError names the line or row of what is no whole number from 1 on.
+    tokens. ``length`` says of an array that looks like tokens that it has lengths. InputError names the line or row of
+    what is no whole number from 1 on.
     """
     path = Path(path)
     if path.suffix in (".npy", ".bin", INDEX):
@@ -127,17 +136,36 @@ def _numbers_in(path: Path, name: str) -> Iterator[Ints]:
 
 
 def _read_array(path: Path, column: str | None) -> Ints:
-    if column is not None:
-        raise InputError(f"{path}: an array has no column {column!r}")
+    if column not in (None, *_COLUMNS[:2]):
+        raise InputError(f"{path}: an array has no column {column!r}; --column length says that it is one of lengths")
     array = _load(path)
     if path.name.endswith(ENDS):
         return _between(array, path)
+    if column is None and len(signs := _signs_of_tokens(array, path.name)) > 1:
+        raise InputError(
+            f"{path}: lengths of sequences, or the tokens of a corpus? {', '.join(signs)}. Lengths: say so with "
+            f"--column length. Tokens: put an array {path.with_suffix(ENDS).name} of the ends of documents beside them"
+        )
     if (wrong := _no_lengths(array)).size:
         raise InputError(
             f"{path}: entry {wrong[0]}: {_problem(int(array[wrong[0]]))}; tokens need an array "
             f"{path.with_suffix(ENDS).name} of the ends of documents beside them"
         )
     return array.astype(np.int64)
+
+
+def _signs_of_tokens(array: NDArray[np.integer], name: str) -> list[str]:
+    """What makes an array look like tokens rather than lengths, in words; nothing where its name says lengths."""
+    word = name.lower()
+    sample = array[: 1 << 20]
+    signs = {
+        f"its numbers are {array.dtype}, as tokens are kept": array.dtype in (np.uint16, np.uint32),
+        "its name speaks of tokens": any(one in word for one in _TOKEN_NAMES),
+        f"it has numbers up to {_SPECIAL}, as special tokens have": sample.size >= _FEW
+        and int(sample.min()) <= _SPECIAL,
+        f"half of its numbers are above {_LONG:,}": sample.size >= _FEW and float(np.median(sample)) > _LONG,
+    }
+    return [] if "len" in word else [sign for sign, is_there in signs.items() if is_there]
 
 
 def _no_lengths(numbers: NDArray[np.integer]) -> Ints:

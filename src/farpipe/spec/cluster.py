@@ -37,6 +37,8 @@ RDMA_WINDOW_BYTES: Final = 16e6
 """Default window of an RDMA queue between sites: 12.8 Gbit/s at 1000 km of fibre, as MatchRDMA reports."""
 SECONDS_PER_KM: Final = 4.9e-6
 """Delay of light in silica fibre: group index 1.468 / c = 4.9 us/km (ITU-T G.652 fibre)."""
+MAX_FIBRE_KM: Final = 20_038.0
+"""Half of the Earth's circumference: no fibre between two places need be longer."""
 SITE_RTT_S: Final = 20e-6
 """Round trip inside a site, from the sender to the switch that acknowledges."""
 

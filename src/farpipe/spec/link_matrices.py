@@ -1,5 +1,6 @@
 """[cluster.matrices]: links between all sites from measured tables, CSVs with a row per directed pair of regions."""
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import ceil
@@ -20,6 +21,11 @@ Matrix = dict[tuple[str, str], float]
 MAX_FIGURE: Final = 1e12
 BITS_PER_GBIT: Final = 1e9
 MS_PER_S: Final = 1e3
+_OTHER_UNITS: Final = re.compile(
+    r"(?i:[mkt]bit|[mkt]bps|byte)|[KMGT]i?B(?:_?ps|[/_]s)|"
+    r"(?<!bit_)(?<=[_ (])(?i:s|sec|secs|seconds|us|usec|ns|min)(?=\)?$)"
+)
+"""Units in the name of a column that are none of Gbit/s, ms and USD."""
 SOURCES: Final = ("src_region", "source", "src", "from")
 TARGETS: Final = ("dst_region", "target", "dst", "to")
 MAX_SITES: Final = 300
@@ -36,6 +42,10 @@ def read_matrix(path: Path | str, column: str, where: Mapping[str, str] | None =
     """
     names, rows = read_csv(path)
     source, target = (_one_of(names, known, path) for known in (SOURCES, TARGETS))
+    if (odd := _OTHER_UNITS.search(column)) is not None:
+        raise InputError(
+            f"{path}: line 1: column {column!r} seems to be in {odd[0]!r}: throughputs are in Gbit/s, round trips in ms"
+        )
     for name in (column, *(where or {})):
         if name not in names:
             raise InputError(f"{path}: line 1: there is no column {name!r}{nearest(name, names)}")

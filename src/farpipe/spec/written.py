@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from farpipe.catalog import DeviceRow, LinkRow, device_row, link_row, model_row, price_row
 from farpipe.errors import InputError
 from farpipe.spec.cluster import (
+    MAX_FIBRE_KM,
     RDMA_WINDOW_BYTES,
     SECONDS_PER_KM,
     SITE_RTT_S,
@@ -290,6 +291,11 @@ class WrittenLink(WrittenSpeed, Written):
             return self.speed()
         if self.latency is not None:
             raise fault("the latency follows from fibre_km: give one of the two", "latency")
+        if self.fibre_km > MAX_FIBRE_KM:
+            raise fault(
+                f"{self.fibre_km:,g} km are more than half of the Earth's circumference ({MAX_FIBRE_KM:,g}); metres?",
+                "fibre_km",
+            )
         latency_s = at_most_an_hour(self.fibre_km * SECONDS_PER_KM, f"{self.fibre_km:g} km")
         return self.model_copy(update={"latency": latency_s}).speed()
 
