@@ -78,9 +78,9 @@ def _marked_sites(plan: Plan) -> set[str]:
 
 
 def trust_note(plan: Plan) -> str:
-    """Meaning of `~`, and the range in which the step is expected; empty where all times are measured ones."""
+    """Meaning of `~`, and the range in which the step is expected, or why there is none."""
     if not plan.residual:
-        return ""
+        return "All times were measured (profiles): no range of errors of the cost model applies to the step."
     low, high = map(format_seconds, plan.step_range_s)
     if not plan.is_rough:
         error = format_percent(plan.residual)
