@@ -91,7 +91,8 @@ class LinkFigures:
             return ""
         return (
             f"{' and '.join(low)}: {self.num_streams} streams got less than half of what one got alone, "
-            f"{ATTEMPTS} times; one stream's rate is taken: measure again with more --seconds while neither machine does other work"
+            f"{ATTEMPTS} times; one stream's rate is taken. Measure again with more --seconds while neither machine "
+            "does other work"
         )
 
     def to_data(self) -> dict[str, Any]:
