@@ -71,8 +71,8 @@ def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
         server.close()
     written = load_cluster(cluster)
     there, back = written.link("zurich", "lugano"), written.link("lugano", "zurich")
-    assert there.bandwidth_bytes_per_s == pytest.approx(found["streams_there"], rel=1e-3)
-    assert back.bandwidth_bytes_per_s == pytest.approx(found["streams_back"], rel=1e-3)
+    assert there.bandwidth_bytes_per_s == pytest.approx(found["there"], rel=1e-3)
+    assert back.bandwidth_bytes_per_s == pytest.approx(found["back"], rel=1e-3)
     assert there.latency_s == back.latency_s == pytest.approx(found["round_trip_s"] / 2, rel=1e-3)
     assert cluster.read_text().startswith("# measured by us")
 

@@ -6,6 +6,7 @@ import pytest
 
 from cost_jobs import A100, gpt, layout, placed, site, step, training
 from farpipe.cost import PartTimes, Profile, model_shape, stage_cost
+from farpipe.cost.profile import MEASURABLE
 from farpipe.cost.stage import stage_params
 from farpipe.errors import InputError
 from farpipe.spec import Cluster
@@ -112,6 +113,12 @@ def test_a_profile_of_one_device_says_nothing_about_tensor_parallelism():
         ({"action_overhead_s": -1.0}, "action_overhead_s: must be at least 0"),
         ({"layer": {"forward_s": 1.0}}, "layer.input_grad_s: missing"),
         ({"format": "farpipe/profile/2"}, "expected 'farpipe/profile/1'"),
+        *(
+            ({part: profile().model_dump()[part] | {key: value}}, rf"{part}\.{key}: .*can't have been measured")
+            for part, keys in MEASURABLE.items()
+            for key in keys
+            for value in (0.0, 1e6)
+        ),
     ],
 )
 def test_a_bad_file_is_an_error_that_names_the_place(change, message):

@@ -175,9 +175,10 @@ def test_jobs_known_by_their_duration_are_said_to_run_at_one_site(files):
 
 def test_comparing_policies_ends_with_who_wins_by_how_much_and_over_what(files):
     every = ("rent", "electricity")
-    shown = run_fleet(files, every, "compare", "--policies", "fcfs,sjf,easy", other=every).replace("\n", " ")
-    assert "Over 3 jobs in 2 h" in shown
-    assert "has the least mean completion time" in shown
+    policies, jobs = "fcfs,sjf,easy", TIMED + "four,30,60,4\n"
+    shown = run_fleet(files, every, "compare", "--policies", policies, jobs=jobs, other=every).replace("\n", " ")
+    assert "Over 4 jobs in 2 h" in shown
+    assert "sjf, easy tie for the least mean completion time" in shown
     assert re.search(
         r"\(next: fcfs, \+\d+\.\d %\); money \(rent, electricity\) is a tie \(\$[\d.]+, all within 1 %\)", shown
     )

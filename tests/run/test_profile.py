@@ -8,7 +8,7 @@ import pytest
 
 from farpipe.cost import busy_notes
 from farpipe.cost.profile import PartTimes, Profile
-from farpipe.errors import InputError
+from farpipe.errors import InputError, RunError
 from farpipe.run.profile import StackTimes, part_times, profile
 from farpipe.spec import Model, Training
 
@@ -40,20 +40,56 @@ def test_the_times_of_the_parts_are_differences_of_stacks():
         "layer": PartTimes(forward_s=2, input_grad_s=3, weight_grad_s=1),
         "head": PartTimes(forward_s=8, input_grad_s=12, weight_grad_s=4),
         "action_overhead_s": 0.5,
+        "at_most": (),
     }
 
 
-def test_noise_never_makes_a_time_negative():
-    same = stack_times(1)
-    stacks = StackTimes(
-        one_layer=same,
-        three_layers=stack_times(0),
-        embedding_and_layer=stack_times(0),
-        layer_and_head=same,
-        optimizer_s_per_param=1e-9,
-        cpu_share=1.0,
-    )
-    assert part_times([stacks])["layer"] == PartTimes(forward_s=0, input_grad_s=0, weight_grad_s=0)
+def stacks(**noise):
+    """Stacks of which those in `noise` come out shorter or longer by a factor."""
+    times = {
+        "one_layer": stack_times(1),
+        "three_layers": stack_times(3),
+        "embedding_and_layer": stack_times(1, embedding=1),
+        "layer_and_head": stack_times(1, head=1),
+    }
+    for name, factor in noise.items():
+        times[name] = {kind: seconds * factor for kind, seconds in times[name].items()}
+    return StackTimes(**times, optimizer_s_per_param=1e-9, cpu_share=1.0)
+
+
+HIDDEN = [("three_layers", "layer"), ("embedding_and_layer", "embedding"), ("layer_and_head", "head")]
+
+
+@pytest.mark.parametrize(("stack", "part"), HIDDEN)
+def test_what_noise_hides_is_named_and_neither_zero_nor_negative(stack, part):
+    found = part_times([stacks(**{stack: 0.1})])
+    assert {name.partition(".")[0] for name in found["at_most"]} == {part}
+    assert all(seconds > 0 for seconds in found[part].model_dump().values())
+
+
+@pytest.mark.parametrize(("stack", "part"), HIDDEN)
+def test_what_noise_hides_is_measured_again_and_a_layer_of_no_time_is_refused(monkeypatch, stack, part):
+    asked = []
+
+    def measured(noise):
+        def measure(request, num_processes):
+            asked.append(request.seconds)
+            return [(stacks(**{stack: 0.1}) if noise else stacks()).model_dump()]
+
+        return measure
+
+    monkeypatch.setattr("farpipe.run.profile.measure", measured(noise=False))
+    assert profile(model(32), TRAINING, "here", seconds=3.0).at_most == ()
+    assert asked == [3.0]
+    monkeypatch.setattr("farpipe.run.profile.measure", measured(noise=True))
+    if part == "embedding":
+        found = profile(model(32), TRAINING, "here", seconds=3.0)
+        assert "embedding.forward_s" in "".join(busy_notes([found]))
+        assert Profile.from_json(found.to_json()) == found
+    else:
+        with pytest.raises(RunError, match=rf"nothing was written: {part}\.forward_s.* came out as 0 s or less"):
+            profile(model(32), TRAINING, "here", seconds=3.0)
+    assert asked[1:] == [3.0, 6.0]
 
 
 @pytest.mark.slow

@@ -46,6 +46,56 @@ def test_both_directions_are_measured(server):
     assert said(server, "measuring for 127.0.0.1")
 
 
+class Rates:
+    """Rates of measurements, in Mbit/s, by number of streams and direction; each is taken once, the last one again."""
+
+    def __init__(self, monkeypatch, one, several):
+        self.left = {1: list(one), 8: list(several)}
+        self.count = 0
+        monkeypatch.setattr(link_probe, "_rate", self.next)
+        monkeypatch.setattr(link_probe._Asking, "echo_s", lambda asking: 0.01)
+        monkeypatch.setattr(link_probe._Asking, "order", lambda asking, do, **details: 0)
+
+    def next(self, asking, *, there, seconds, streams, round_trip_s):
+        self.count += 1
+        rates = self.left[streams]
+        return (rates.pop(0) if len(rates) > 1 else rates[0]) * 125e3
+
+
+@pytest.mark.parametrize(
+    ("one", "several", "expected", "measurements"),
+    [
+        ([1000], [4000], (4000, 4000), 4),
+        ([1108], [3.9, 1100, 1100], (1108, 1108), 5),
+        ([1000], [900], (1000, 1000), 4),
+        ([1000, 20], [2000, 3, 4, 40], (2000, 40), 6),
+    ],
+)
+def test_several_streams_that_get_far_less_than_one_are_measured_again(
+    monkeypatch, one, several, expected, measurements
+):
+    rates = Rates(monkeypatch, one, several)
+    found = ask(None, seconds=0.1, num_streams=8)
+    assert (found.there / 125e3, found.back / 125e3) == pytest.approx(expected)
+    assert rates.count == measurements
+
+
+@pytest.mark.parametrize(
+    ("one", "several", "rates", "words"),
+    [
+        ([1108], [3.9], (1108, 1108), "there and back: 8 streams got less than half of what one got alone"),
+        ([10, 1108], [90, 3.9], (90, 1108), "back: 8 streams"),
+        ([1000], [900], (1000, 1000), ""),
+    ],
+)
+def test_a_rate_that_can_not_be_is_never_the_links_and_is_named(monkeypatch, one, several, rates, words):
+    Rates(monkeypatch, one, several)
+    found = ask(None, seconds=0.1, num_streams=8)
+    assert (found.to_data()["there"] / 125e3, found.to_data()["back"] / 125e3) == pytest.approx(rates)
+    assert found.doubt.startswith(words)
+    assert bool(found.doubt) == bool(words)
+
+
 @pytest.mark.slow
 def test_within_tls_both_certificates_are_checked(tmp_path):
     ours, theirs = tls_files(tmp_path / "a", ["here", "there"]), tls_files(tmp_path / "b", ["here"])

@@ -140,7 +140,7 @@ def _one_site_only(outcome: "FleetOutcome") -> str:
     jobs = counted(len(outcome.records), "job")
     return (
         f"{timed:,} of {jobs} are known by their duration alone (duration_s), as imported jobs are, and run at one "
-        "site only, whatever the policy; with model, sequence_length, global_batch and num_steps they could cross sites."
+        "site only, whatever the policy; with model, sequence_length, global_batch and num_steps they could span sites."
         if timed
         else ""
     )

@@ -60,6 +60,8 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
         found = measure((host, port), sides, seconds=options.seconds)
     if write is not None:
         _write(write, str(source), str(target), found)
+    if found.doubt:
+        typer.echo(found.doubt, err=True)
     if options.as_json:
         print_json(found.to_data())
         return
@@ -127,8 +129,8 @@ def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
     from farpipe.spec.write import with_link
 
     latency_s = found.round_trip_s / 2
-    text = with_link(read_text(path), source, target, latency_s, found.streams_there)
-    write_text(path, with_link(text, target, source, latency_s, found.streams_back))
+    text = with_link(read_text(path), source, target, latency_s, found.there)
+    write_text(path, with_link(text, target, source, latency_s, found.back))
     load_cluster(path)
 
 

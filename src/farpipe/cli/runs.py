@@ -108,6 +108,7 @@ def _on_chunks(view: RunView, run_dir: Path, spec: RunSpec | None, summary: Summ
         problem=problem,
         predicted=simulate(problem, step.schedule, checked=True),
         chunks=step.chunks,
+        drawn_step=shown,
         recomputed=step.recomputed,
         keeps_attention=step.keeps_attention,
         predicted_held_bytes=facts.get("predicted_held_bytes", ()),

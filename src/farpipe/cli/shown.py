@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from farpipe.cost import JobCosts, PartTimes, Profile, causal_share, step_flops
+from farpipe.cost.profile import hidden_by_noise
 from farpipe.cost.speed import peak_flops_per_s
 from farpipe.plan import Plan
 from farpipe.plan.changes import WORTH_LISTING
@@ -255,7 +256,8 @@ def profile_table(profile: Profile) -> FittedTable:
         return name, *(format_seconds(s) for s in (part.forward_s, part.input_grad_s, part.weight_grad_s))
 
     rows = tuple(row(name, getattr(profile, name)) for name in ("embedding", "layer", "head"))
+    doubts = (other_work(profile.cpu_share), hidden_by_noise(profile))
     title = f"{profile.device}, {profile.precision}, microbatch {profile.microbatch_size} x {profile.sequence_length}"
     return to_rich(
-        TableView(title, ("part", "F", "I", "W"), rows, frozenset({1, 2, 3}), note=other_work(profile.cpu_share))
+        TableView(title, ("part", "F", "I", "W"), rows, frozenset({1, 2, 3}), note=" ".join(filter(None, doubts)))
     )

@@ -118,11 +118,14 @@ def _profile(run: RunOfPlan, device: str) -> Profile:
         optimizer_s_per_param=0.0,
         action_overhead_s=(times["F"]["overhead"] + times["I"]["overhead"]) / 2,
         cpu_share=run.cpu_share,
-        **{
-            part: PartTimes(**{figure: times[kind][part] for kind, figure in FIGURES.items()})
-            for part in ("embedding", "layer", "head")
-        },
+        embedding=_part_times(times, "embedding"),
+        layer=_part_times(times, "layer"),
+        head=_part_times(times, "head"),
     )
+
+
+def _part_times(times: Mapping[str, Mapping[str, float]], part: str) -> PartTimes:
+    return PartTimes(**{figure: times[kind][part] for kind, figure in FIGURES.items()})
 
 
 def _times(run: RunOfPlan, stages: Sequence[int], model: Mapping[str, Floats]) -> dict[str, dict[str, float]]:

@@ -6,7 +6,7 @@
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from farpipe.cost.chunk_laws import Law, Laws
 from farpipe.cost.profile import CpuShare, Seconds, model_shape
@@ -85,6 +85,17 @@ class ChunkProfile(Document, Table):
     """Relative errors of forwards and backwards at points that the fits did not see: mean and largest."""
     cpu_share: CpuShare = 1.0
     """Share of the CPU that the measurement had; see Profile."""
+
+    @model_validator(mode="after")
+    def _is_measured(self) -> Self:
+        for part in ("layer", "head"):
+            for kind in ("forward", "backward"):
+                if not any(getattr(getattr(self, part), kind).model_dump().values()):
+                    raise ValueError(
+                        f"{part}.{kind}: a time of 0 can't have been measured; measure again with "
+                        "`farpipe profile --sequences`, on a machine that does nothing else"
+                    )
+        return self
 
     def to_body(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Final, Protocol, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.cost.compute import Times
 from farpipe.cost.layout import Layout
@@ -18,6 +18,14 @@ from farpipe.strict import finite, validate
 
 Seconds = Annotated[float, BeforeValidator(finite)]
 Count = Annotated[int, Field(ge=1)]
+MOST_S: Final = 3600.0
+"""Seconds of one microbatch in one part beyond which a figure is no measurement."""
+MEASURABLE: Final = {
+    "embedding": ("forward_s", "weight_grad_s"),
+    "layer": ("forward_s", "input_grad_s", "weight_grad_s"),
+    "head": ("forward_s", "input_grad_s", "weight_grad_s"),
+}
+"""Figures that take time on any device; an embedding has no gradient of its input."""
 CpuShare = Annotated[float, BeforeValidator(finite), Field(gt=0, le=1, exclude_if=lambda share: bool(share == 1))]
 
 
@@ -55,6 +63,20 @@ class Profile(Document, Table, strict=True):
     """Fixed time of one F or I besides its computation."""
     cpu_share: CpuShare = 1.0
     """Share of their time for which the measured actions had the CPU; other work on the machine had the rest."""
+    at_most: Annotated[tuple[str, ...], Field(strict=False, exclude_if=lambda names: not names)] = ()
+    """Figures that noise hid, such as ``embedding.forward_s``: what is written is the most that each can be."""
+
+    @model_validator(mode="after")
+    def _is_measured(self) -> Self:
+        for part, figures in MEASURABLE.items():
+            for key in figures:
+                seconds = getattr(getattr(self, part), key)
+                if not 0 < seconds <= MOST_S:
+                    raise ValueError(
+                        f"{part}.{key}: {seconds:g} s can't have been measured; measure again with `farpipe profile`, "
+                        "on a machine that does nothing else"
+                    )
+        return self
 
     def layer_times(self, recompute: str, share: float = 1.0) -> Times:
         """One layer; recomputation is told by a measurement without: `share` of one more forward."""
@@ -94,6 +116,13 @@ class Profile(Document, Table, strict=True):
         return validate(cls, body, source)
 
 
+def hidden_by_noise(profile: Profile) -> str:
+    """Sentence on figures that noise hid; empty if it hid none."""
+    if not profile.at_most:
+        return ""
+    return f"Too fast to be told from noise, so the most that it can be: {', '.join(profile.at_most)}."
+
+
 def model_shape(model: Model) -> str:
     """Everything of a model that the time of one layer, of the embedding or of the head depends on."""
     mlp = "gated" if model.gated_mlp else "plain"
@@ -111,7 +140,9 @@ class _Timed(Protocol):
 
 
 def busy_notes(profiles: Iterable[_Timed]) -> Iterator[str]:
-    """Doubts about profiles that were measured beside other work, for people."""
+    """Doubts about profiles that were measured beside other work or where noise hid a part, for people."""
     for profile in profiles:
         if doubt := other_work(profile.cpu_share):
             yield f"The profile of {profile.device} was measured on a busy machine; measure it again. {doubt}"
+        if isinstance(profile, Profile) and (hidden := hidden_by_noise(profile)):
+            yield f"The profile of {profile.device}: {hidden}"

@@ -223,10 +223,18 @@ class Step:
         return np.asarray(self.out.start_s[sent] - self.out.ready_s[sent], np.float64)
 
     @property
+    def waited(self) -> NDArray[np.bool_]:
+        """[2, S, M]: True for a message whose spectrum came after it had asked, refused or not; setting up a light path
+        is no wait for spectrum."""
+        shape = (2, self.training.problem.num_stages, self.training.problem.num_microbatches)
+        late = np.zeros(self.training.num_messages, np.bool_)
+        late[self.training.sent] = self.out.grant_s[self.training.sent] > self.out.ask_s[self.training.sent]
+        return late.reshape(shape)
+
+    @property
     def waited_ratio(self) -> float:
-        """Share of the messages whose spectrum came after they had asked, refused or not."""
-        late = self.out.grant_s[self.training.sent] > self.out.ask_s[self.training.sent]
-        return float(late.mean()) if self.num_sent else 0.0
+        """Share of the messages over light paths that waited for spectrum."""
+        return float(self.waited.sum()) / self.num_sent if self.num_sent else 0.0
 
     @property
     def bubble_ratio(self) -> float:

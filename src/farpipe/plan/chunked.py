@@ -1,6 +1,6 @@
 """The plan of a training on chunks: layout and costs, and the first batch's step to show what is to be expected."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -8,13 +8,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.cost import busy_notes
+from farpipe.cost import JobCosts, busy_notes
 from farpipe.cost.chunk_profile import ChunkProfile
 from farpipe.cost.chunks import ChunkCosts
 from farpipe.data.batches import load_document_batches
 from farpipe.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.plan.candidates import expect_devices
 from farpipe.plan.engine import batch_obstacle, divided, groups_documents
+from farpipe.plan.limits import trust_of
 from farpipe.plan.plan import Plan
 from farpipe.plan.refinement import predict
 from farpipe.sequences import (
@@ -81,7 +82,7 @@ def plan_on_chunks(
     plans = [plan_sequences(found.costs, part, options) for part in parts]
     slowest = max(plans, key=lambda plan: plan.step_s)
     step = step_plan(slowest)
-    plan = _plan(job, found, step, step.problem(found.costs), int(lengths.sum()))
+    plan = _plan(job, found, step, step.problem(found.costs), int(lengths.sum()), known)
     reason = (why_cut(slowest, plan_whole(found.costs, slowest, options)) + ".",) if options.num_slices is None else ()
     advice = (*busy_notes(profiles), *plan.advice, *reason, *_idle_devices(job, found))
     return plan.model_copy(update={"advice": advice}), (found.costs,)
@@ -166,19 +167,25 @@ def _plan_in_groups(
     step = plan_group_step(costs, lengths, site.num_devices, options)
     all_in_one = replace(layouts[-1].layout, data=1)
     found = ChunkLayout(all_in_one, layouts[-1].placements, replace(costs[-1], context=site.num_devices))
-    plan = _plan(job, found, step.plan, group_problem(step.plan, costs), int(lengths.sum()))
+    plan = _plan(job, found, step.plan, group_problem(step.plan, costs), int(lengths.sum()), known)
     groups = ", ".join(f"{counted(count, 'group')} of {degree}" for degree, count in step.degrees.items())
     told = f"Each document has a group of devices of its own: in the first batch {groups}."
     return plan.model_copy(update={"advice": (*busy_notes(profiles), *plan.advice, told)}), costs
 
 
-def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_tokens: int) -> Plan:
+def _plan(
+    job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_tokens: int, known: Collection[str]
+) -> Plan:
+    """`known`: devices whose times were measured."""
     timeline = simulate(problem, step.schedule)
     prediction = predict(job, problem, step.schedule, timeline, found.costs.overhead_s, num_tokens)
     each = f"{job.training.global_batch} documents of up to {job.training.sequence_length} tokens"
     chunks = counted(len(step.chunks), "chunk")
     kind = " Recomputed layers keep their attention's results: all but attention is recomputed."
-    return Plan(
+    sites = [job.cluster.site(placement.site) for placement in found.placements]
+    modelled = [site for site in sites if site.device.name not in known]
+    trust = trust_of(JobCosts(job.model, job.training.decided()), modelled, found.layout)
+    plan = Plan(
         job=job,
         layout=replace(
             found.layout,
@@ -195,3 +202,4 @@ def _plan(job: Job, found: ChunkLayout, step: StepPlan, problem: Problem, num_to
             f"in {chunks} (data.packing = {job.data.packing!r})." + kind * step.keeps_attention,
         ),
     )
+    return plan.model_copy(update=trust)

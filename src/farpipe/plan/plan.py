@@ -187,7 +187,7 @@ class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True,
         if at.context > 1 and self.job.layout.context is None:
             own = f", each document over a group of the {at.context} devices ({at.context_exchange})"
             degrees = degrees.replace(at.sharing, own)
-        return f"{degrees.rpartition(', ')[0]}, {counted(at.num_microbatches, 'chunk')}"
+        return f"{degrees.rpartition(', ')[0]}, {counted(at.num_microbatches, 'chunk')} in the first batch"
 
     @property
     def sites(self) -> tuple[str, ...]:

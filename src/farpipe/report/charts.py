@@ -13,7 +13,7 @@ from farpipe.report.figure import Block, Figure, Markup, join, number, tag
 from farpipe.report.gantt_frame import extent
 from farpipe.report.views import RunView
 from farpipe.simulate.timeline import Timeline
-from farpipe.step import KINDS, Problem, byte_tables, held_over_time
+from farpipe.step import KINDS, Problem, byte_tables, exceeds, held_over_time
 from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
 Floats = NDArray[np.float64]
@@ -154,7 +154,7 @@ def _path(curve: Curve, x: Scale, y: Scale) -> str:
         dot = "h.01" if len(points) == 1 else ""  # a curve of one point would be invisible
         return "M" + "L".join(points) + dot
     steps = [f"H{number(a)}V{number(b)}" for a, b in zip(across[1:], up[1:], strict=True)]
-    return f"M{number(across[0])} {number(up[0])}{''.join(steps)}H{number(x.end)}"
+    return f"M{number(across[0])} {number(up[0])}{''.join(steps)}"
 
 
 def _telling_points(values: Floats) -> NDArray[np.intp]:
@@ -181,7 +181,8 @@ _LIMIT_IN_SIGHT: Final = 2.5
 """A limit is drawn where it is at most this many times the highest peak."""
 _MEMORY_NOTE: Final = (
     "Bytes that each rank holds: parameters and optimizer state, and the activations of microbatches in flight. "
-    "Computed from the sizes in the plan and from when the actions ran, not read from a device."
+    "Computed from the sizes in the plan and from when the actions ran, not read from a device: a measured order that "
+    "differs from the planned one may hold more."
 )
 _LINK_NOTE: Final = (
     f"Share of the time in which a link carries something, as a moving mean over {format_percent(WINDOW)} of the step; "
@@ -199,7 +200,8 @@ class ChartGroup:
 
 
 def memory_over_time(problem: Problem, timeline: Timeline, rank: int) -> tuple[Floats, Floats]:
-    """(times in seconds [N], bytes from then on [N]) of what `rank` holds, static bytes included.
+    """(times in seconds [N], bytes from then on [N]) of what `rank` holds, static bytes included; from the begin of the
+    timeline to its end.
 
     Bytes are taken at the start of F and given back at the end of I, B or W (`farpipe.step.byte_tables`).
     """
@@ -207,7 +209,9 @@ def memory_over_time(problem: Problem, timeline: Timeline, rank: int) -> tuple[F
     slots = actions["stage"].astype(np.int64) * problem.num_microbatches + actions["microbatch"]
     taken, freed = (table[len(KINDS) * slots + actions["kind"]] for table in byte_tables(problem))
     times, held = held_over_time(taken, freed, actions["start_s"], actions["end_s"])
-    return np.append(extent(timeline)[0], times), problem.ranks[rank].static_bytes + np.append(0.0, held)
+    begin_s, end_s = extent(timeline)
+    changes = np.concatenate([[0.0], held, [held[-1] if held.size else 0.0]])
+    return np.concatenate([[begin_s], times, [end_s]]), problem.ranks[rank].static_bytes + changes
 
 
 def memory_charts(view: RunView, key: str) -> ChartGroup:
@@ -259,7 +263,10 @@ def _memory_curve(problem: Problem, timeline: Timeline, rank: int) -> Curve:
 
 def _of_limit(peak: float, limit: float | None) -> str:
     text = f"peak {format_bytes(peak)}"
-    return text if limit is None else f"{text} of {format_bytes(limit)}"
+    if limit is None:
+        return text
+    over = f", {format_bytes(peak - limit)} too much" if exceeds(peak, limit) else ""
+    return f"{text} of {format_bytes(limit)}{over}"
 
 
 def _rank_title(view: RunView, ranks: Sequence[int]) -> str:
@@ -307,13 +314,14 @@ def _top(curves: Sequence[Curve]) -> float:
 def _use_curve(timeline: Timeline, name: str, low: float, high: float) -> Curve:
     """The share of time in which the link carries something, as a moving mean over WINDOW of the step.
 
-    Where replicas send one after the other, the others' messages follow each one's.
+    Where replicas send one after the other, the others' messages follow each one's. It ends with its timeline.
     """
     is_here = timeline.messages["link"] == (timeline.links.index(name) if name in timeline.links else -2)
     messages, copies = timeline.messages[is_here], timeline.message_copies[is_here]
     start_s, end_s = messages["start_s"], messages["start_s"] + copies * (messages["end_s"] - messages["start_s"])
+    half, (own_low, own_high) = WINDOW / 2 * (high - low), extent(timeline)
+    low, high = max(low, own_low), min(high, own_high)  # outside its own step a timeline says nothing
     places = np.linspace(low, high, NUM_PLACES)
-    half = WINDOW / 2 * (high - low)
     edges = np.stack([np.maximum(places - half, low), np.minimum(places + half, high)])
     busy = covered(start_s, end_s, edges.T)[:, 0] / np.maximum(edges[1] - edges[0], 1e-12)
     return Curve(timeline.source, places, np.clip(busy, 0.0, 1.0), timeline.source)

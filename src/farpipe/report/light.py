@@ -14,7 +14,7 @@ from farpipe.errors import UsageError
 from farpipe.optical.paths import PathTable
 from farpipe.optical.transfers import Step, lit_problem
 from farpipe.report.page import write_report
-from farpipe.report.pyplot import load_pyplot, save_figure
+from farpipe.report.pyplot import load_pyplot, plain_ticks, save_figure
 from farpipe.report.tables import TableView
 from farpipe.report.views import Picture, RunReport, RunView
 
@@ -71,6 +71,7 @@ def write_light_page(
 ) -> None:
     """Write a report page about a step over light paths: its picture, its timeline, and what its links did."""
     with _figure(step, table, log, num_slots, window_s) as figure, io.BytesIO() as text:
+        plain_ticks(figure)
         figure.savefig(text, format="svg", metadata={"Date": None})
         picture = Picture("Light paths", text.getvalue().decode(), _NOTE)
     view = RunView(f"order {step.training.schedule.method}", lit_problem(step), step.timeline())
@@ -135,12 +136,12 @@ def _busiest(rows: NDArray[np.float64], table: PathTable) -> list[int]:
 
 
 def _draw_pipeline(axis: Any, step: Step, from_s: float, until_s: float) -> None:
-    timeline, nodes = step.timeline(), step.training.nodes
+    timeline, nodes, waited_for_spectrum = step.timeline(), step.training.nodes, step.waited
     actions, messages = timeline.actions, timeline.messages
     for row in actions[(actions["start_s"] < until_s) & (actions["end_s"] > from_s)]:
         _draw_action(axis, row, until_s - from_s)
     for message in messages[(messages["ready_s"] < until_s) & (messages["arrival_s"] > from_s)]:
-        waited = message["start_s"] - message["ready_s"] > 1e-9
+        waited = waited_for_spectrum[message["kind"], message["stage"], message["microbatch"]]
         colour = _LATE if waited else (_FORWARD if message["kind"] == 0 else _BACKWARD)
         times, ranks = (message["ready_s"], message["arrival_s"]), (message["source"], message["target"])
         axis.plot(times, ranks, color=colour, lw=1.6 if waited else 0.8)

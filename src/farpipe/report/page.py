@@ -23,7 +23,7 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ZOOMS: Final = (1, 2, 4)
 """Largest width of a Gantt chart, in widths of the page."""
 _GANTT_NOTE: Final = (
-    "Numbers are microbatches; point at a box for its times. The line across the ranks is the end of the step. "
+    "point at a box for its times. The line across the ranks is the end of the step. "
     "A message with an edge has no slack: were it later, the step would be longer; a pale one could take twice as "
     "long. A wait counts from when the rank was free and the message ready; in the rest of its idle time a rank waits "
     "for the work of another."
@@ -149,8 +149,15 @@ def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
                 view.chunks, f"chunks-{index}", view.recomputed, keeps_attention=view.keeps_attention
             )
             yield tag("figure", _scrolling(figure.inline(), figure.title), class_="wide")
-            yield tag("p", figure.description, class_="note")
+            yield tag("p", f"{figure.description}{_drawn(view)}", class_="note")
             yield _table(stage_table(view))
+
+
+def _drawn(view: RunView) -> str:
+    """Sentence on which step is drawn, where it is not that of the plan."""
+    if view.drawn_step is None:
+        return ""
+    return f" This is step {view.drawn_step}: it has other documents than the first batch, of which the plan tells."
 
 
 def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
@@ -162,7 +169,8 @@ def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
         figure = draw_gantt(group, window=window, key=f"gantt-{index}")
         yield tag("figure", *_zooms(index), _scrolling(figure.inline(), figure.title), class_="wide")
     if panels:
-        yield tag("p", _GANTT_NOTE, class_="note")
+        numbered = "chunks" if any(view.chunks for view in runs) else "microbatches"
+        yield tag("p", f"Numbers are {numbered}; {_GANTT_NOTE}", class_="note")
 
 
 def _zooms(index: int) -> Iterator[Markup]:

@@ -10,7 +10,7 @@ from farpipe.plan.objective import Objective, is_known
 from farpipe.plan.plan import Change, CostClass, Strategy
 from farpipe.plan.quote import Quote
 from farpipe.report.tables import TableView
-from farpipe.step import occupied_s
+from farpipe.step import exceeds, occupied_s
 from farpipe.units import (
     format_about,
     format_bytes,
@@ -57,7 +57,7 @@ def _stage_table(plan: Plan) -> TableView:
                 f"{placement.rank} at {placement.site}{' ~' if placement.site in marked else ''}",
                 placement.layers,
                 *(format_seconds(float(plan.problem.row(t).mean())) for t in times),
-                format_bytes(plan.prediction.peak_memory_bytes[placement.rank]),
+                _peak(plan.prediction.peak_memory_bytes[placement.rank], limit),
                 "unlimited" if limit is None else format_bytes(limit),
                 *((placement.recompute,) if recomputes else ()),
             )
@@ -65,6 +65,11 @@ def _stage_table(plan: Plan) -> TableView:
     columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "limit", *(["recompute"] if recomputes else []))
     numbers, note = frozenset({3, 4, 5, 6, 7}), trust_note(plan)
     return TableView("Stages", columns, tuple(rows), numbers, note=note, expendable=(5, 4, 3))
+
+
+def _peak(peak: float, limit: float | None) -> str:
+    over = limit is not None and exceeds(peak, limit)
+    return f"{format_bytes(peak)}{' (too much)' if over else ''}"
 
 
 def _marked_sites(plan: Plan) -> set[str]:
@@ -78,11 +83,11 @@ def _marked_sites(plan: Plan) -> set[str]:
 
 
 def trust_note(plan: Plan) -> str:
-    """Meaning of `~`, and the range in which the step is expected; empty where all times are measured ones."""
+    """Meaning of `~`, and the range in which the step is expected, or why there is none."""
     if plan.job.model.guess:
         return plan.job.model.guess_note
     if not plan.residual:
-        return ""
+        return "All times were measured (profiles): no range of errors of the cost model applies to the step."
     low, high = map(format_seconds, plan.step_range_s)
     if not plan.is_rough:
         error = format_percent(plan.residual)

@@ -2,7 +2,7 @@
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from farpipe.errors import InputError
 from farpipe.strict import write_bytes
@@ -21,8 +21,26 @@ def load_pyplot() -> Any:
     return pyplot
 
 
+MOST_DECADES: Final = 3.0
+"""Decades of a logarithmic axis up to which 2 and 5 have labels too."""
+
+
+def plain_ticks(figure: Any) -> None:
+    """Labels such as 0.1 and 20 on logarithmic axes: matplotlib's own are formulas, which `load_pyplot` has switched
+    off, so that they would be shown as their source."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (one for axes in figure.axes for one in (axes.xaxis, axes.yaxis) if one.get_scale() == "log"):
+        low, high = axis.get_view_interval()
+        steps = (1.0, 2.0, 5.0) if low <= 0 or high <= low * 10**MOST_DECADES else (1.0,)
+        axis.set_major_locator(LogLocator(subs=steps, numticks=12))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 def save_figure(figure: Any, path: Path | str, *, dpi: int) -> None:
     """Write a figure whole or not at all, in the format of the file's ending, .svg or .png; errors as `write_bytes`."""
+    plain_ticks(figure)
     written = io.BytesIO()
     figure.savefig(written, format=Path(path).suffix.removeprefix(".") or "svg", dpi=dpi)
     write_bytes(path, written.getvalue())

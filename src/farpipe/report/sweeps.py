@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from farpipe.plan.job_grid import Axis, Result
 from farpipe.plan.plan import Strategy
+from farpipe.report.plan_tables import bottleneck
 from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.report.tables import TableView
 from farpipe.units import format_count, format_seconds
@@ -26,7 +27,7 @@ NARROW_HATCH: Final = "//"
 def sweep_table(axes: Sequence[Axis], results: Sequence[Result]) -> TableView:
     """One row for every point."""
     rows = [(*map(str, result.values), *_cells(result)) for result in results]
-    columns = (*(axis.key for axis in axes), "wins", "step", "tokens/s", "x one site", "limited by")
+    columns = (*(axis.key for axis in axes), "wins", "step", "tokens/s", "x one site", "bottleneck")
     first = len(axes)
     numbers = frozenset({first + 1, first + 2, first + 3})
     return TableView("Best strategy", columns, tuple(rows), numbers, expendable=(first + 2, first + 4))
@@ -38,7 +39,7 @@ def _cells(result: Result) -> tuple[str, ...]:
         return "-", "-", "-", "-", result.obstacle
     words = f"{best.kind}: {best.where}{f', {best.training}' if best.training else ''}"
     times = "-" if gain is None else f"{gain:.2f}"
-    return words, format_seconds(best.step_s), format_count(best.tokens_per_s), times, best.limited_by
+    return words, format_seconds(best.step_s), format_count(best.tokens_per_s), times, bottleneck(best.limited_by)
 
 
 def draw_map(path: Path, axes: Sequence[Axis], results: Sequence[Result]) -> None:

@@ -37,6 +37,8 @@ class RunView:
     device_peak: float = 0.0
     chunks: Sequence[Chunk] = ()
     """Chunks of the step that is drawn, in a training on chunks."""
+    drawn_step: int | None = None
+    """Number of that step; None: it is the plan's, of the first batch."""
     recomputed: NDArray[np.int64] | None = None
     """Layers that every stage recomputes of every chunk: [num_stages, num_chunks]; None: not known."""
     keeps_attention: bool = False

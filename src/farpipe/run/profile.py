@@ -6,6 +6,7 @@ caches, cores) is shared in the figures as well.
 
 import os
 import sys
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final, NamedTuple, Self
 
@@ -14,6 +15,7 @@ import numpy as np
 from farpipe.cost.chunk_laws import Floats, Law, fit_law
 from farpipe.cost.chunk_profile import ChunkProfile, MeasuredLaw, PartCosts
 from farpipe.cost.profile import PartTimes, Profile, model_shape
+from farpipe.errors import RunError
 from farpipe.run.launcher import launch
 from farpipe.runtime.profile_request import KINDS, STACK_NAMES, ChunkTimes, ProfileRequest, StackTimes
 from farpipe.runtime.run_spec import DeviceKind
@@ -22,6 +24,10 @@ from farpipe.strict import validate
 
 REQUEST_VARIABLE: Final = "FARPIPE_PROFILE_REQUEST"
 """Environment variable with the measuring processes' request."""
+ATTEMPTS: Final = 2
+"""Measurements, each twice as long as the one before, until noise hides no part."""
+RESOLUTION: Final = 0.01
+"""Share of one layer's time below which nothing is told from noise."""
 _UNSEEN: Final = 3
 """One point in this number is kept from the fits, to measure their error."""
 
@@ -39,12 +45,18 @@ def profile(
     """The times of `model`'s parts with `num_processes` processes measuring at once, for `seconds` and start-up.
 
     `device_name` is what the cluster calls this device; `microbatch_size` is the training's if not given, else 1.
-    Raises InputError for a precision that doesn't train here, RunError when a process dies (out of memory).
+    Where noise hides a part it measures again, for longer. Raises InputError for a precision that doesn't train here,
+    RunError when a process dies (out of memory), or a layer or the head still can't be told from noise.
     """
     microbatch_size = microbatch_size or training.microbatch_size or 1
     training = training.model_copy(update={"microbatch_size": microbatch_size, "global_batch": microbatch_size})
-    request = ProfileRequest(model=model, training=training, device=device, seconds=seconds)
-    found = [validate(StackTimes, times, f"process {n}") for n, times in enumerate(measure(request, num_processes))]
+    for attempt in range(ATTEMPTS):
+        request = ProfileRequest(model=model, training=training, device=device, seconds=seconds * 2**attempt)
+        found = [validate(StackTimes, times, f"process {n}") for n, times in enumerate(measure(request, num_processes))]
+        parts = part_times(found)
+        if not parts["at_most"]:
+            break
+    _expect_measured(parts["at_most"])
     return Profile(
         device=device_name,
         shape=model_shape(model),
@@ -53,9 +65,19 @@ def profile(
         microbatch_size=microbatch_size,
         sequence_length=training.sequence_length,
         optimizer_s_per_param=median(times.optimizer_s_per_param for times in found),
-        **part_times(found),
+        **parts,
         cpu_share=min(times.cpu_share for times in found),
     )
+
+
+def _expect_measured(hidden: Sequence[str]) -> None:
+    """RunError where noise hid what takes much of a step."""
+    lost = [name for name in hidden if not name.startswith("embedding")]
+    if lost:
+        raise RunError(
+            f"nothing was written: {', '.join(lost)} came out as 0 s or less, {ATTEMPTS} times; other work on this "
+            "machine hides it: measure while it does nothing else, or with a larger training.microbatch_size"
+        )
 
 
 def share_cores(num_processes: int) -> bool:
@@ -75,18 +97,20 @@ def part_times(found: list[StackTimes]) -> dict[str, Any]:
     """The times of the parts from those of the stacks, each the median over the processes.
 
     A layer is half of what three take more than one; embedding and head are what they add to one layer; what then
-    remains of one layer's F and I is the fixed time of an action. Noise can make a small difference negative: zero.
+    remains of one layer's F and I is the fixed time of an action. Noise can make a small difference negative: then the
+    figure is in `at_most`, and it is as much as the noise was seen to be, RESOLUTION of a layer at least.
     """
     parts: dict[str, dict[str, float]] = {"embedding": {}, "layer": {}, "head": {}}
-    fixed = []
+    fixed, hidden = list[float](), list[str]()
     for kind in KINDS:
         one, three, embedding, head = (median(getattr(t, name)[kind] for t in found) for name in STACK_NAMES)
-        layer = max((three - one) / 2, 0.0)
-        parts["embedding"][kind], parts["head"][kind] = max(embedding - one, 0.0), max(head - one, 0.0)
-        parts["layer"][kind] = layer
-        fixed += [one - layer] if kind != "weight_grad_s" else []
+        for part, seconds in (("embedding", embedding - one), ("layer", (three - one) / 2), ("head", head - one)):
+            parts[part][kind] = seconds if seconds > 0 else max(-seconds, RESOLUTION * one)
+            hidden += [f"{part}.{kind}"] if seconds <= 0 else []
+        fixed += [one - parts["layer"][kind]] if kind != "weight_grad_s" else []
     overhead = max(sum(fixed) / len(fixed), 0.0)
-    return {name: PartTimes(**times) for name, times in parts.items()} | {"action_overhead_s": overhead}
+    times = {name: PartTimes(**times) for name, times in parts.items()}
+    return times | {"action_overhead_s": overhead, "at_most": tuple(hidden)}
 
 
 def profile_chunks(
