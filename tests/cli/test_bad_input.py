@@ -373,6 +373,63 @@ def test_a_file_that_is_no_schedule_is_not_replaced_by_one(farpipe, problem_file
     assert (tmp_path / "notes.json").read_text() == "mine"
 
 
+TAKEN = [
+    ("simulate", "problem.json", "--html", "mine.html"),
+    ("simulate", "problem.json", "--trace", "mine.json"),
+    ("simulate", "problem.json", "--plot", "mine.svg"),
+    ("compare", "problem.json", "--plot", "mine.svg"),
+    ("plan", "job.toml", "--html", "mine.html"),
+    ("plan", "job.toml", "--output", "mine.json"),
+    ("profile", "job.toml", "--output", "mine.json"),
+    ("report", "runs/last", "--output", "mine.html"),
+    ("report", "runs/last", "--trace", "mine.json"),
+    ("sweep", "job.toml", "--over", "link.latency_s=1,2", "--output", "mine.jsonl"),
+    ("sweep", "job.toml", "--over", "link.latency_s=1,2", "--plot", "mine.png"),
+    ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--events", "mine.jsonl"),
+    ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--plot", "mine.png"),
+    ("fleet", "compare", "fleet.toml", "--jobs", "jobs.csv", "--charts", "mine.svg"),
+    ("sequences", "plan", "job.toml", "--html", "mine.html"),
+    ("optical", "blocking", "--network", "n.csv", "--trace", "t.csv", "--paths", "p.csv", "--log", "mine.csv"),
+    ("optical", "simulate", "job.toml", "--network", "n.csv", "--report", "mine.html"),
+    ("check", "job.toml", "--log", "log.txt", "--html", "mine.html"),
+]
+"""Options that write a file; what the commands read need not be there: it is not read before."""
+FOREIGN = {
+    "html": b"<html>mine</html>",
+    "json": b'{"traceEvents": [], "schemaVersion": 1}',
+    "jsonl": b'{"mine": 1}\n',
+    "svg": b'<svg xmlns="http://www.w3.org/2000/svg">mine</svg>',
+    "png": b"\x89PNG\r\n\x1a\n mine, drawn by Matplotlib",
+    "csv": b"request,mine\n",
+}
+
+
+@pytest.mark.parametrize("words", TAKEN, ids=lambda words: " ".join(word for word in words if "." not in word))
+def test_a_file_that_farpipe_has_not_written_is_not_replaced(words, farpipe, tmp_path):
+    content = FOREIGN[words[-1].partition(".")[2]]
+    (tmp_path / words[-1]).write_bytes(content)
+    expect_error(farpipe(*words), 3, f"{words[-1]}: is there already, and no ")
+    assert (tmp_path / words[-1]).read_bytes() == content
+
+
+def test_results_of_farpipe_are_replaced(farpipe, problem_file):
+    for _ in range(2):
+        for words in (
+            ("schedule", problem_file, "--method", "1f1b", "-o", "order.json"),
+            ("simulate", problem_file, "--schedule", "order.json", "--html", "page.html", "--trace", "trace.json"),
+            ("compare", problem_file, "--method", "gpipe", "--method", "1f1b", "--plot", "picture.svg"),
+            ("export", "order.json", "-o", "order.csv"),
+        ):
+            done = farpipe(*words)
+            assert done.returncode == 0, done.stderr
+
+
+def test_settings_that_somebody_has_edited_are_not_replaced_by_an_export(farpipe, problem_file, tmp_path):
+    assert farpipe("schedule", problem_file, "--method", "1f1b", "-o", "order.json").returncode == 0
+    (tmp_path / "mine.yaml").write_text("mine: 1\n")
+    expect_error(farpipe("export", "order.json", "-o", "mine.yaml"), 3, "mine.yaml: is there already, and no result")
+
+
 def piped(command, reader, folder):
     """Exit code of `farpipe COMMAND | READER`, farpipe's, and what it wrote to stderr."""
     line = f"{sys.executable} -m farpipe {command} | {reader}; exit ${{PIPESTATUS[0]}}"

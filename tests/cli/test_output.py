@@ -1,11 +1,18 @@
-"""Progress where nobody watches a terminal: lines in a log, not too many."""
+"""Progress where nobody watches a terminal: lines in a log, not too many; and files that may be replaced."""
 
+import json
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from farpipe.cli import output
-from farpipe.cli.output import PacedLog, console, progress_bar, search_status, status
+from farpipe.cli.output import PacedLog, check_folder, console, progress_bar, search_status, status
+from farpipe.errors import InputError
+from farpipe.optical.blocking import request_rows
+from farpipe.report.light import light_rows
+from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.search import Progress
 
 
@@ -58,3 +65,26 @@ def test_a_long_plan_says_how_far_it_is(capsys, monkeypatch):
 def test_a_pipe_is_as_wide_as_columns_says(monkeypatch, capsys, columns, width):
     monkeypatch.setenv("COLUMNS", columns)
     assert console().width == width
+
+
+@pytest.mark.parametrize("name", ["picture.svg", "picture.png", "requests.csv", "paths.csv", "events.jsonl"])
+def test_pictures_and_logs_of_an_earlier_time_may_be_replaced(name, tmp_path):
+    path = tmp_path / name
+    if name.startswith("picture"):
+        save_figure(load_pyplot().figure(), path, dpi=20)
+    else:
+        first = {
+            "requests.csv": next(request_rows(SimpleNamespace(traffic=None), None)),
+            "paths.csv": next(light_rows(None, None, [])),
+            "events.jsonl": json.dumps({"time_s": 0.0, "event": "submitted"}),
+        }[name]
+        path.write_text(first + "\n")
+    check_folder(path)
+    path.write_bytes(b"mine" + path.read_bytes())
+    with pytest.raises(InputError, match=rf"{name}: is there already, and no result of farpipe"):
+        check_folder(path)
+
+
+def test_an_empty_file_and_a_device_are_written_to(tmp_path):
+    (tmp_path / "empty.html").touch()
+    check_folder(tmp_path / "empty.html", Path("/dev/null"))

@@ -1,5 +1,7 @@
 """A disk that has room for a checkpoint's files but not for its manifest: the checkpoint of the others stays good."""
 
+import threading
+
 import pytest
 
 from farpipe.errors import RunError
@@ -8,6 +10,7 @@ from farpipe.runtime.train import train_rank
 from farpipe.runtime.work import Trainer
 from in_process import run_ranks
 from trainings import checkpoints, equal_states, losses, make_run, state, train
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -38,17 +41,24 @@ def test_a_manifest_that_one_rank_can_not_write_costs_no_checkpoint(sites, text_
 def full_after_the_first_manifest(patch, step):
     """One rank writes its manifest of `step`, the other one can't; then all ends. Where it was written."""
     save, begin_step, tried, written = Manifest.save, Trainer.begin_step, [], []
+    one_at_a_time = threading.Lock()
 
     def save_one(manifest, folder):
-        if manifest.step == step:
-            tried.append(folder)
-        if manifest.step == step and written:
-            raise RunError(f"{folder}/manifest.json: can't be written: No space left on device")
-        save(manifest, folder)
-        if manifest.step == step:
-            written.append(folder)
+        if manifest.step != step:
+            save(manifest, folder)
+            return
+        with one_at_a_time:
+            try:
+                if written:
+                    raise RunError(f"{folder}/manifest.json: can't be written: No space left on device")
+                save(manifest, folder)
+                written.append(folder)
+            finally:
+                tried.append(folder)
 
     def begin_or_end(learning, number):
+        if number == step + 3:
+            wait_until(lambda: len(tried) == 2, "both have tried")
         if len(tried) == 2:
             raise RunError("the machine goes down")
         begin_step(learning, number)

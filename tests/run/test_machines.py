@@ -13,6 +13,7 @@ from farpipe.errors import InputError, UsageError
 from farpipe.plan import Plan
 from farpipe.run.directory import choose_run_dir
 from farpipe.run.machines import hostfile, machines_of, read_hostfile, sbatch_scripts, torchrun_commands
+from farpipe.run.run import run
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.spec import parse_job
@@ -242,3 +243,54 @@ def test_metrics_of_the_job_are_those_of_the_run(farpipe, tmp_path):
     assert (spec.metrics.log_every_steps, spec.metrics.prometheus_port, spec.metrics.tensorboard) == (3, 0, False)
     plan = Plan.load(tmp_path / "runs/last/plan.json")
     assert parse_job(plan.job.model_copy(update={"text": ""}).to_toml()).metrics == spec.metrics
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"job.toml": "mine"},
+        {"plan.json": "{}", "notes.txt": "mine"},
+        {"checkpoints/step-5/model.pt": "another program's"},
+        {"run.json": '{"another": "program"}'},
+        {"logs/rank-0.log": "x", "report.html": "y", "trace.json": "z", "more": ""},
+    ],
+    ids=lambda content: next(iter(content)),
+)
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_a_folder_that_is_no_run_is_left_alone(command, content, farpipe, tmp_path):
+    for name, text in content.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    done = farpipe(command, "job.toml", "--device", "sleep", "--run-dir", tmp_path / "mine")
+    assert done.returncode == 3
+    first = min(content).partition("/")[0]
+    assert f"mine: is no run (there is no run.json of farpipe's), but has {first}" in done.stderr
+    paths = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
+    assert {str(path.relative_to(tmp_path / "mine")): path.read_text() for path in paths} == content
+
+
+def test_a_folder_of_a_run_without_results_or_with_nothing_to_see_is_taken(farpipe, tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "new" / "lost+found").mkdir(parents=True)
+    (tmp_path / "new" / ".lock").touch()
+    for _ in range(2):
+        done = farpipe("prepare", "job.toml", "--device", "sleep", "--run-dir", tmp_path / "new")
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_hostfile_that_was_filled_in_is_kept(farpipe, tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    words = ("prepare", "job.toml", "--device", "sleep", "--run-dir", tmp_path / "new")
+    assert farpipe(*words).returncode == 0
+    assert not (tmp_path / "new" / "hostfile.previous").exists()
+    (tmp_path / "new" / "hostfile").write_text("10.0.0.1 site=west\n")
+    done = farpipe(*words)
+    assert "hostfile: written again; the earlier one is now" in done.stderr
+    assert (tmp_path / "new" / "hostfile.previous").read_text() == "10.0.0.1 site=west\n"
+
+
+def test_a_run_from_python_leaves_a_folder_that_is_no_run_alone(tmp_path):
+    (tmp_path / "mine").touch()
+    with pytest.raises(InputError, match="is no run"):
+        run(make_run(tmp_path / "mine", num_steps=1), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

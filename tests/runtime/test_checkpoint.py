@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import threading
+import time
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from farpipe.runtime.checkpoint.manifest import Manifest, Trained
 from farpipe.runtime.checkpoint.resume import choose
 from farpipe.runtime.figures.metrics import MetricsFile
 from farpipe.runtime.optimizer import learning_rate
+from farpipe.runtime.run_spec import TransportSettings
 from farpipe.runtime.train import train_rank
 from farpipe.runtime.work import Trainer
 from farpipe.spec import Training
@@ -26,6 +28,7 @@ from farpipe.units import counted
 from in_process import run_ranks
 from small_models import LLAMA, TIED
 from trainings import checkpoints, equal_states, folder, losses, make_run, metrics, state, train
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -165,6 +168,65 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(text_file, tmp_path,
     monkeypatch.setattr("farpipe.runtime.checkpoint.checkpointer.write_file", patient)
     train(make_run(text_file, placement=(0,), num_steps=3, checkpoint_every_steps=2), tmp_path / "run", stop=begins)
     assert checkpoints(tmp_path / "run") == [3, 2]
+
+
+@contextmanager
+def in_third_step(monkeypatch, happens):
+    """Trainings of two ranks with a checkpoint after two steps, whose files take a while; rank 1 does not begin it."""
+    begin_step = Trainer.begin_step
+
+    def slow(*given):
+        time.sleep(0.4)
+        return write_file(*given)
+
+    def begin(trainer, step):
+        if step == 2 and trainer._peers.rank == 1:
+            happens()
+        begin_step(trainer, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("farpipe.runtime.checkpoint.checkpointer.write_file", slow)
+        patch.setattr(Trainer, "begin_step", begin)
+        yield
+
+
+@pytest.mark.parametrize("error", [ValueError("a user's"), SystemExit(0), RunError("broken"), KeyboardInterrupt()])
+def test_a_checkpoint_that_was_begun_is_whole_though_a_rank_gives_up(error, text_file, tmp_path, monkeypatch):
+    def gives_up():
+        raise error
+
+    run = make_run(text_file, checkpoint_every_steps=2)
+    with in_third_step(monkeypatch, gives_up), pytest.raises(type(error)):
+        train(run, tmp_path / "run")
+    assert checkpoints(tmp_path / "run") == [2]
+    train(run, tmp_path / "run")
+    train(run, tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_checkpoint_is_whole_while_a_rank_hangs_in_the_next_step(text_file, tmp_path, monkeypatch):
+    def waits():
+        wait_until(lambda: checkpoints(tmp_path / "run") == [2], "a manifest")
+
+    with in_third_step(monkeypatch, waits):
+        train(make_run(text_file, num_steps=3, checkpoint_every_steps=2), tmp_path / "run")
+
+
+def test_nobody_waits_long_for_a_checkpoint_that_another_rank_can_t_finish(text_file, tmp_path, monkeypatch):
+    """Its file takes longer than those who give up may wait."""
+
+    def gives_up():
+        raise ValueError("a user's")
+
+    run = make_run(text_file, checkpoint_every_steps=2, run_fields={"transport": TransportSettings(timeout_s=1)})
+    monkeypatch.setattr("trainings.run_ranks", lambda count, work: run_ranks(count, work, timeout_s=1))
+    never = threading.Event()
+    with in_third_step(monkeypatch, gives_up):
+        monkeypatch.setattr("farpipe.runtime.checkpoint.checkpointer.write_file", lambda *given: never.wait(20))
+        with pytest.raises((ValueError, RunError)):
+            train(run, tmp_path / "run")
+    never.set()
+    assert checkpoints(tmp_path / "run") == []
 
 
 def test_no_checkpoint_is_written_if_none_is_kept(text_file, tmp_path):

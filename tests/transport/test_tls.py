@@ -15,7 +15,15 @@ from farpipe.errors import InputError, RunError
 from farpipe.transport import Rendezvous, Tag, TransportConfig, connect, handshake
 from farpipe.transport.security import authority
 from farpipe.transport.security.authority import init, issue
-from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, check_site, secure
+from farpipe.transport.security.tls import (
+    KEY_FILE,
+    Credentials,
+    RefusedError,
+    TlsFiles,
+    check_address,
+    check_site,
+    secure,
+)
 from transports import MemoryStore, connected, in_parallel, tls_files
 from waiting import wait_until
 
@@ -194,6 +202,17 @@ def test_a_certificate_stays_in_the_authority_folder(site, tmp_path):
     with pytest.raises(InputError, match="can't be a site's name"):
         issue(tmp_path / "authority", site)
     assert [path.name for path in tmp_path.iterdir()] == ["authority"]
+
+
+def test_a_key_of_somebody_else_is_not_replaced(tmp_path):
+    init(tmp_path)
+    (tmp_path / "zurich").mkdir()
+    (tmp_path / "zurich" / KEY_FILE).write_text("mine")
+    with pytest.raises(InputError, match="is there already, and no key of this authority's"):
+        issue(tmp_path, "zurich")
+    assert (tmp_path / "zurich" / KEY_FILE).read_text() == "mine"
+    issue(tmp_path, "lugano")
+    issue(tmp_path, "lugano")
 
 
 def test_issuing_without_an_authority_names_the_remedy(tmp_path):

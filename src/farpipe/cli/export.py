@@ -54,13 +54,13 @@ def export(context: typer.Context, options: ExportOptions) -> None:
         _export_weights(options.source, options.output, options.dtype)
         return
     refuse(typed(context, dtype="--dtype"), "is for weights: add --format hugging-face")
-    check_folder(options.output, keeping=(options.source,))
     if options.comms and options.form != "torch-csv":
         raise typer.BadParameter("is for --format torch-csv", param_hint="--comms")
     text = _with_comms(options.source) if options.comms else _exported(options.source, options.form)
     if options.output is None:
         sys.stdout.write(text)
-    else:
+    elif not options.output.is_file() or options.output.read_bytes() != text.encode():
+        check_folder(options.output, keeping=(options.source,))
         write_text(options.output, text)
 
 

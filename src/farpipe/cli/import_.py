@@ -346,8 +346,8 @@ def _import_schedule(files: list[Path], method: str, output: Path | None, as_jso
         raise typer.BadParameter("a schedule is one file", param_hint="FILE")
     schedule = from_torch_csv(read_text(files[0]), str(files[0]), method)
     if output is not None:
-        check_folder(output)
         keep_earlier(output, "schedule")
+        check_folder(output)
         schedule.save(output)
     if as_json:
         print_json(schedule.to_data())

@@ -95,12 +95,43 @@ def _piped_width() -> int:
     return int(columns) if columns.isdecimal() and int(columns) else _PIPED_WIDTH
 
 
+_RESULTS: Final = re.compile(
+    rb"""<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/><meta http-equiv="Content-Security-Policy" """
+    rb"""|<svg xmlns="http://www.w3.org/2000/svg" class="figure" """
+    rb"""|(\x89PNG|<\?xml)(?s:.*)farpipe"""
+    rb"""|\{"traceEvents":\[\{"ph":"M\""""
+    rb"""|\{\s*"format": ?"farpipe/|\{"time_s": """
+    rb"""|request,arrival_s,src,dst,gbit_s,accepted,|owner,nodes,first_slot,slots,from_s|\d+[A-Z_]+\d+(,|\s|$)"""
+)
+"""Beginnings of pages, pictures (farpipe's own and matplotlib's), traces, documents, logs and orders of farpipe."""
+_HEAD_BYTES: Final = 4096
+
+
 def check_folder(*files: Path | None, keeping: Iterable[Path | None] = ()) -> None:
     """RunError for the first of `files` whose folder does not exist: a typing slip should not become a folder.
 
-    InputError for one that would take the place of one of `keeping`, the files that the command reads, UsageError for
-    two that are one file.
+    InputError for one that would take the place of one of `keeping`, the files that the command reads, or of a file
+    that farpipe has not written, UsageError for two that are one file.
     """
+    _check_places(files, keeping)
+    for file in filter(None, files):
+        if (head := _head(file)) and not _RESULTS.match(head):
+            raise InputError(f"{file}: is there already, and no result of farpipe; give another file")
+
+
+def _head(file: Path) -> bytes:
+    """The beginning of a file; nothing of a device or where no file is."""
+    try:
+        if not file.is_file():
+            return b""
+        with file.open("rb") as opened:
+            return opened.read(_HEAD_BYTES)
+    except OSError:  # writing there reports the reason
+        return b""
+
+
+def _check_places(files: Iterable[Path | None], keeping: Iterable[Path | None] = ()) -> None:
+    files = [*files]
     paths = [file.resolve() for file in files if file]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise UsageError(f"{twice[0]}: two results can't be written to one file; give each its own")
@@ -143,7 +174,7 @@ def expect_replaceable(path: Path, kind: str) -> bool:
 
 def expect_new(path: Path) -> None:
     """InputError where a file is at `path` already: it may be what somebody has written by hand."""
-    check_folder(path)
+    _check_places([path])
     if path.exists():
         raise InputError(f"{path}: is there already; give another name")
 
@@ -153,8 +184,11 @@ def keep_earlier(path: Path, kind: str) -> str:
 
     So it is still there, under its own name as well, when writing fails. Errors as in `expect_replaceable`.
     """
-    if not expect_replaceable(path, kind):
-        return ""
+    return second_name(path) if expect_replaceable(path, kind) else ""
+
+
+def second_name(path: Path) -> str:
+    """Give the file at `path`, which is about to be replaced, a second name; return a note on it."""
     earlier = path.with_name(f"{path.stem}.previous{path.suffix}")
     earlier.unlink(missing_ok=True)
     try:

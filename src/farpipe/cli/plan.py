@@ -78,8 +78,8 @@ class PlanOptions:
         """The job, once it is sure that the other options mean something beside it and that results can be written."""
         from farpipe.spec import load_job
 
-        check_folder(self.output, self.html, keeping=(self.job,))
         expect_replaceable(self.output, "plan")
+        check_folder(self.output, self.html, keeping=(self.job,))
         job = load_job(self.job)
         if job.data.packing is not None:
             self._refuse_for_packing()

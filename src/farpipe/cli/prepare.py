@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farpipe.cli.options import with_groups
+from farpipe.cli.output import second_name
 from farpipe.cli.run_options import RunOptions, show_planned, write_run_dir
 from farpipe.strict import write_text
 
@@ -54,13 +55,13 @@ def _show_how_to_start(
     sizes = {site.name: site.devices_per_machine for site in plan.job.cluster.sites}
     machines = machines_of(spec, sizes, read_hostfile(hostfile) if hostfile else None)
     if hostfile is None:
-        write_text(run_dir / HOSTFILE_NAME, hostfile_of(machines))
+        _put(run_dir / HOSTFILE_NAME, hostfile_of(machines))
     if launch_format == "torchrun":
         typer.echo(torchrun_commands(machines, run_dir, max_restarts))
         return
     texts = _manifests(plan, spec, machines, run_dir, max_restarts, launch_format)
     for name, text in texts.items():
-        write_text(run_dir / name, text)
+        _put(run_dir / name, text)
     commands = {"sbatch": "MASTER_ADDR=ADDRESS sbatch", "skypilot": "sky jobs launch --env MASTER_ADDR=ADDRESS"}
     image = f"an image in the place of {IMAGE} and " if launch_format == "jobset" else ""
     typer.echo(
@@ -69,6 +70,14 @@ def _show_how_to_start(
     )
     for name in texts:
         typer.echo(f"    {commands.get(launch_format, 'kubectl apply -f')} {run_dir / name}")
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file of a run directory; an earlier one, which may have been filled in, keeps a second name."""
+    note = second_name(path) if path.is_file() and path.read_text(encoding="utf-8") != text else ""
+    write_text(path, text)
+    if note:
+        typer.echo(f"{path}: written again{note}", err=True)
 
 
 def _manifests(

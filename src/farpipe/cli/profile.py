@@ -48,8 +48,8 @@ def profile(options: ProfileOptions) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
     from farpipe.spec import load_job
 
-    check_folder(options.output, keeping=(options.job,))
     expect_replaceable(options.output, "chunk-profile" if options.sequences else "profile")
+    check_folder(options.output, keeping=(options.job,))
     job = load_job(options.job)
     name = _device_name(job, options.name)
     need_torch("farpipe profile")

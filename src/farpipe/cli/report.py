@@ -24,10 +24,11 @@ def report(
     from farpipe.cli.shown import link_event_tables, step_table
     from farpipe.run.directory import WRITTEN
 
-    check_folder(output, trace, keeping=[folder / name for folder in run_dir for name in WRITTEN])
+    read, page = [folder / name for folder in run_dir for name in WRITTEN], output or run_dir[0] / PAGE_NAME
+    check_folder(output, trace, keeping=read)
     runs = load_runs(run_dir)
-    page = output or run_dir[0] / PAGE_NAME
     trace = trace or (run_dir[0] / TRACE_NAME if output is None else page.with_suffix(".trace.json"))
+    check_folder(page, trace, keeping=read)
     write_pages(runs, page, trace)
     for run in (run for run in runs if run.broken_off):
         typer.echo(run.broken_off, err=True)

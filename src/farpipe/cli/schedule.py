@@ -40,9 +40,9 @@ def schedule(context: typer.Context, options: ScheduleOptions) -> None:
 
     begin, method, output = time.perf_counter(), options.method, options.output
     _refuse_what_is_not_used(context, method, as_json=options.as_json)
-    check_folder(output)
     if output is not None:
         expect_replaceable(output, "schedule")
+    check_folder(output)
     problem, _, _ = load_step(options.problem)
     with search_status(f"searching ({method})") as report:
         best = find_order(problem, method, time_limit_s=options.time_limit, seed=options.seed, on_progress=report)

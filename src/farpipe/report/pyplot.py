@@ -42,5 +42,6 @@ def save_figure(figure: Any, path: Path | str, *, dpi: int) -> None:
     """Write a figure whole or not at all, in the format of the file's ending, .svg or .png; errors as `write_bytes`."""
     plain_ticks(figure)
     written = io.BytesIO()
-    figure.savefig(written, format=Path(path).suffix.removeprefix(".") or "svg", dpi=dpi)
+    form = Path(path).suffix.removeprefix(".") or "svg"
+    figure.savefig(written, format=form, dpi=dpi, metadata={"Software" if form == "png" else "Creator": "farpipe"})
     write_bytes(path, written.getvalue())

@@ -1,7 +1,7 @@
 """A run as files: which directory it gets, what may stand there already, what is put into it. Needs no torch.
 
-Nothing of an earlier run is overwritten here: a new run refuses a directory with results, and a run that goes on is
-first held against the checkpoints that it finds.
+Nothing of an earlier run is overwritten here, nor of anybody else: a new run refuses a directory with results, or with
+anything where no run is, and a run that goes on is first held against the checkpoints that it finds.
 """
 
 from collections.abc import Sequence
@@ -36,6 +36,7 @@ JOB_NAME: Final = "job.toml"
 LOGS_NAME: Final = "logs"
 WRITTEN: Final = (RUN_NAME, METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, STEP_PLAN_NAME, PLAN_NAME, JOB_NAME)
 """Files of a run in its directory, beside its checkpoints and logs."""
+_HEAD_BYTES: Final = 200
 DEFAULT_RUN_DIR: Final = Path("runs/last")
 
 
@@ -86,8 +87,28 @@ def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool) -> None:
     spec.save(run_dir / RUN_NAME)
 
 
+def refuse_strangers(run_dir: Path) -> None:
+    """InputError when `run_dir` has something in it and is no run: all that is there is somebody else's."""
+    if not run_dir.is_dir() or _is_run(run_dir / RUN_NAME):
+        return
+    names = sorted(path.name for path in run_dir.iterdir())
+    if found := [name for name in names if not name.startswith(".") and name != "lost+found"]:
+        shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        raise InputError(
+            f"{run_dir}: is no run (there is no {RUN_NAME} of farpipe's), but has {shown}; choose another directory"
+        )
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return b'"farpipe/run/' in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+
+
 def refuse_results(run_dir: Path) -> None:
-    """InputError when `run_dir` has results or checkpoints of a run, whole or broken off."""
+    """InputError when `run_dir` has results or checkpoints of a run, whole or broken off, or is no run."""
     names = [name for name in (METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME) if (run_dir / name).exists()]
     checkpoints = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
     names += [CHECKPOINTS_NAME] if checkpoints else []
@@ -96,6 +117,7 @@ def refuse_results(run_dir: Path) -> None:
         raise InputError(
             f"{run_dir}: has the {names[0]} of an earlier run; choose another directory, {others.format(run_dir)}"
         )
+    refuse_strangers(run_dir)
 
 
 def reopen(spec: "RunSpec", run_dir: Path) -> None:

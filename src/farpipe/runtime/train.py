@@ -16,7 +16,7 @@ import torch
 from farpipe.emulate import LinkShape
 from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.runtime.agreement import agree
-from farpipe.runtime.checkpoint.checkpointer import Checkpointer
+from farpipe.runtime.checkpoint.checkpointer import END_S, Checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpoint.resume import resume
 from farpipe.runtime.chunk_work import ChunkSleeper, ChunkTrainer
@@ -85,6 +85,8 @@ def train_rank(
             loop.run(start.step)
         except DivergedError as error:
             raise DivergedError(f"{error}; {loop.end_diverged()}") from None
+        finally:
+            checkpointer.end(min(END_S, run.transport.timeout_s / 2))
         summary = None if recorder is None else recorder.finish(run.num_steps)
         peers.exchange("end", b"", waiting_for="rank 0 to write the results")  # it asks the others' clocks until then
         return summary

@@ -1,12 +1,15 @@
 """Takes checkpoints while the training goes on: a snapshot at the end of a step, written by a thread of its own.
 
 Every rank writes its file, then reports to all others how that went. Who has heard of all files writes the manifest: so
-a manifest anywhere means that all files are whole everywhere, also where sites have no disk in common.
+a manifest anywhere means that all files are whole everywhere, also where sites have no disk in common. The thread that
+has written does all that, since the main thread may be in a long step, or hang, and a rank that ends waits for it.
 """
 
 import json
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -34,19 +37,28 @@ BOX: Final = "checkpoint files"
 LIMIT_S: Final = 600.0
 """Longest wait for a checkpoint that is being written, where somebody has to wait for it."""
 _POLL_S: Final = 0.01
+_GRACE_S: Final = 1.0
+"""Time for reports that were on their way when the run broke."""
+END_S: Final = 30.0
+"""Longest wait of a rank that ends early for its checkpoint; the others wait for its messages meanwhile."""
 
 
 class _Writing(threading.Thread):
     """One rank's part of one checkpoint on its way to the disk."""
 
-    def __init__(self, step: int, write: Callable[[], FileEntry | None]) -> None:
+    def __init__(self, step: int, write: Callable[[], FileEntry | None], follow: Callable[[int], None]) -> None:
+        """``follow(step)`` is called when it has been written."""
         super().__init__(name=f"checkpoint {step}", daemon=True)
-        self.step, self._write_it = step, write
+        self.step, self._write_it, self._follow = step, write, follow
         self.outcome: dict[str, Any] = {}
         self.start()
 
     def run(self) -> None:
-        """Write; what came of it is in `outcome`."""
+        """Write, then follow; what came of the writing is in `outcome`."""
+        self._write()
+        self._follow(self.step)
+
+    def _write(self) -> None:
         try:
             entry = self._write_it()
             self.outcome = {"step": self.step, "file": entry and entry.model_dump()}
@@ -79,10 +91,13 @@ class Checkpointer:
         self._written: list[dict[str, Any]] = []
         """Outcomes of this rank's files that were not yet reported to the other ranks."""
         self._writing: _Writing | None = None
+        """The newest file until its outcome is taken in."""
+        self._threads: list[_Writing] = []
+        self._moving, self._has_ended = threading.Lock(), False
         self._outcomes: dict[int, dict[int, dict[str, Any]]] = {}
         self._failures: dict[int, str] = {}
         """Reasons, by step, why this process has not completed a checkpoint."""
-        self._unreported: list[str] = []
+        self._unreported: deque[str] = deque()
         """Errors that `collect` has not handed out yet."""
 
     @property
@@ -102,10 +117,11 @@ class Checkpointer:
 
     def save(self, step: int) -> None:
         """Begin the checkpoint after `step` steps; an earlier one that is still being written is waited for."""
-        self._unreported += self._wait(lambda: self._writing is None, "the checkpoint before to be written")
+        self._unreported.extend(self._wait(lambda: self._writing is None, "the checkpoint before to be written"))
         tensors = {piece.key: piece.snapshot() for piece in self._state() if piece.is_mine}
         self._outcomes.setdefault(step, {})
-        self._writing = _Writing(step, lambda: self._write(step, tensors))
+        self._writing = _Writing(step, lambda: self._write(step, tensors), self._follow)
+        self._threads = [*(thread for thread in self._threads if thread.is_alive()), self._writing]
 
     def _write(self, step: int, tensors: dict[str, Tensor]) -> FileEntry | None:
         """None where other replicas write all that this process holds."""
@@ -116,7 +132,41 @@ class Checkpointer:
 
     def collect(self) -> list[str]:
         """Pass on what has been written here and take note of what has been written elsewhere; what went wrong."""
-        if self._writing is not None and not self._writing.is_alive():
+        if self._moving.acquire(blocking=False):  # else the other thread is at it
+            try:
+                self._move()
+            finally:
+                self._moving.release()
+        return self._news()
+
+    def _news(self) -> list[str]:
+        return [self._unreported.popleft() for _ in range(len(self._unreported))]
+
+    def _follow(self, step: int) -> None:
+        """Go on until the checkpoint of `step` is whole, has failed, or can't become whole since the run has broken."""
+        broken_s = math.inf
+        while step in self._outcomes and not self._has_ended and time.monotonic() < broken_s + _GRACE_S:
+            try:
+                with self._moving:
+                    self._move()
+            except Exception:  # the main thread meets it too
+                broken_s = min(broken_s, time.monotonic())
+            time.sleep(_POLL_S)
+
+    def end(self, limit_s: float = END_S) -> None:
+        """Give what has been begun time to become whole, `limit_s` at most; this rank leaves early."""
+        deadline_s, is_broken = time.monotonic() + limit_s, False
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline_s:
+            try:
+                self.collect()
+            except RunError:
+                deadline_s = deadline_s if is_broken else min(deadline_s, time.monotonic() + _GRACE_S)
+                is_broken = True
+            time.sleep(_POLL_S)
+        self._has_ended = True
+
+    def _move(self) -> None:
+        if self._writing is not None and self._writing.outcome:
             self._written.append(self._writing.outcome)
             self._writing = None
         while self._written and self._is_recorded(self._written[0]["step"]):
@@ -126,13 +176,17 @@ class Checkpointer:
         for rank, payload in self._peers.poll(BOX):
             outcome = json.loads(payload)
             self._outcomes.setdefault(outcome["step"], {})[rank] = outcome
-        complete = [step for step, outcomes in self._outcomes.items() if len(outcomes) == self._peers.world_size]
-        earlier, self._unreported = self._unreported, []
-        return earlier + [problem for step in complete if (problem := self._complete(step))]
+        for step in [step for step, found in [*self._outcomes.items()] if len(found) == self._peers.world_size]:
+            self._complete(step)
 
-    def _complete(self, step: int) -> str | None:
-        """All files of a checkpoint are there, or it has failed; the reason if so."""
-        outcomes = self._outcomes.pop(step)
+    def _complete(self, step: int) -> None:
+        """All files of a checkpoint are there, or it has failed."""
+        if (problem := self._write_manifest(step, self._outcomes[step])) is not None:
+            self._unreported.append(problem)
+        del self._outcomes[step]  # last: until then it is waited for
+
+    def _write_manifest(self, step: int, outcomes: dict[int, dict[str, Any]]) -> str | None:
+        """Make a checkpoint of the files, or remove them where one has failed; the reason if so."""
         folder = folder_of(self._folder, step)
         errors = [f"rank {rank}: {outcome['error']}" for rank, outcome in outcomes.items() if "error" in outcome]
         try:
@@ -174,7 +228,7 @@ class Checkpointer:
                 raise RunError(f"rank {self._peers.rank} waited {LIMIT_S:g} s for {what}")
             if not done():
                 time.sleep(_POLL_S)
-        return problems
+        return problems + self._news()
 
 
 def state_pieces(

@@ -58,6 +58,8 @@ def issue(
     ec = _elliptic_curves()
     place = _place(folder, site)
     authority_key, authority = _load(folder)
+    if (place / KEY_FILE).exists() and not (place / AUTHORITY_FILE).exists():
+        raise InputError(f"{place / KEY_FILE}: is there already, and no key of this authority's; move it away")
     key = ec.generate_private_key(ec.SECP256R1())
     names = _alternative_names(site, hosts, ips)
     certificate = _sign(authority_key, authority, _name(f"farpipe site {site}"), key, names, days)
