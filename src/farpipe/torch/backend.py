@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from farpipe.errors import FarpipeError, InputError, RunError
+from farpipe.errors import FarpipeError, InputError, RunError, spoken
 from farpipe.runtime.peers import TensorPeers
 from farpipe.runtime.rendezvous import TorchStore
 from farpipe.runtime.replicas.background import BackgroundThread
@@ -51,8 +51,9 @@ def create(settings: Any, options: Options | None) -> "FarpipeGroup":
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options of the backend {NAME!r} are farpipe.torch.Options, found {type(options).__name__}")
     with raised_as_torch():
-        transport = _connect(settings, options or Options.from_environment())
-    return FarpipeGroup(transport, str(settings.group_id))
+        options = options or Options.from_environment()
+        transport = _connect(settings, options)
+    return FarpipeGroup(transport, str(settings.group_id), options.max_message_bytes)
 
 
 def _connect(settings: Any, options: Options) -> Transport:
@@ -82,15 +83,15 @@ def _message_memory(num_bytes: int) -> memoryview:
 class FarpipeGroup(dist.ProcessGroup):
     """A torch process group whose messages and collectives go over `transport`; `name` is torch's for it."""
 
-    def __init__(self, transport: Transport, name: str) -> None:
+    def __init__(self, transport: Transport, name: str, max_message_bytes: int) -> None:
         super().__init__(transport.rank, transport.world_size)  # type: ignore[call-arg]
         self.transport, self._name = transport, name
-        self._messages = PointToPoint(TensorPeers(transport))
+        self._messages = PointToPoint(TensorPeers(transport), max_message_bytes)
         sites = [transport.site(rank) for rank in range(transport.world_size)]
         self._collectives = GroupCollectives(transport.rank, sites)
         self._numbers = itertools.count()
         self._beside = BackgroundThread(f"farpipe collectives of {transport.rank}")
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         self.num_pipelines = itertools.count()
         """Numbers for the pipelines over this group, which keep their messages apart."""
         self.before_end: list[Callable[[], None]] = []
@@ -275,7 +276,7 @@ class FarpipeGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Send what is queued and leave; called by `destroy_process_group`. A warning names sends without a receive."""
-        if self._closed:
+        if self._closed or os.getpid() != self._process:
             return
         try:
             self._finish()
@@ -300,9 +301,11 @@ class FarpipeGroup(dist.ProcessGroup):
 
     def _leave(self) -> None:
         """Leave at the end of a process that has not destroyed the group: the others hear why it ends."""
+        if os.getpid() != self._process:  # the group is the parent's
+            return
         error = getattr(sys, "last_value", None)
         if error is not None:
-            self.transport.abort(f"{type(error).__name__}: {error}")
+            self.transport.abort(spoken(error))
         else:
             with suppress(RunError):
                 self._finish()

@@ -50,7 +50,7 @@ class Options:
     """TCP connections per pair of ranks; None: as many as round trip and rate ask for."""
     outage_s: float = 60.0
     """A connection that breaks is made anew; one that is gone longer ends the group."""
-    max_message_bytes: int = 4 << 30
+    max_message_bytes: int = 64 << 30
     """A longer message is refused, by the sender and by the receiver before it takes memory."""
     buffer_bytes: int = 256 << 20
     """Bound of what waits between two ranks, on either side."""

@@ -3,21 +3,22 @@
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from farpipe.errors import InputError, RunError
-from farpipe.runtime.peers import TensorPeers, describe
+from farpipe.runtime.peers import TensorPeers, describe, tensor_bytes, tensor_of
 from farpipe.runtime.replicas.background import BackgroundThread
 from farpipe.runtime.staging import Staging
-from farpipe.torch.works import FutureWork, finished
-from farpipe.transport import Tag
+from farpipe.torch.works import FutureWork, LentWork, finished
+from farpipe.transport import Message, Tag
+from farpipe.transport.outbox import Loan
 from farpipe.units import counted
 
 KIND: Final = "forward"
@@ -26,34 +27,49 @@ DEVICES: Final = ("cpu", "cuda")
 NO_MICROBATCH: Final = -1
 """Microbatch in the names of messages, which keeps them apart from those of a Pipeline over the same group."""
 MAX_TAG: Final = (1 << 31) - 1
+LENT_BYTES: Final = 1 << 20
+"""From here on a tensor is sent from the caller's memory; a shorter one is copied sooner than given back."""
 ENDING_S: Final = 2.0
 """Time for which a rank that destroys its group waits to hear what the others have sent and received."""
 _ENDED: Final = "farpipe.torch ended"
 _POLL_S: Final = 0.005
+Result = TypeVar("Result")
 _Lane = tuple[int, int]
 """A rank and a tag of torch's."""
 
 
 class PointToPoint:
-    """Messages to and from the other ranks, eager: a send ends when the tensor is copied and handed over."""
+    """Messages to and from the other ranks, eager: no send waits for its receive.
 
-    def __init__(self, peers: TensorPeers) -> None:
-        self._peers, self._transport = peers, peers.transport
+    A long tensor is sent from the caller's memory, and what a receive was posted for comes in straight where it belongs.
+    One thread of the transport sees to all receives.
+    """
+
+    def __init__(self, peers: TensorPeers, max_message_bytes: int) -> None:
+        self._peers, self._transport, self._max_bytes = peers, peers.transport, max_message_bytes
         self._lock = threading.Lock()
         self._sent: Counter[_Lane] = Counter()
         self._awaited: Counter[_Lane] = Counter()
         self._taken: Counter[_Lane] = Counter()
         self._senders: dict[int, BackgroundThread] = {}
-        self._receivers: dict[_Lane, BackgroundThread] = {}
+        self._receives: dict[_Lane, deque[Tag]] = {}
+        """Messages that each lane waits for; the first one's time runs."""
         self._staging: Staging | None = None
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> FutureWork:
-        """Send a copy of `tensor`; waits for nobody."""
+        """Send `tensor`, to which nobody may write before the work is waited for; waits for nobody."""
         expect_path(tensor)
         describe(tensor)  # refuses what has no form on the wire
         number = self._number(self._sent, peer, tag)
         name, what = Tag(number, tag, NO_MICROBATCH), f"send to rank {peer}, tag {tag}"
         try:
+            if tensor.nbytes > self._max_bytes:
+                raise InputError(
+                    f"{what}: {_facts(tensor)} has {tensor.nbytes:,} bytes, more than the {self._max_bytes:,} of "
+                    "max_message_bytes (FARPIPE_MAX_MESSAGE_BYTES); send parts, or set more on all ranks"
+                )
+            if tensor.nbytes >= LENT_BYTES and _is_plain(tensor):
+                return LentWork(self._lend(tensor, peer, name), what, self._transport.check)
             return FutureWork(self._hand_over(_copy(tensor), peer, name), what, self._transport.check)
         except InputError:
             self._sent[peer, tag] -= 1  # the next one is what the receiver waits for
@@ -62,33 +78,61 @@ class PointToPoint:
     def _hand_over(self, copy: Tensor, peer: int, name: Tag) -> "Future[None]":
         if copy.is_cuda:
             self._staged().send(peer, KIND, name, copy)
-            return finished()
-        if self._transport.has_space(peer, KIND, copy.nbytes):
-            self._peers.send(peer, KIND, name, copy)
-            return finished()
+            return finished(None)
+        return self._put(peer, copy.nbytes, lambda: self._peers.send(peer, KIND, name, copy))
+
+    def _lend(self, tensor: Tensor, peer: int, name: Tag) -> "Future[Loan]":
+        data, description = tensor_bytes(tensor), describe(tensor)
+        return self._put(peer, len(data), lambda: self._transport.lend(peer, KIND, name, data, description))
+
+    def _put(self, peer: int, num_bytes: int, put: Callable[[], Result]) -> "Future[Result]":
+        if self._transport.has_space(peer, KIND, num_bytes):
+            return finished(put())
         # a thread, for both sides may be about to send more than the buffers hold before they receive
-        lane = self._senders.setdefault(peer, BackgroundThread(f"farpipe sends to {peer}"))
-        return lane.start(lambda: self._peers.send(peer, KIND, name, copy))
+        return self._senders.setdefault(peer, BackgroundThread(f"farpipe sends to {peer}")).start(put)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> FutureWork:
         """Fill `tensor` with the next message from `peer` with `tag`, which must have its shape and dtype."""
         expect_path(tensor)
         name = Tag(self._number(self._awaited, peer, tag), tag, NO_MICROBATCH)
         what = f"receive from rank {peer}, tag {tag}"
-        target = tensor.detach()
-        lane = self._receivers.setdefault((peer, tag), BackgroundThread(f"farpipe receives from {peer}"))
+        target, future = tensor.detach(), Future[Tensor]()
+        memory = tensor_bytes(target) if _is_plain(target) and target.nbytes else None
 
-        def take() -> Tensor:
-            found = self._peers.receive(peer, KIND, name, waiting_for=what).tensor
-            self._taken[peer, tag] += 1
-            if (found.dtype, found.shape) != (target.dtype, target.shape):
-                raise RunError(f"{what}: rank {peer} sent {_facts(found)}, and this receive is for {_facts(target)}")
-            if not target.is_cuda:
-                _write(target, found)
-            return found
+        def accept(num_bytes: int, description: bytes) -> memoryview | None:
+            return memory if num_bytes == target.nbytes and description == describe(target) else None
+
+        def end(done: "Future[Message]") -> None:
+            try:
+                data, description, _ = done.result()
+                self._taken[peer, tag] += 1
+                future.set_result(target if data is memory else _fill(target, data, description, what, peer))
+            except Exception as error:
+                future.set_exception(error)
+            self._limit_next((peer, tag), name)
 
         on_gpu: Callable[[Tensor], None] | None = (lambda found: _write(target, found)) if target.is_cuda else None
-        return FutureWork(lane.start(take), what, self._transport.check, [tensor], on_gpu)
+        expected = self._transport.expect(peer, KIND, name, waiting_for=what, accept=accept)
+        self._queue_up((peer, tag), name)
+        expected.add_done_callback(end)
+        return FutureWork(future, what, self._transport.check, [tensor], on_gpu)
+
+    def _queue_up(self, lane: _Lane, name: Tag) -> None:
+        """A receive may take the group's limit from when those of its lane before it are done."""
+        with self._lock:
+            waiting = self._receives.setdefault(lane, deque())
+            waiting.append(name)
+            is_first = len(waiting) == 1
+        if is_first:
+            self._transport.limit(lane[0], KIND, name)
+
+    def _limit_next(self, lane: _Lane, done: Tag) -> None:
+        with self._lock:
+            waiting = self._receives[lane]
+            waiting.remove(done)
+            following = waiting[0] if waiting else None
+        if following is not None:
+            self._transport.limit(lane[0], KIND, following)
 
     def _number(self, counts: "Counter[_Lane]", peer: int, tag: int) -> int:
         if not 0 <= tag <= MAX_TAG:
@@ -158,6 +202,24 @@ def _copy(tensor: Tensor) -> Tensor:
 def _write(target: Tensor, found: Tensor) -> None:
     with torch.no_grad():
         target.copy_(found, non_blocking=True)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """True if the memory of the tensor is its values in their order."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def _fill(target: Tensor, data: memoryview, description: bytes, what: str, peer: int) -> Tensor:
+    """The tensor in a message, copied to `target` unless a GPU has that; RunError where it is for another."""
+    try:
+        found = tensor_of(data, description)
+    except ValueError as error:
+        raise RunError(f"{what}: the message from rank {peer} is no tensor: {error}") from None
+    if (found.dtype, found.shape) != (target.dtype, target.shape):
+        raise RunError(f"{what}: rank {peer} sent {_facts(found)}, and this receive is for {_facts(target)}")
+    if not target.is_cuda:
+        _write(target, found)
+    return found
 
 
 def _facts(tensor: Tensor) -> str:

@@ -4,13 +4,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from farpipe.errors import FarpipeError, InfeasibleError, InputError, UsageError
+from farpipe.transport.outbox import Loan
+
+
+Result = TypeVar("Result")
 
 
 def as_torch(error: BaseException) -> BaseException:
@@ -60,7 +64,8 @@ class FutureWork(dist.distributed_c10d.Work):
             raise as_torch(error) from None
         settle, self._settle = self._settle, None
         if settle is not None:
-            settle(result)
+            with raised_as_torch():
+                settle(result)
         return True
 
     def is_completed(self) -> bool:
@@ -98,8 +103,27 @@ class FutureWork(dist.distributed_c10d.Work):
         return promise
 
 
-def finished() -> "Future[None]":
+class LentWork(FutureWork):
+    """A send from the caller's memory, which is the caller's again after `wait`; the future has the transport's loan.
+
+    The caller may not write to it before, as with gloo and NCCL.
+    """
+
+    def __init__(self, future: "Future[Loan]", what: str, check: Callable[[str], None]) -> None:
+        super().__init__(future, what, check, settle=lambda loan: loan.end())
+
+    def is_completed(self) -> bool:
+        """True if `wait` would not wait: all of it has arrived, or it has failed."""
+        done = self._future.done()
+        return done and (self._settle is None or self._future.exception() is not None or self._future.result().is_over)
+
+    def is_success(self) -> bool:
+        """True if it is done, and well."""
+        return self.is_completed() and super().is_success()
+
+
+def finished(result: Result) -> "Future[Result]":
     """A future of what is done already."""
-    future: Future[None] = Future()
-    future.set_result(None)
+    future: Future[Result] = Future()
+    future.set_result(result)
     return future

@@ -97,6 +97,20 @@ class FrameSender:
         self._cursor -= news
         self._num_acknowledged = num_frames
 
+    def replace(self, message: object, data: memoryview, old: memoryview) -> None:
+        """Take the bytes of `message` from `data` from now on, and none from `old`, which has the same."""
+        for frame in self._unacknowledged:
+            if frame.message is message:
+                frame.body = data[frame.offset : frame.offset + len(frame.body)]
+        loaded = self._unacknowledged[self._cursor - 1] if self._cursor else None
+        if loaded is not None and loaded.message is message:
+            self._out = [
+                loaded.body[len(loaded.body) - len(piece) :]
+                if isinstance(piece, memoryview) and piece.obj is old.obj
+                else piece
+                for piece in self._out
+            ]
+
     def write(self, connection: Connection) -> bool:
         """Hand over what the kernel takes, up to a turn's share; whether there may be more for another turn."""
         budget = TURN_BYTES

@@ -1,5 +1,6 @@
 """Health of a run; the first thing that goes wrong ends every wait."""
 
+import os
 import threading
 import time
 import traceback
@@ -45,6 +46,7 @@ class Health:
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self._announce = announce
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._error: RunError | None = None
         self._conditions: list[threading.Condition] = []
@@ -53,6 +55,16 @@ class Health:
         self._pauses: Counter[tuple[object, int]] = Counter()
         self._paused_s = 0.0
         self._paused_since_s: float | None = None
+
+    @property
+    def is_of_a_fork(self) -> bool:
+        """True in a child of the process that this is of: it has the sockets, but none of the threads."""
+        return os.getpid() != self._process
+
+    def expect_own_process(self) -> None:
+        """RunError in a child of the process that this is of; nothing is broken there by it."""
+        if self.is_of_a_fork:
+            raise RunError("a forked process has no connections of its own; make them after the fork")
 
     @property
     def error(self) -> RunError | None:
@@ -204,7 +216,7 @@ class Breaking:
         self._health = health
 
     def __enter__(self) -> None:
-        pass
+        self._health.expect_own_process()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, RunError):

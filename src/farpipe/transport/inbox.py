@@ -1,15 +1,18 @@
 """Messages that have come in and were not yet asked for, put together from their fragments, with bounded memory."""
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from farpipe.errors import RunError
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
-from farpipe.transport.health import Health, Later, PeerError
+from farpipe.transport.health import LONGEST_WAIT_S, Health, Later, PeerError
 from farpipe.transport.wire import (
     Channel,
     ChannelKind,
@@ -25,6 +28,10 @@ from farpipe.units import format_bytes
 
 Allocate = Callable[[int], memoryview]
 """Gives writable memory for a message of so many bytes; whoever receives the message owns it."""
+
+
+Accept = Callable[[int, bytes], memoryview | None]
+"""Gives the receiver's own memory for a message of so many bytes with such a description; None: other memory."""
 
 
 def allocate_bytes(num_bytes: int) -> memoryview:
@@ -65,6 +72,21 @@ class _Wait(NamedTuple):
         return f"{self.waiting_for}: waited for the {kind} message of {self.tag} from rank {peer}"
 
 
+class _Expected(NamedTuple):
+    """A message that is waited for without a thread; see `Inbox.expect`."""
+
+    wait: _Wait
+    future: Future[Message]
+
+
+class _Limit(NamedTuple):
+    """End of the time for a message."""
+
+    deadline_s: float
+    paused_s: float
+    """Outages before."""
+
+
 @dataclass
 class _ChannelQueue:
     """Messages that have come in over one channel."""
@@ -73,7 +95,8 @@ class _ChannelQueue:
     """Messages that are not complete."""
     by_tag: dict[Tag, _PartialMessage] = field(default_factory=dict)
     """Messages that were not taken."""
-    awaited: list[Tag] = field(default_factory=list)
+    awaited: dict[Tag, Accept | None] = field(default_factory=dict)
+    """Messages that somebody waits for, and where they may go."""
     num_bytes: int = 0
     num_complete: int = 0
     stopped: list[Callable[[], None]] = field(default_factory=list)
@@ -95,7 +118,10 @@ class _ChannelQueue:
         """Memory for a new message."""
         if header.tag in self.by_tag:
             raise WireError(f"the message of {header.tag} was sent twice")
-        partial = _PartialMessage(header, allocate(header.total_bytes), header.total_bytes, header.start_ns)
+        accept = self.awaited.get(header.tag)
+        own = None if accept is None else accept(header.total_bytes, header.description)
+        memory = allocate(header.total_bytes) if own is None else own
+        partial = _PartialMessage(header, memory, header.total_bytes, header.start_ns)
         self.by_number[header.number] = self.by_tag[header.tag] = partial
         self.num_bytes += header.total_bytes
         return partial
@@ -118,6 +144,12 @@ class Inbox:
         self._clock = clock
         self._changed = health.condition()
         self._queues: dict[Channel, _ChannelQueue] = {}
+        self._expected: dict[tuple[Channel, Tag], _Expected] = {}
+        self._limits: dict[tuple[Channel, Tag], _Limit] = {}
+        """Of those whose time has begun, the earliest first."""
+        self._ready: list[tuple[int, Channel, Tag]] = []
+        """A heap: from when (machine's clock) to look at which of them."""
+        self._brings = False
 
     def place(self, channel: Channel, header: FragmentHeader, go_on: Callable[[], None]) -> memoryview | None:
         """Memory for the fragment's bytes; None if a new message finds no space: `go_on` is called when it does.
@@ -156,6 +188,10 @@ class Inbox:
                 partial.received_ns = received_ns
                 queue.num_complete += 1
                 del queue.by_number[header.number]
+                if (channel, header.tag) in self._expected:
+                    heappush(self._ready, (header.deliver_ns, channel, header.tag))
+                if queue.num_complete >= queue.num_announced:
+                    self._look_at_all(channel)
                 self._changed.notify_all()
 
     def goodbye(self, peer: int, num_messages: Mapping[ChannelKind, int]) -> None:
@@ -163,26 +199,127 @@ class Inbox:
         with self._changed:
             for kind, number in num_messages.items():
                 self._queue_of(Channel(peer, kind)).num_announced = number
+                self._look_at_all(Channel(peer, kind))
             self._changed.notify_all()
 
     def take(self, channel: Channel, tag: Tag, waiting_for: str) -> Message:
         """The message `tag` as soon as it is there; see `Transport.receive`."""
         context = _Wait(waiting_for, channel, tag)
         with self._changed:
-            queue = self._queue_of(channel)
-            queue.awaited.append(tag)
-            self._make_space(queue)  # what is ahead of it may come in now, even beyond the limit
+            queue = self._await(channel, tag, None)
             try:
                 deadline_s = time.monotonic() + self._config.timeout_s
                 partial = self._health.wait(self._changed, lambda: queue.find(tag, context), deadline_s, context)
             finally:
-                queue.awaited.remove(tag)
+                del queue.awaited[tag]
             if partial is None:
-                raise RunError(f"{context}: it did not come within {self._config.timeout_s:g} s{_describe(queue)}")
-            del queue.by_tag[tag]
-            queue.num_bytes -= partial.header.total_bytes
-            self._make_space(queue)
+                raise self._too_late(context)
+            return self._taken(queue, partial)
+
+    def _await(self, channel: Channel, tag: Tag, accept: Accept | None) -> _ChannelQueue:
+        queue = self._queue_of(channel)
+        queue.awaited[tag] = accept
+        self._make_space(queue)  # what is ahead of it may come in now, even beyond the limit
+        return queue
+
+    def _too_late(self, context: _Wait) -> RunError:
+        limit, queue = f"{self._config.timeout_s:g} s", self._queue_of(context.channel)
+        return RunError(f"{context}: it did not come within {limit}{_describe(queue)}")
+
+    def _taken(self, queue: _ChannelQueue, partial: _PartialMessage) -> Message:
+        del queue.by_tag[partial.header.tag]
+        queue.num_bytes -= partial.header.total_bytes
+        self._make_space(queue)
         return Message(partial.data, partial.header.description, self._times(partial))
+
+    # Without a thread for each wait
+
+    def expect(self, channel: Channel, tag: Tag, waiting_for: str, accept: Accept) -> Future[Message]:
+        """As `take`, for a caller that does not wait; one thread sets the futures of all such messages.
+
+        A message that has not begun to come in goes to the memory that `accept` gives for it, if it gives any. Its time
+        begins with `limit`.
+        """
+        context, future = _Wait(waiting_for, channel, tag), Future[Message]()
+        with self._changed:
+            self._await(channel, tag, accept)
+            self._expected[channel, tag] = _Expected(context, future)
+            heappush(self._ready, (0, channel, tag))  # it may be there
+            if not self._brings:
+                self._brings = True
+                threading.Thread(target=self._bring, name="farpipe receives", daemon=True).start()
+            self._changed.notify_all()
+        return future
+
+    def limit(self, channel: Channel, tag: Tag) -> None:
+        """From now on the expected message has `timeout_s`."""
+        with self._changed:
+            if (channel, tag) in self._expected:
+                deadline_s = time.monotonic() + self._config.timeout_s
+                self._limits[channel, tag] = _Limit(deadline_s, self._health.paused_s())
+                self._changed.notify_all()
+
+    def _look_at_all(self, channel: Channel) -> None:
+        """Look at all that is expected over `channel`, of which no more comes."""
+        for other, tag in self._expected:
+            if other == channel:
+                heappush(self._ready, (0, channel, tag))
+
+    def _bring(self) -> None:
+        try:
+            while (found := self._next()) is not None:
+                future, outcome = found
+                if isinstance(outcome, RunError):
+                    self._health.fail(outcome, announce=str(outcome))
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+        except Exception as error:
+            self._health.fault(error, "receiving")
+
+    def _next(self) -> tuple[Future[Message], Message | RunError] | None:
+        """The next expected message that is here, or will not come; None when nothing is expected any more."""
+        with self._changed:
+            while self._expected:
+                while self._ready and self._ready[0][0] <= time.monotonic_ns():
+                    _, channel, tag = heappop(self._ready)
+                    if (channel, tag) in self._expected and (outcome := self._look(channel, tag)) is not None:
+                        return self._forget(channel, tag), outcome
+                channel, tag = next(iter(self._limits or self._expected))
+                left_s = self._left_s(channel, tag)
+                if left_s <= 0 or self._health.error is not None:
+                    outcome = self._look(channel, tag) or self._too_late(self._expected[channel, tag].wait)
+                    return self._forget(channel, tag), outcome
+                due_s = self._ready[0][0] / 1e9 - time.monotonic() if self._ready else LONGEST_WAIT_S
+                self._changed.wait(max(0.0, min(left_s, due_s, LONGEST_WAIT_S)))
+            self._brings = False
+            self._ready.clear()
+            return None
+
+    def _left_s(self, channel: Channel, tag: Tag) -> float:
+        """Time that an expected message has left; outages don't count."""
+        limit = self._limits.get((channel, tag))
+        if limit is None:
+            return LONGEST_WAIT_S
+        return limit.deadline_s + self._health.paused_s() - limit.paused_s - time.monotonic()
+
+    def _look(self, channel: Channel, tag: Tag) -> Message | RunError | None:
+        """The expected message if it is here, or why it will not come; at one that arrives later it looks again then."""
+        queue, wait = self._queue_of(channel), self._expected[channel, tag].wait
+        try:
+            self._health.check(wait)
+            found = queue.find(tag, wait)
+        except RunError as error:
+            return error
+        if isinstance(found, Later):
+            heappush(self._ready, (found.machine_ns, channel, tag))
+            return None
+        return None if found is None else self._taken(queue, found)
+
+    def _forget(self, channel: Channel, tag: Tag) -> Future[Message]:
+        del self._queue_of(channel).awaited[tag]
+        self._limits.pop((channel, tag), None)
+        return self._expected.pop((channel, tag)).future
 
     def _times(self, partial: _PartialMessage) -> MessageTimes:
         assert partial.received_ns is not None

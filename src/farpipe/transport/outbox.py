@@ -13,6 +13,7 @@ from farpipe.errors import InputError, RunError
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
 from farpipe.transport.health import Health
+from farpipe.transport.inbox import allocate_bytes
 from farpipe.transport.reconnector import Reconnector
 from farpipe.transport.stream import Stream
 from farpipe.transport.wire import MAX_DESCRIPTION_BYTES, Channel, FragmentHeader, Frame, Tag, WireError, pack_fragment
@@ -22,10 +23,12 @@ SMALLEST_FRAGMENT_BYTES: Final = 32 << 10
 LARGEST_FRAGMENT_BYTES: Final = 1 << 20
 DIRECT_BYTES: Final = 64 << 10
 """Longer messages are left to the transport's threads: copying and encrypting them takes a while."""
+COPIED_BYTES_PER_S: Final = 1e9
+"""Rate of a copy to fresh memory, page faults included."""
 
 
-@dataclass
-class _Outgoing:
+@dataclass(eq=False)
+class Outgoing:
     """A message on its way out; `header` is that of a fragment which is all of it."""
 
     header: FragmentHeader
@@ -33,6 +36,10 @@ class _Outgoing:
     passage: Passage | None
     """Times at which it is on its emulated link (machine's clock)."""
     fragment_bytes: int
+    num_unacknowledged: int
+    """Fragments that have not arrived, for all that is known here."""
+    end_bytes: int
+    """Bytes of the channel up to its end."""
     next_offset: int = 0
 
 
@@ -58,8 +65,8 @@ class Outbox:
         self._num_streams, self._reserve = num_streams, reserve
         lock = threading.Lock()
         self._lock, self._space = lock, health.condition(lock)
-        self._queue: deque[_Outgoing] = deque()
-        self._queued_bytes = 0
+        self._queue: deque[Outgoing] = deque()
+        self._queued_bytes = self._put_bytes = 0
         self._num_unacknowledged = 0
         self._num_messages = 0
         self.reconnectors: Sequence[Reconnector] = ()
@@ -88,7 +95,7 @@ class Outbox:
         for stream in self._streams:
             stream.pace(bytes_per_s)
 
-    def put(self, tag: Tag, data: memoryview, description: bytes) -> None:
+    def put(self, tag: Tag, data: memoryview, description: bytes) -> Outgoing:
         """Queue a message; waits up to `timeout_s` for space and raises RunError if there is none."""
         ready_ns = self._clock.now_ns()
         self._check(len(data), description)
@@ -107,13 +114,47 @@ class Outbox:
                 start_ns=self._clock.from_machine_ns(passage.start_ns) if passage else 0,
                 deliver_ns=passage.arrival_ns if passage else 0,
             )
-            outgoing = _Outgoing(header, data, passage, self._fragment_bytes(len(data)))
+            fragment_bytes = self._fragment_bytes(len(data))
+            num_fragments, end_bytes = math.ceil(len(data) / fragment_bytes) or 1, self._put_bytes + len(data)
+            outgoing = Outgoing(header, data, passage, fragment_bytes, num_fragments, end_bytes)
+            self._put_bytes = end_bytes
             self._queue.append(outgoing)
             self._num_messages += 1
-            self._num_unacknowledged += math.ceil(len(data) / outgoing.fragment_bytes) or 1
+            self._num_unacknowledged += outgoing.num_unacknowledged
             self._queued_bytes += len(data)
         if len(data) > DIRECT_BYTES or not any(stream.try_advance() for stream in self._streams):
             self._wake()
+        return outgoing
+
+    def give_back(self, message: Outgoing) -> None:
+        """Return when the memory of `message`, which was put, is the caller's again.
+
+        That is when all of it has arrived, or it is copied: the caller waits for as long as a copy would take, and on
+        while the rate until then promises the rest within twice that. So it never waits for the peer, nor long for a
+        slow link, and where the link is fast nothing is copied.
+        """
+        copied_s = len(message.data) / COPIED_BYTES_PER_S
+        with self._space:
+            while message.num_unacknowledged:
+                left_bytes = message.end_bytes - self._put_bytes + self._queued_bytes
+                done = self._space.wait_for(lambda: not message.num_unacknowledged or self._health.error, copied_s)
+                self._health.check(f"sending the {self.channel.kind} message of {message.header.tag}")
+                now_left_bytes = message.end_bytes - self._put_bytes + self._queued_bytes
+                if not done and now_left_bytes > 2 * (left_bytes - now_left_bytes):
+                    break
+            else:
+                return
+        self._copy(message)
+
+    def _copy(self, message: Outgoing) -> None:
+        import numpy as np
+
+        copy = allocate_bytes(len(message.data))
+        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(message.data, np.uint8))  # without Python's lock
+        with self._lock:
+            old, message.data = message.data, copy
+        for stream in self._streams:
+            stream.replace(message, copy, old)
 
     def _wake(self) -> None:
         """Have every stream take a fragment, all before a loop wakes: else the first one may take two of a message.
@@ -130,8 +171,8 @@ class Outbox:
         if len(description) > MAX_DESCRIPTION_BYTES:
             raise ValueError(f"a description of {len(description)} bytes; the limit is {MAX_DESCRIPTION_BYTES}")
         if num_bytes > self._config.max_message_bytes:
-            limit = format_bytes(self._config.max_message_bytes)
-            raise InputError(f"a message of {format_bytes(num_bytes)} is longer than {limit} (max_message_bytes)")
+            limit = f"the {self._config.max_message_bytes:,} of max_message_bytes"
+            raise InputError(f"a message of {num_bytes:,} bytes is longer than {limit}")
 
     def has_space(self, num_bytes: int) -> bool:
         """True if `num_bytes` may be queued now: they fit, or nothing else is there."""
@@ -161,18 +202,21 @@ class Outbox:
             offset, total_bytes = message.next_offset, message.header.total_bytes
             num_bytes = min(message.fragment_bytes, total_bytes - offset)
             message.next_offset += num_bytes
+            data = message.data
             if message.next_offset >= total_bytes:
                 self._queue.popleft()
         passage = message.passage
         start_ns = message.header.start_ns if passage else self._clock.now_ns()
         header = message.header.of_fragment(offset, num_bytes, start_ns)
         end_ns = self._clock.from_machine_ns(passage.end_ns) if passage else None
-        return Frame(pack_fragment(header), message.data[offset : offset + num_bytes], end_ns)
+        return Frame(pack_fragment(header), data[offset : offset + num_bytes], end_ns, message, offset)
 
     def acknowledged(self, frame: Frame) -> None:
         with self._space:
             self._queued_bytes -= len(frame.body)
             self._num_unacknowledged -= 1
+            assert isinstance(frame.message, Outgoing)
+            frame.message.num_unacknowledged -= 1
             self._space.notify_all()
 
     def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview]:
@@ -203,3 +247,22 @@ class Outbox:
             reconnector.close()
         for reconnector in self.reconnectors:
             reconnector.join(deadline_s)
+
+
+class Loan:
+    """A message that is sent from the caller's memory, which may not be written to before it `is_over`."""
+
+    def __init__(self, outbox: Outbox, message: Outgoing) -> None:
+        self._outbox, self._message = outbox, message
+
+    @property
+    def is_over(self) -> bool:
+        """True if all of it has arrived."""
+        return not self._message.num_unacknowledged
+
+    def end(self) -> None:
+        """Return when the memory is the caller's again: it is copied where that is sooner than the arrival.
+
+        Raises the error that broke the run.
+        """
+        self._outbox.give_back(self._message)

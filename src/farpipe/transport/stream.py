@@ -111,6 +111,11 @@ class Stream:
             self._drop()
             self.sender.clear()
 
+    def replace(self, message: object, data: memoryview, old: memoryview) -> None:
+        """Send `message` from `data` from now on; see `FrameSender.replace`."""
+        with self._lock:
+            self.sender.replace(message, data, old)
+
     def pace(self, bytes_per_s: int) -> None:
         """Send at most so fast over the connection that it has; a new one gets its pace when it is dialled."""
         with self._lock:

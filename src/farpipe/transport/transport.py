@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -17,10 +18,10 @@ from farpipe.transport.control_plane import ControlPlane, ControlTopology
 from farpipe.transport.dialler import Dialler, Listener
 from farpipe.transport.handshake import Purpose
 from farpipe.transport.health import Breaking, Health
-from farpipe.transport.inbox import Allocate, FragmentReceiver, Inbox
+from farpipe.transport.inbox import Accept, Allocate, FragmentReceiver, Inbox
 from farpipe.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.transport.loop import Loop
-from farpipe.transport.outbox import Outbox
+from farpipe.transport.outbox import Loan, Outbox
 from farpipe.transport.reconnector import Dial, Reconnector, Surroundings
 from farpipe.transport.rendezvous import Introduction
 from farpipe.transport.security.tls import Credentials, RefusedError, check_site
@@ -223,11 +224,17 @@ class Transport:
         Blocks only while more than `buffer_bytes` wait in this channel; RunError when that lasts longer than
         `timeout_s`. InputError for a message over `max_message_bytes`.
         """
+        self.lend(peer, kind, tag, data, description)
+
+    def lend(
+        self, peer: int, kind: ChannelKind, tag: Tag, data: bytes | bytearray | memoryview, description: bytes = b""
+    ) -> Loan:
+        """As `send`, of memory that the caller wants back, perhaps before the peer has all of it."""
         outbox = self._outbox(peer, kind)
         if self._health.has_departed(peer):
             raise RunError(f"rank {peer} has ended its work; the {kind} message of {tag} is too late")
         with self._breaking:
-            outbox.put(tag, as_bytes(data), description)
+            return Loan(outbox, outbox.put(tag, as_bytes(data), description))
 
     def has_space(self, peer: int, kind: ChannelKind, num_bytes: int) -> bool:
         """True if `send` would not wait with a message of `num_bytes`, provided that no other thread sends there."""
@@ -249,6 +256,17 @@ class Transport:
         """
         with self._breaking:
             return self._inbox.take(Channel(peer, kind), tag, waiting_for)
+
+    def expect(
+        self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str, accept: Accept = lambda size, words: None
+    ) -> Future[Message]:
+        """As `receive`, without waiting: a thread gives the future the message or the error, see `Inbox.expect`."""
+        self._health.expect_own_process()
+        return self._inbox.expect(Channel(peer, kind), tag, waiting_for, accept)
+
+    def limit(self, peer: int, kind: ChannelKind, tag: Tag) -> None:
+        """Let the time (`timeout_s`) of a message that is expected begin."""
+        self._inbox.limit(Channel(peer, kind), tag)
 
     def exchange(self, name: str, payload: bytes, *, waiting_for: str) -> list[bytes]:
         """Payloads of all ranks, by rank; all call it with the same `name`. Takes one one-way latency between sites."""
@@ -312,6 +330,8 @@ class Transport:
 
     def abort(self, reason: str) -> None:
         """Tell all ranks, as far as they can be reached, why the run ends; from now on every wait raises."""
+        if self._health.is_of_a_fork:
+            return
         self._health.fail(RunError(f"this rank gave up: {reason}"), announce=reason)
         self._control.flush(time.monotonic() + FAREWELL_S)
 
@@ -320,8 +340,11 @@ class Transport:
 
         A process through which others talk (see control_plane.py) waits for their farewells, `timeout_s` at most.
         RunError when what is queued can't be sent within `timeout_s` or the run breaks meanwhile. If it was broken
-        before, nothing is sent and nothing raised. A second call does nothing.
+        before, nothing is sent and nothing raised. A second call does nothing, nor does one in a forked process, which
+        has the parent's connections.
         """
+        if self._health.is_of_a_fork:
+            return
         with self._lock:
             if self._closed:
                 return
