@@ -171,7 +171,9 @@ def test_figures_of_published_steps_are_those_of_validate():
 
 def test_figures_of_others_trainings_are_those_of_their_table():
     page = (ROOT / "docs" / "how-to" / "begin-with-what-you-have.md").read_text(encoding="utf-8")
-    errors = [float(error) for error in re.findall(r"^\| .*\| ([-+][\d.]+) %(?: \(memory.*\))? \|$", page, re.MULTILINE)]
+    errors = [
+        float(error) for error in re.findall(r"^\| .*\| ([-+][\d.]+) %(?: \(memory.*\))? \|$", page, re.MULTILINE)
+    ]
     words = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
     count, beyond = (words[number - 2] for number in (len(errors), sum(abs(error) > 10 for error in errors)))
     for name in ("README.md", "docs/status.md"):
