@@ -151,6 +151,22 @@ def test_files_that_a_page_names_are_there(page, name):
     assert (ROOT / name).exists() if "/" in name else [*ROOT.glob(f"tests/**/{name}")], page
 
 
+SCRIPTS = sorted(
+    {
+        (page_name(page), module)
+        for page in PAGES
+        if page.name != "CHANGELOG.md" and page.parent.name != "log"
+        for module in re.findall(r"python3? -m (benchmarks[.\w]+)", page.read_text())
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "module"), SCRIPTS)
+def test_scripts_that_a_page_runs_are_there(page, module):
+    place = ROOT.joinpath(*module.split("."))
+    assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), page
+
+
 @pytest.mark.slow
 def test_figures_of_published_steps_are_those_of_validate():
     groups = validate().groups
@@ -171,7 +187,9 @@ def test_figures_of_published_steps_are_those_of_validate():
 
 def test_figures_of_others_trainings_are_those_of_their_table():
     page = (ROOT / "docs" / "how-to" / "begin-with-what-you-have.md").read_text(encoding="utf-8")
-    errors = [float(error) for error in re.findall(r"^\| .*\| ([-+][\d.]+) %(?: \(memory.*\))? \|$", page, re.MULTILINE)]
+    errors = [
+        float(error) for error in re.findall(r"^\| .*\| ([-+][\d.]+) %(?: \(memory.*\))? \|$", page, re.MULTILINE)
+    ]
     words = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
     count, beyond = (words[number - 2] for number in (len(errors), sum(abs(error) > 10 for error in errors)))
     for name in ("README.md", "docs/status.md"):

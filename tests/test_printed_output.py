@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,10 @@ USAGES = "docs/reference/commands.md"
 FINE_TUNING = "docs/how-to/fine-tune-over-two-sites.md"
 """Page that tests/runtime/site/test_fine_tuning.py follows, and looks at its run."""
 RUN, SHOWN = {"console", "bash", "python"}, {"toml", "json", "text"}
-COMMAND = re.compile(
-    r"^ *(?:\$ |(?:[A-Z_]+=\S+ )*(?:farpipe [a-z]|python3? -|torchrun |make |pip |sudo |ssh |scp |rsync |srun |kubectl )(?!.*\[OPTIONS\]))",
-    re.MULTILINE,
-)
-COMPUTED = re.compile(r"(farpipe (--version|plan|compare|simulate|pareto|validate|prepare|check|import|export)\b|(sed|printf|echo|head|ls) )")
+PROGRAMS = "farpipe|python3?|torchrun|make|pip|sudo|ssh|scp|rsync|srun|sacct|kubectl"
+COMMAND = re.compile(rf"^ *(?:\$ |(?:[A-Z_]+=\S+ )*(?:{PROGRAMS}) [a-z-](?!.*\[OPTIONS\]))", re.MULTILINE)
+FARPIPE = "farpipe (--version|plan|compare|simulate|pareto|validate|prepare|check|import|export)"
+COMPUTED = re.compile(rf"({FARPIPE}|sed|printf|echo|head|ls|cp)\b")
 """Commands that print the same every time; a page's output is compared up to its first other one, which measures."""
 OTHER_MACHINES = {
     "ssh": 'mkdir -p "machines/$1" && cd "machines/$1" && shift && eval "$*"',
@@ -88,7 +88,7 @@ class Reader:
     def save(self, name, page):
         """A file that another page tells its readers to save."""
         tokens = [*TOKEN.finditer((ROOT / page).read_text(encoding="utf-8"))]
-        (text,) = [block[4] for comment, block in zip(tokens, tokens[1:], strict=False) if comment[2] == name]
+        (text,) = [block[4] for comment, block in pairwise(tokens) if comment[2] == name]
         (self.folder / name).write_text(text, encoding="utf-8")
 
     def run(self, kind, body):
@@ -113,11 +113,13 @@ class Reader:
         if self.failure or not (self.is_open or self.whole):
             return ""
         run = subprocess.run(
-            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=280, check=False
+            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=600, check=False
         )
         self.count, self.status = self.count + 1, run.returncode
         if run.returncode != expected:
-            self.failure = f"{text}\nended with {run.returncode}, not {expected}:\n{run.stdout[-2000:]}{run.stderr[-4000:]}"
+            self.failure = (
+                f"{text}\nended with {run.returncode}, not {expected}:\n{run.stdout[-2000:]}{run.stderr[-4000:]}"
+            )
         at = re.search(r"^farpipe: ", run.stderr, re.MULTILINE)
         return run.stdout + (run.stderr[at.start() :] if at else "")
 
@@ -158,16 +160,20 @@ def blocks(page):
             mark = ("", "")
 
 
-WITH_COMMANDS = [page for page in PAGES if page != FINE_TUNING and any(kind in RUN and not mark for mark, _, kind, _ in blocks(page))]
+WITH_COMMANDS = [
+    page for page in PAGES if page != FINE_TUNING and any(kind in RUN and not mark for mark, _, kind, _ in blocks(page))
+]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine: the tutorial trains
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_of_a_page_end_as_it_says(page):
     assert not read(page)[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine: the tutorial trains
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_a_page_shows_what_its_commands_print(page):
     text, now, failure = read(page)

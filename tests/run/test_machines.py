@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from itertools import pairwise
 
@@ -17,6 +18,8 @@ from farpipe.run.run import run
 from farpipe.runtime.replicas.places import Places
 from farpipe.runtime.run_spec import RunSpec
 from farpipe.spec import parse_job
+from farpipe.transport.security import authority
+from farpipe.transport.security.tls import TlsFiles
 from job_files import cluster_text
 from trainings import make_run
 
@@ -44,6 +47,14 @@ def test_every_site_gets_its_command():
     assert [c["--certs"] for c in found] == ["certs/west", "certs/east"]
     assert {c["--master-addr"] for c in found} == {"ADDRESS_OF_west"}
     assert {c["--max-restarts"] for c in found} == {"3"}
+
+
+def test_each_site_finds_its_certificate_where_its_command_looks(tmp_path):
+    authority.init(tmp_path / "certs")
+    for command, site in zip(commands(placed("west", "far east")), ("west", "far east"), strict=True):
+        authority.issue(tmp_path / "certs", site)
+        shutil.copytree(tmp_path / command["--certs"], tmp_path / "machines" / site / command["--certs"])
+        assert TlsFiles.find(tmp_path / "machines" / site / command["--certs"], site).key.is_file()
 
 
 def test_replicas_are_processes_of_their_site():

@@ -108,7 +108,9 @@ def _host(hosts: Mapping[str, list[Host]], site: str, number: int) -> Host:
 
 def torchrun_commands(machines: Sequence[Machine], run_dir: Path, max_restarts: int) -> str:
     """One command per machine, in the order of the ranks; addresses that are not known are left to fill in."""
-    lines = ["ready. Copy this directory to the same path at every machine, then start:"]
+    lines = [
+        "ready. Copy this directory and the site's folder of certs to the same paths at every machine, then start:"
+    ]
     for node_rank, machine in enumerate(machines):
         words = (str(machine.num_processes), str(node_rank), machine.address)
         command = _command(machines, machine.site, run_dir, max_restarts, *words)

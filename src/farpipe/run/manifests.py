@@ -12,7 +12,7 @@ GROUP_NAME: Final = "skypilot.yaml"
 CLAIM: Final = "farpipe-runs"
 """Volume claim with the run directory, in Kubernetes."""
 IMAGE: Final = "IMAGE_WITH_FARPIPE"
-"""To fill in, as addresses are: an image with farpipe and torch. None is published."""
+"""Place of the image with farpipe and torch, to fill in as addresses are: none is published."""
 _LARGE: Final = {"a100-80gb": "A100-80GB", "v100-32gb": "V100-32GB"}
 """Devices whose size of memory is in SkyPilot's name."""
 _HOST: Final = '"$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")"'

@@ -13,7 +13,8 @@ def require_one_stage_per_rank(problem: Problem, method: str) -> None:
         if len(stages) != 1:
             raise InputError(
                 f"schedule {method!r} needs one stage on every rank; rank {rank} has {len(stages)} (in a job: "
-                "layout.virtual = 1; for several stages per rank: 'gpipe', 'bfs', 'interleaved', for two in a V: 'zbv', 'wave')"
+                "layout.virtual = 1; for several stages per rank: 'gpipe', 'bfs', 'interleaved', for two in a V: "
+                "'zbv', 'wave')"
             )
 
 
