@@ -126,10 +126,7 @@ def _import_settings(options: ImportOptions) -> None:
     settings, sites, notes, link = (
         _sorted(options.files, options.device) if is_auto else (options.files, [], [], MeasuredLink())
     )
-    for name, text in options.link.items():
-        if text:
-            link.there[name] = (text, f"--{name}")
-            link.back.pop(name, None)
+    link.give(options.link)
     if not settings:
         _print_cluster(sites, link, notes, options.as_json)
         return
@@ -142,7 +139,7 @@ def _import_settings(options: ImportOptions) -> None:
 
 def _import_job(path: Path, files: list[Path], options: ImportOptions) -> None:
     """Write or print a job with a second site, or with measurements in place of the figures of its link."""
-    from farpipe.interop.link_tests import with_measured_links
+    from farpipe.interop.measured_links import with_measured_links
     from farpipe.interop.second_site import with_second_site
     from farpipe.spec import load_job
     from farpipe.strict import parse_toml
@@ -152,7 +149,7 @@ def _import_job(path: Path, files: list[Path], options: ImportOptions) -> None:
         settings, sites, mixed, link = _sorted(files, options.device)
         if settings or sites:
             raise UsageError(f"{files[0]}: beside a job only measurements of its link are read")
-        link |= {name: (text, f"--{name}") for name, text in options.link.items() if text}
+        link.give(options.link)
         text, notes = with_second_site(path, job, options.second_site, link)
         notes += mixed
     elif files:
@@ -302,9 +299,9 @@ _MANY: Final = 20
 
 def _link_data(link: "MeasuredLink") -> dict[str, Any]:
     """The link's figures and where they come from, as JSON; ``back`` has those that differ in the other direction."""
-    ways = {"link": link.there} | ({"back": link.back} if link.back else {})
-    figures: dict[str, Any] = {way: {key: value for key, (value, _) in of_way.items()} for way, of_way in ways.items()}
-    origins = {f"{way}.{key}": origin for way, of_way in ways.items() for key, (_, origin) in of_way.items()}
+    directions = {"link": link.there} | ({"back": link.back} if link.back else {})
+    figures: dict[str, Any] = {name: {key: value for key, (value, _) in one.items()} for name, one in directions.items()}
+    origins = {f"{name}.{key}": origin for name, one in directions.items() for key, (_, origin) in one.items()}
     return figures | {"origins": origins}
 
 

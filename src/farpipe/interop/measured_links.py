@@ -1,6 +1,6 @@
 """The link between two sites by measurements of it: the figures of a job, their origin, and what was left out."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,13 @@ class MeasuredLink:
     there: dict[str, tuple[Any, str]] = field(default_factory=dict)
     back: dict[str, tuple[Any, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def give(self, options: Mapping[str, str | None]) -> None:
+        """Let figures of the command line, by key, take the place of measured ones in both directions."""
+        for name, text in options.items():
+            if text:
+                self.there[name] = (text, f"--{name}")
+                self.back.pop(name, None)
 
 
 def read_link_tests(paths: Iterable[Path]) -> dict[Path, LinkTest]:

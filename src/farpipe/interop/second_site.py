@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.errors import InputError
-from farpipe.interop.settings import USUAL_LINK, Link, link_lines
+from farpipe.interop.measured_links import MeasuredLink
+from farpipe.interop.settings import USUAL_LINK, link_lines
 from farpipe.spec import Job, Pins, load_table, parse_job
 from farpipe.spec.write import as_toml
 from farpipe.strict import parse_toml, read_text
@@ -21,7 +22,7 @@ def is_job(path: Path) -> bool:
     return path.suffix == ".toml" and path.is_file() and {"model", "cluster"} <= load_table(path).keys()
 
 
-def with_second_site(path: Path, job: Job, num_devices: int, link: Link) -> tuple[str, list[str]]:
+def with_second_site(path: Path, job: Job, num_devices: int, link: MeasuredLink) -> tuple[str, list[str]]:
     """The file of `job` with `num_devices` more at a site like its own, over `link`, its degrees left to the planner
     and kept as comments; and what was assumed. InputError where the job has several sites."""
     if len(job.cluster.sites) > 1:
@@ -33,12 +34,12 @@ def with_second_site(path: Path, job: Job, num_devices: int, link: Link) -> tupl
     like = {key: value for key, value in table.items() if key not in _OF_ONE_PLACE}
     if num_devices % site.devices_per_machine:
         like.pop("devices_per_machine", None)
-    figures = {**USUAL_LINK, **link}
+    figures = {**USUAL_LINK, **link.there}
     added = as_toml(("[[cluster.sites]]", like | {"name": name, "num_devices": num_devices}))
-    added += "\n".join([*link_lines([site.name, name], figures), ""])
+    added += "\n".join([*link_lines([site.name, name], figures, link.back), ""])
     notes = [f"link {key} of {figure} assumed" for key, (figure, origin) in figures.items() if origin == "assumed"]
     notes += [f"{key} of site {name!r}: not known, give it there" for key in _OF_ONE_PLACE if key in table]
-    return _joined(text, job, added), [f"site {name!r}: devices like those of {site.name!r}", *notes]
+    return _joined(text, job, added), [f"site {name!r}: devices like those of {site.name!r}", *notes, *link.notes]
 
 
 def _joined(text: str, job: Job, added: str) -> str:
