@@ -99,8 +99,20 @@ def test_a_kind_that_is_known_is_read(kind):
     assert planned == pytest.approx(counted(config), rel=TOLERANCE / 2)
 
 
+FOREIGN = {
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 1),
+    **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace", "decoder_sparse_step"), 2),
+    **dict.fromkeys(("intermediate_size", "n_inner", "shared_expert_intermediate_size", "moe_intermediate_size"), 700),
+    **dict.fromkeys(("attention_bias", "qk_norm", "use_bias", "multi_query", "tie_word_embeddings"), True),
+    **{"head_dim": 128, "mlp_layer_types": ["dense"] * 3 + ["sparse"]},
+}
+"""Keys of other kinds, which a class may not know."""
+
+
 def variants(config):
-    """The config with each whole number doubled, each switch turned, and each key left out."""
+    """The config with each whole number doubled, each switch turned, each key left out, and keys of other kinds."""
+    for key, value in FOREIGN.items():
+        yield f"{key} added", config | {key: value}
     for key, value in config.items():
         if key.endswith("token_id") or key == "model_type":
             continue
