@@ -13,7 +13,7 @@ MAX_LAYERS: Final = 1 << 14
 """Layers from which on none is listed; no model has so many."""
 SHAPE: Final = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     "ffn_hidden": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab_size": ("vocab_size",),
@@ -21,13 +21,13 @@ SHAPE: Final = {
 """Our key and theirs, older ones behind today's; all of them have to be there."""
 OPTIONAL: Final = {
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-    "head_dim": ("head_dim",),
+    "head_dim": ("head_dim", "attention_head_dim"),
     "max_sequence_length": ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"),
     "tied_embeddings": ("tie_word_embeddings",),
 }
 _EXPERTS: Final = {
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
+    "per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"),
 }
 SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH: Final = ("shared_expert_intermediate_size", "shared_intermediate_size")
@@ -196,6 +196,12 @@ def plain_heads(keys: Keys) -> Fields:
     """The same, and keys and values in as many heads, for classes that know nothing else."""
     keys.expect(dict.fromkeys(OPTIONAL["num_kv_heads"], keys.count(*SHAPE["num_heads"])))
     return whole_heads(keys)
+
+
+def full_attention(keys: Keys) -> Fields:
+    """Attention over all tokens in all layers, by MiniMax's name for it."""
+    keys.expect({"attn_type_list": [1] * len(keys.layers())})
+    return {}
 
 
 def opt(keys: Keys) -> Fields:

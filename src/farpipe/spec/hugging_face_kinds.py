@@ -28,6 +28,7 @@ from farpipe.spec.hugging_face_keys import (
     falcon,
     first_dense,
     four_times,
+    full_attention,
     latent,
     listed_dense,
     mixture,
@@ -57,8 +58,10 @@ _HARMLESS: Final = re.compile(
     r"chunk_size_feed_forward|\w*ngram_size|(diversity|repetition|length)_penalty|parallel_attn|use_parallel_residual|"
     r"num_ln_in_parallel_attn|apply_residual_connection_post_layernorm|(input|post|use_post)_norm|ep_size|"
     r"original_max_position_embeddings|qk_head_dim|do_layer_norm_before|init_device|no_bias|embedding_fraction|learned_pos_emb|norm_bias|lm_head_bias|"
-    r"attention_out_bias|layer_norm_elementwise_affine|moe_norm_min|layer_rope_theta|_?sliding_window_pattern|enable_moe_fp32_combine|max_seq_length|seq_length|router_\w+|scoring_func|"
-    r"expert_selection_fn|unpadded_vocab_size|dim_model_base|num_nextn_predict_layers|num_mtp_layers|use_flash_attn\w*|flash_attn\w*|use_attn_mask\w*)$"
+    r"attention_out_bias|layer_norm_elementwise_affine|layer_rope_theta|_?sliding_window_pattern|enable_moe_fp32_combine|max_seq_length|seq_length|router_\w+|scoring_func|"
+    r"moe_(capacity|gate|use_\w+|aux_\w+|norm_min)|skip_bias_add\w*|order_of_interleaved_layers|use_gated_activation|"
+    r"use_embedding_sharing|use_parallel_(block|embedding)|position_embedding_type|layer_switch|qk_norm_type|"
+    r"use_routing_bias|num_mtp_modules|mtp_transformer_layers|use_mtp|expert_selection_fn|unpadded_vocab_size|dim_model_base|num_nextn_predict_layers|num_mtp_layers|use_flash_attn\w*|flash_attn\w*|use_attn_mask\w*)$"
 )
 """Keys with such words that change neither bytes nor seconds of a step by a percent."""
 _STEPS: Final = re.compile(r"(^|_)(freq|interval|step|period|every|tp)(_|$)")
@@ -152,7 +155,7 @@ KINDS: Final[dict[str, Kind]] = {
     "granitemoe_swa": Kind(needs=(_WINDOW,), more=(_SHARING,)),
     "phimoe": Kind(_LAYERNORM, needs=(_KV,), more=(_WHOLE,)),
     "minimax_m2": Kind(
-        _NORMED, needs=(_KV, _HEAD), more=(mixture(inner="intermediate_size", shared=(), router_bias=1),)
+        _NORMED, needs=(_KV, _HEAD), more=(mixture(inner="intermediate_size", shared=(), router_bias=1), full_attention)
     ),
     "ernie4_5_moe": Kind(_TIED, needs=(_KV, SHARED[2], "moe_layer_start_index"), more=(mixture(dense_outside),)),
     "dots1": Kind(_NORMED, needs=(_KV,), more=(mixture(first_dense),)),
