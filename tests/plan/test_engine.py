@@ -255,6 +255,14 @@ def test_a_class_that_can_not_be_cut_into_stages_is_told_with_the_plan(of_transf
     assert plan_obstacle(make_plan(of_transformers("opt", TRAINING, tensor=1))) == ("a model of type 'opt'", change)
 
 
+def test_narrow_weights_can_be_planned_but_are_not_read(of_transformers, tmp_path):
+    request = of_transformers("qwen3", TRAINING, tensor=1)
+    narrow = {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(narrow))
+    change = "a folder with 16-bit weights in model.hugging_face"
+    assert plan_obstacle(make_plan(request)) == ("weights in fp8 (quantization_config)", change)
+
+
 def test_the_precisions_of_the_filter_are_those_of_the_engine():
     from farpipe.runtime.model.decoder import _DTYPES
 

@@ -136,6 +136,12 @@ def test_a_damaged_file_of_weights_is_named(tmp_path):
         read_model(tmp_path)
 
 
+def test_a_pointer_of_git_in_the_place_of_weights_counts_nothing(tmp_path):
+    write(tmp_path)
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 5\n")
+    assert read_model(tmp_path).num_params == NUM_PARAMS
+
+
 def test_transformers_class_counts_where_there_are_no_weights(tmp_path, monkeypatch):
     monkeypatch.setattr("farpipe.spec.hugging_face_count._of_transformers", lambda config: 2 * NUM_PARAMS)
     with pytest.raises(InputError, match="106,816 parameters, but transformers makes one of 213,632"):

@@ -99,8 +99,21 @@ def test_a_kind_that_is_known_is_read(kind):
     assert planned == pytest.approx(counted(config), rel=TOLERANCE / 2)
 
 
+FOREIGN = {
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 1),
+    **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace", "decoder_sparse_step"), 2),
+    **dict.fromkeys(("intermediate_size", "n_inner", "shared_expert_intermediate_size", "moe_intermediate_size"), 700),
+    **dict.fromkeys(("attention_bias", "qk_norm", "use_bias", "multi_query", "tie_word_embeddings"), True),
+    "head_dim": 128,
+    "mlp_layer_types": ["dense"] * 3 + ["sparse"],
+}
+"""Keys of other kinds, which a class may not know."""
+
+
 def variants(config):
-    """The config with each whole number doubled, each switch turned, and each key left out."""
+    """The config with each whole number doubled, each switch turned, each key left out, and keys of other kinds."""
+    for key, value in FOREIGN.items():
+        yield f"{key} added", config | {key: value}
     for key, value in config.items():
         if key.endswith("token_id") or key == "model_type":
             continue
@@ -161,6 +174,35 @@ def test_a_key_that_says_another_shape_stops_and_is_named(key, value):
 )
 def test_keys_that_change_nothing_stop_nothing(harmless):
     assert shape_fields(LLAMA | harmless, "config.json") == shape_fields(LLAMA, "config.json")
+
+
+PUBLISHED = {
+    "bloom": {"n_embed": 1024, "n_layer": 24, "skip_bias_add": True, "skip_bias_add_qkv": False, "offset_alibi": 100,
+              "masked_softmax_fusion": True, "seq_length": 2048, "hidden_size": 1024},
+    "gpt_oss": {"experts_per_token": 2, "initial_context_length": 4096, "swiglu_limit": 7.0},
+    "minimax_m2": {"attn_type_list": [1] * 4, "use_qk_norm": True, "qk_norm_type": "per_layer", "num_mtp_modules": 3,
+                   "mtp_transformer_layers": 1, "use_mtp": True, "use_routing_bias": True, "scoring_func": "sigmoid"},
+    "ernie4_5_moe": {"moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_use_aux_free": True},
+    "cohere2": {"order_of_interleaved_layers": "local_attn_first", "use_gated_activation": True, "layer_switch": 4,
+                "use_parallel_block": True, "use_embedding_sharing": True, "position_embedding_type": "rope_gptj"},
+    "deepseek_v3": {"ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "moe_layer_freq": 1,
+                    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1},
+    "smollm3": {"pretraining_tp": 2}, "internlm3": {"bias": False, "qkv_bias": False},
+    "gemma2": {"cache_implementation": "hybrid"},
+    "mpt": {"init_config": {"name": "kaiming"}, "verbose": 0, "norm_type": "low_precision_layernorm"},
+    "gptj": {"rotary": True, "scale_attn_weights": True, "gradient_checkpointing": False},
+}  # fmt: skip
+"""Keys that published configs of these kinds have besides those of transformers' class."""
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_keys_of_published_configs_stop_nothing(kind):
+    config = written(kind, **SMALL)
+    if kind == "bloom":
+        config |= {"hidden_size": 1024, "n_layer": 24}
+    both = [shape_fields(one, "config.json") for one in (config, config | PUBLISHED[kind])]
+    plain, published = (Model.model_validate(fields).model_dump() for fields in both)
+    assert plain == published
 
 
 @pytest.mark.parametrize(

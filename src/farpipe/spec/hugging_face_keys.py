@@ -13,7 +13,7 @@ MAX_LAYERS: Final = 1 << 14
 """Layers from which on none is listed; no model has so many."""
 SHAPE: Final = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     "ffn_hidden": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab_size": ("vocab_size",),
@@ -21,16 +21,17 @@ SHAPE: Final = {
 """Our key and theirs, older ones behind today's; all of them have to be there."""
 OPTIONAL: Final = {
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-    "head_dim": ("head_dim",),
+    "head_dim": ("head_dim", "attention_head_dim"),
     "max_sequence_length": ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"),
     "tied_embeddings": ("tie_word_embeddings",),
 }
 _EXPERTS: Final = {
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
+    "per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"),
 }
 SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH: Final = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_FIRST_DENSE: Final = ("first_k_dense_replace", "num_dense_layers")
 _TOPK_METHODS: Final = {"deepseek_v2": "greedy"}
 """Method of the router where a config has no `topk_method`; else ``noaux_tc``, with a bias for every expert."""
 MTP: Final = ("num_nextn_predict_layers", "num_mtp_layers")
@@ -150,9 +151,15 @@ def _pattern(is_local: Sequence[int]) -> int | list[int] | None:
     return every if is_regular or not any(is_local) else [int(local) for local in is_local]
 
 
-def four_times(keys: Keys) -> Fields:
-    """An MLP of four times the width where nothing else is said."""
-    return {"ffn_hidden": keys.take(*SHAPE["ffn_hidden"]) or 4 * keys.count(*SHAPE["hidden"])}
+def four_times(*own: str) -> Reader:
+    """Reader of an MLP of four times the width, where a key of the kind's `own` says nothing else."""
+
+    def read(keys: Keys) -> Fields:
+        inner = 4 * keys.count(*SHAPE["hidden"])
+        keys.expect({name: inner for name in SHAPE["ffn_hidden"] if name not in own})
+        return {"ffn_hidden": keys.take(*own, default=inner)}
+
+    return read
 
 
 def falcon(keys: Keys) -> Fields:
@@ -176,12 +183,24 @@ def mpt(keys: Keys) -> Fields:
             f"{keys.source}: attn_config.attn_type: {kind!r:.60} is not supported, only multihead_attention"
         )
     keys.expect({"expansion_ratio": 4})
-    return four_times(keys)
+    return {}
 
 
 def whole_heads(keys: Keys) -> Fields:
     """Heads that are as wide as the model together, for a class whose output map is square."""
     keys.expect({"head_dim": keys.count(*SHAPE["hidden"]) // max(1, keys.count(*SHAPE["num_heads"]))})
+    return {}
+
+
+def plain_heads(keys: Keys) -> Fields:
+    """The same, and keys and values in as many heads, for classes that know nothing else."""
+    keys.expect(dict.fromkeys(OPTIONAL["num_kv_heads"], keys.count(*SHAPE["num_heads"])))
+    return whole_heads(keys)
+
+
+def full_attention(keys: Keys) -> Fields:
+    """Attention over all tokens in all layers, by MiniMax's name for it."""
+    keys.expect({"attn_type_list": [1] * len(keys.layers())})
     return {}
 
 
@@ -199,25 +218,32 @@ def latent(keys: Keys) -> Fields:
         "rope_dim": keys.count("qk_rope_head_dim"),
         "value_dim": keys.count("v_head_dim"),
     }
-    heads = keys.count(*SHAPE["num_heads"])
-    return {"latent_attention": at, "head_dim": at["nope_dim"] + at["rope_dim"], "num_kv_heads": heads}
+    heads, width = keys.count(*SHAPE["num_heads"]), at["nope_dim"] + at["rope_dim"]
+    if keys.take("head_dim", default=width) not in (width, at["rope_dim"]):
+        raise InputError(f"{keys.source}: head_dim: neither the width of a head, {width}, nor of its rotary part")
+    return {"latent_attention": at, "head_dim": width, "num_kv_heads": heads}
 
 
 Dense = Callable[[Keys], int]
 """Number of layers that have a plain MLP."""
 
 
-def mixture(dense: Dense | None = None, inner: str = "moe_intermediate_size", **more: Any) -> Reader:
-    """Reader of experts of the width `inner`; all layers have them, or all but those that `dense` counts."""
+def mixture(
+    dense: Dense | None = None, inner: str = "moe_intermediate_size", shared: tuple[str, ...] = SHARED, **more: Any
+) -> Reader:
+    """Reader of experts of the width `inner`; all layers have them, or all but those that `dense` counts.
+
+    `shared`: keys for the number of experts that all tokens share, or for their width; the others are not the kind's.
+    """
 
     def read(keys: Keys) -> Fields:
         num_dense = 0 if dense is None else dense(keys)
         if not keys.count(*_EXPERTS["num_experts"]) or num_dense == len(keys.layers()):
             return {}
         width = keys.count(inner)
-        shared = width * keys.count(*SHARED, default=0) or keys.count(*SHARED_WIDTH, default=0)
+        in_common = keys.count(*shared, default=0) * (width if shared == SHARED else 1) if shared else 0
         experts = {ours: keys.count(*theirs) for ours, theirs in _EXPERTS.items()}
-        experts |= {"ffn_hidden": width, "shared_ffn_hidden": shared, "num_dense_layers": num_dense} | more
+        experts |= {"ffn_hidden": width, "shared_ffn_hidden": in_common, "num_dense_layers": num_dense} | more
         return {"experts": experts} | (
             {} if num_dense else {"ffn_hidden": keys.take(*SHAPE["ffn_hidden"], default=width)}
         )
@@ -226,9 +252,17 @@ def mixture(dense: Dense | None = None, inner: str = "moe_intermediate_size", **
 
 
 def first_dense(keys: Keys) -> int:
-    """The first layers are dense, or those that a list names."""
-    listed, layers = keys.take("mlp_layer_types"), keys.layers()
-    first = keys.count("first_k_dense_replace", "num_dense_layers", default=0)
+    """The first layers are dense; a list of them has to say the same."""
+    first = keys.count(*_FIRST_DENSE, default=0)
+    number = listed_dense(keys)
+    if number != min(first, len(keys.layers())):
+        raise InputError(f"{keys.source}: mlp_layer_types: {number} dense layers, but {_FIRST_DENSE[0]} is {first}")
+    return number
+
+
+def listed_dense(keys: Keys) -> int:
+    """The layers that a list calls dense, or else the first."""
+    layers, listed, first = keys.layers(), keys.take("mlp_layer_types"), keys.count(*_FIRST_DENSE, default=0)
     if listed is None:
         return min(first, len(layers))
     if not isinstance(listed, list | tuple) or {*map(str, listed)} - {"dense", "sparse"} or len(listed) != len(layers):
@@ -261,8 +295,13 @@ def _router_bias(keys: Keys) -> Fields:
     return {"router_bias": 1 if method == "noaux_tc" else 0}
 
 
-def deepseek(keys: Keys) -> Fields:
-    fields = mixture(first_dense)(keys)
-    if "experts" in fields:
-        fields["experts"] |= _router_bias(keys)
-    return fields | latent(keys)
+def deepseek(dense: Dense) -> Reader:
+    """Reader of experts with biases by the router's method, and of latent attention."""
+
+    def read(keys: Keys) -> Fields:
+        fields = mixture(dense)(keys)
+        if "experts" in fields:
+            fields["experts"] |= _router_bias(keys)
+        return fields | latent(keys)
+
+    return read

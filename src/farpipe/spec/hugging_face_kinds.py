@@ -28,11 +28,14 @@ from farpipe.spec.hugging_face_keys import (
     falcon,
     first_dense,
     four_times,
+    full_attention,
     latent,
+    listed_dense,
     mixture,
     mpt,
     one_key_head,
     opt,
+    plain_heads,
     query_norm,
     whole_heads,
     windows,
@@ -55,8 +58,10 @@ _HARMLESS: Final = re.compile(
     r"chunk_size_feed_forward|\w*ngram_size|(diversity|repetition|length)_penalty|parallel_attn|use_parallel_residual|"
     r"num_ln_in_parallel_attn|apply_residual_connection_post_layernorm|(input|post|use_post)_norm|ep_size|"
     r"original_max_position_embeddings|qk_head_dim|do_layer_norm_before|init_device|no_bias|embedding_fraction|learned_pos_emb|norm_bias|lm_head_bias|"
-    r"attention_out_bias|layer_norm_elementwise_affine|moe_norm_min|layer_rope_theta|_?sliding_window_pattern|enable_moe_fp32_combine|max_seq_length|seq_length|router_\w+|scoring_func|"
-    r"expert_selection_fn|unpadded_vocab_size|dim_model_base|num_nextn_predict_layers|num_mtp_layers|use_flash_attn\w*|flash_attn\w*|use_attn_mask\w*)$"
+    r"attention_out_bias|layer_norm_elementwise_affine|layer_rope_theta|_?sliding_window_pattern|enable_moe_fp32_combine|max_seq_length|seq_length|router_\w+|scoring_func|"
+    r"moe_(capacity|gate|use_\w+|aux_\w+|norm_min)|skip_bias_add\w*|order_of_interleaved_layers|use_gated_activation|"
+    r"use_embedding_sharing|use_parallel_(block|embedding)|position_embedding_type|layer_switch|qk_norm_type|"
+    r"use_routing_bias|num_mtp_modules|mtp_transformer_layers|use_mtp|expert_selection_fn|unpadded_vocab_size|dim_model_base|num_nextn_predict_layers|num_mtp_layers|use_flash_attn\w*|flash_attn\w*|use_attn_mask\w*)$"
 )
 """Keys with such words that change neither bytes nor seconds of a step by a percent."""
 _STEPS: Final = re.compile(r"(^|_)(freq|interval|step|period|every|tp)(_|$)")
@@ -90,17 +95,19 @@ _TIED: Final = {"tied_embeddings": True}
 _QKV: Final = {"qkv_bias": True}
 _NORMED: Final = {"qk_norm": True}
 _PLAIN: Final = {"gated_mlp": False}
+_LAYERNORM: Final = {"norm": "layernorm"}
 _GPT: Final = {"gated_mlp": False, "norm": "layernorm", "bias": True}
 _LEARNED: Final = _GPT | {"positions": "learned", "tied_embeddings": True}
-_WHOLE: Final = mixture(inner="intermediate_size")
+_WHOLE: Final = mixture(inner="intermediate_size", shared=())
+_SHARING: Final = mixture(inner="intermediate_size", shared=SHARED_WIDTH[1:])
 _OF_DEEPSEEK: Final = Kind(
     needs=("first_k_dense_replace", "n_shared_experts", _RANK),
     only={"moe_layer_freq": 1, "attention_bias": False},
-    more=(deepseek,),
+    more=(deepseek(first_dense),),
 )
 
 KINDS: Final[dict[str, Kind]] = {
-    **dict.fromkeys(("llama", "phi3", "hunyuan_v1_dense", "olmo", "granite", "hyperclovax"), Kind()),
+    **dict.fromkeys(("llama", "phi3", "olmo", "granite", "hyperclovax"), Kind()),
     "hunyuan_v1_dense": Kind(_NORMED),
     **dict.fromkeys(("mistral", "ministral"), Kind(needs=(_KV, _WINDOW))),
     **dict.fromkeys(("ministral3", "internlm3", "iquestcoder"), Kind(needs=(_KV, _HEAD))),
@@ -121,44 +128,51 @@ KINDS: Final[dict[str, Kind]] = {
     "olmo2": Kind(_NORMED),
     "olmo3": Kind(_NORMED, needs=(_WINDOW,)),
     "bitnet": Kind(needs=(_KV,)),
-    "stablelm": Kind({"norm": "layernorm"}, needs=(_KV,)),
+    "stablelm": Kind(_LAYERNORM, needs=(_KV,), more=(whole_heads,)),
     "apertus": Kind(_PLAIN | _NORMED),
     "arcee": Kind(_PLAIN),
     "nanochat": Kind(_PLAIN | _NORMED),
-    "nemotron": Kind(_PLAIN | {"norm": "layernorm"}),
-    **dict.fromkeys(("jais2", "persimmon", "phi", "gpt_neox"), Kind(_GPT)),
+    "nemotron": Kind(_PLAIN | _LAYERNORM),
+    **dict.fromkeys(("jais2", "phi"), Kind(_GPT)),
+    **dict.fromkeys(("persimmon", "gpt_neox"), Kind(_GPT, more=(plain_heads,))),
     "starcoder2": Kind(_GPT | _TIED, needs=(_KV,)),
-    **dict.fromkeys(("gpt2", "gpt-sw3", "openai-gpt"), Kind(_LEARNED, more=(four_times,))),
-    "gpt_bigcode": Kind(_LEARNED, more=(four_times, one_key_head)),
-    **dict.fromkeys(("gptj", "codegen"), Kind(_PLAIN | {"norm": "layernorm"}, more=(four_times,))),
-    "bloom": Kind(_GPT | _TIED, more=(four_times,)),
-    "falcon": Kind(_PLAIN | {"norm": "layernorm"} | _TIED, more=(four_times, falcon)),
-    "mpt": Kind(_PLAIN | {"norm": "layernorm"} | _TIED, more=(mpt,)),
-    "opt": Kind(_LEARNED, more=(opt,)),
-    "biogpt": Kind(_LEARNED),
+    **dict.fromkeys(("gpt2", "gpt-sw3"), Kind(_LEARNED, more=(four_times("n_inner"), plain_heads))),
+    "openai-gpt": Kind(_LEARNED, more=(four_times(), plain_heads)),
+    "gpt_bigcode": Kind(_LEARNED, more=(four_times("n_inner"), one_key_head, whole_heads)),
+    **dict.fromkeys(("gptj", "codegen"), Kind(_PLAIN | _LAYERNORM, more=(four_times("n_inner"), plain_heads))),
+    "bloom": Kind(_GPT | _TIED, more=(four_times(), plain_heads)),
+    "falcon": Kind(_PLAIN | _LAYERNORM | _TIED, more=(four_times("ffn_hidden_size"), falcon, whole_heads)),
+    "mpt": Kind(_PLAIN | _LAYERNORM | _TIED, more=(mpt, four_times(), plain_heads)),
+    "opt": Kind(_LEARNED, more=(opt, plain_heads)),
+    "biogpt": Kind(_LEARNED, more=(plain_heads,)),
     "mixtral": Kind(needs=(_KV,), more=(_WHOLE,)),
-    "qwen2_moe": Kind(_QKV, needs=(_KV, SHARED_WIDTH[0]), more=(mixture(dense_by_step),)),
-    "qwen3_moe": Kind(_NORMED, needs=(_KV,), only={"attention_bias": False}, more=(mixture(dense_by_step),)),
+    "qwen2_moe": Kind(_QKV, needs=(_KV, SHARED_WIDTH[0]), more=(mixture(dense_by_step, shared=SHARED_WIDTH[:1]),)),
+    "qwen3_moe": Kind(_NORMED, needs=(_KV,), only={"attention_bias": False}, more=(mixture(dense_by_step, shared=()),)),
     **dict.fromkeys(("olmoe", "flex_olmo"), Kind(_NORMED, more=(_WHOLE,))),
-    **dict.fromkeys(("granitemoe", "granitemoeshared"), Kind(more=(_WHOLE,))),
-    "aria_text": Kind(needs=(SHARED[2],), more=(_WHOLE,)),
-    "granitemoe_swa": Kind(needs=(_WINDOW,), more=(_WHOLE,)),
-    "phimoe": Kind({"norm": "layernorm"}, needs=(_KV,), more=(_WHOLE,)),
-    "minimax_m2": Kind(_NORMED, needs=(_KV, _HEAD), more=(mixture(inner="intermediate_size", router_bias=1),)),
+    "granitemoe": Kind(more=(_WHOLE,)),
+    "granitemoeshared": Kind(more=(_SHARING,)),
+    "aria_text": Kind(needs=(SHARED[2],), more=(mixture(inner="intermediate_size"),)),
+    "granitemoe_swa": Kind(needs=(_WINDOW,), more=(_SHARING,)),
+    "phimoe": Kind(_LAYERNORM, needs=(_KV,), more=(_WHOLE,)),
+    "minimax_m2": Kind(
+        _NORMED, needs=(_KV, _HEAD), more=(mixture(inner="intermediate_size", shared=(), router_bias=1), full_attention)
+    ),
     "ernie4_5_moe": Kind(_TIED, needs=(_KV, SHARED[2], "moe_layer_start_index"), more=(mixture(dense_outside),)),
     "dots1": Kind(_NORMED, needs=(_KV,), more=(mixture(first_dense),)),
     "glm4_moe": Kind(needs=(_KV, SHARED[0], "first_k_dense_replace"), more=(mixture(first_dense),)),
-    "exaone_moe": Kind(_NORMED, needs=(_KV, _WINDOW, SHARED[1]), more=(mixture(first_dense),)),
-    "hy_v3": Kind(_NORMED, needs=(_KV, _HEAD, SHARED[1], "mlp_layer_types"), more=(mixture(first_dense),)),
+    "exaone_moe": Kind(_NORMED, needs=(_KV, _WINDOW, SHARED[1]), more=(mixture(listed_dense),)),
+    "hy_v3": Kind(_NORMED, needs=(_KV, _HEAD, SHARED[1], "mlp_layer_types"), more=(mixture(listed_dense),)),
     "solar_open": Kind(needs=(_KV, _HEAD, SHARED[0]), more=(mixture(),)),
-    "mellum": Kind(_NORMED, needs=(_KV, _HEAD, _WINDOW), more=(mixture(first_dense),)),
+    "mellum": Kind(_NORMED, needs=(_KV, _HEAD, _WINDOW), more=(mixture(listed_dense, shared=()),)),
     "gpt_oss": Kind(
         {"attention_bias": True, "attention_sinks": True},
         needs=(_KV, _HEAD, _WINDOW),
-        more=(mixture(inner="intermediate_size", router_bias=1, expert_bias=True),),
+        more=(mixture(inner="intermediate_size", shared=(), router_bias=1, expert_bias=True),),
     ),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _OF_DEEPSEEK),
-    **dict.fromkeys(("axk1", "glm4_moe_lite"), Kind(needs=("mlp_layer_types", SHARED[0], _RANK), more=(deepseek,))),
+    **dict.fromkeys(
+        ("axk1", "glm4_moe_lite"), Kind(needs=("mlp_layer_types", SHARED[0], _RANK), more=(deepseek(listed_dense),))
+    ),
     **dict.fromkeys(("minicpm3", "youtu"), Kind(_TIED, needs=(_RANK,), more=(latent,))),
 }
 """Kinds by ``model_type``."""
