@@ -203,6 +203,12 @@ _KERNELS_OF_ATTENTION: Final = (
 )
 
 
+_FUSED: Final = (
+    *("torch_compile", "torch_compile_backend", "dynamo_backend", "use_liger_kernel", "enable_liger_kernel"),
+)
+"""Settings by which what lies between matrix products is one kernel."""
+
+
 def _kernels(settings: Settings, draft: Draft) -> None:
     """Kernels of attention, of the optimizer, and of what lies between matrix products."""
     kept = [name for name, values in _KEEP_SCORES.items() if settings.take(name, str, "-") in values]
@@ -211,7 +217,7 @@ def _kernels(settings: Settings, draft: Draft) -> None:
     for name in ("optim", "optimizer"):
         if settings.take(name, str, "adam") not in _PLAIN_OPTIMIZERS:
             settings.change(name, "the optimizer's state and work are counted as Adam's in 32 bit")
-    fused = [name for name in ("torch_compile", "use_liger_kernel", "enable_liger_kernel") if settings.flag(name)]
+    fused = [name for name in _FUSED if str(settings.take(name, str, "no")).lower() not in ("false", "no", "none", "")]
     draft.put("training", "kernels", "fused" if fused else "eager", settings.origin(*fused))
 
 

@@ -94,6 +94,8 @@ def _words(name: str) -> list[str]:
 def _is_off(name: str, value: Any) -> bool:
     """True for a value that switches an option off, as a degree of 1; a switch of a command line has None: it is on."""
     text = str(value).strip().lower()
+    if {*_words(name)} & {"tie", "tied", "tying"}:  # to share weights or not: both are shapes
+        return False
     return value is not None and (text in _OFF or (text == "1" and bool({*_words(name)} & _DEGREE)))
 
 
