@@ -88,7 +88,7 @@ def whole_way(path):
 @pytest.mark.parametrize("name", [*FILES, "options.sh"])
 def test_damaged_settings_end_in_a_job_or_a_message(name, tmp_path):
     chance = random.Random(name)
-    for _ in range(150):
+    for _ in range(100):
         if name in FILES:
             tables = damaged(FILES[name], chance)
             text = json.dumps(tables) if name.endswith("json") else yaml.safe_dump(tables)

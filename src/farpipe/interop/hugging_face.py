@@ -223,11 +223,12 @@ def _kernels(settings: Settings, draft: Draft) -> None:
 
 def _fsdp_stage(settings: Settings) -> int | None:
     """Stage of ZeRO by the settings of FSDP: of Accelerate, of the Trainer (words), of its second version."""
+    is_second = settings.take("fsdp_version", str, "") == "2"
     found = [settings.take(name, _words, "") for name in _STRATEGIES]
     strategy = next((text for text in found if text), "") or settings.take("fsdp", _words, "")
     if stages := [_STAGES[word] for word in strategy.upper().split() if word in _STAGES]:
         return stages[0]
-    if settings.take("fsdp_version", str, "") != "2":
+    if not is_second:
         return None
     names = ("fsdp_reshard_after_forward", "reshard_after_forward")
     return 3 if all(settings.take(name, as_flag, default=True) for name in names) else 2

@@ -177,9 +177,13 @@ def _layout(settings: Settings, draft: Draft) -> None:
     draft.put("training", "zero", 0 if shard == 1 and replicate > 1 else 3 if always else 1, origin)
 
 
+def _parts(value: Any) -> list[list[str]]:
+    return [[str(module) for module in part] for part in value]
+
+
 def _stages(settings: Settings, draft: Draft) -> None:
     name = settings.take("parallelism.pipeline_parallel_schedule", str, "1F1B")
-    parts = settings.take("parallelism.module_fqns_per_model_part", list)
+    parts = settings.take("parallelism.module_fqns_per_model_part", _parts)
     each = settings.take("parallelism.pipeline_parallel_layers_per_stage", as_size)
     pipeline = draft.degree("pipeline")
     if pipeline == 1:
