@@ -69,7 +69,8 @@ class KnownOptions:
             return "without effect" if is_known or not self.without_effect.isdisjoint({name, *above}) else "unknown"
         if may_change:
             return "changes"
-        if not self.without_effect.isdisjoint({name, *above, *around}):
+        inside = () if says_shape(name) else around
+        if not self.without_effect.isdisjoint({name, *above, *inside}):
             return "without effect"
         if any(says_shape(place) for place in around):
             return "shape"
