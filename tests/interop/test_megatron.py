@@ -283,7 +283,7 @@ def test_options_say_what_the_defaults_of_megatron_lm_would_change():
 def expect_settings_of(draft, found, recompute, zero):
     """The settings of a draft are those of the plan that it was exported from."""
     pipeline, tensor = found.layout.pipeline, found.layout.tensor
-    assert draft.not_understood == []
+    assert (draft.not_understood, draft.shapes, draft.changes) == ([], {}, [])
     settled = found.job.training.decided(zero)
     expected = found.job.model.model_dump()
     expected["vocab_size"] = math.ceil(expected["vocab_size"] / tensor) * tensor  # as Megatron-LM pads it
@@ -385,7 +385,7 @@ def test_a_configuration_of_nemo_is_read_with_its_references():
     assert (training["zero"], training["overlap"], training["grad_reduce_in_fp32"]) == (1, True, False)
     assert (training["matmul"], training["betas"], training["tp_comm_overlap"]) == ("fp8", [0.9, 0.95], True)
     assert training["cross_entropy_loss_fusion"] is False
-    assert draft.not_understood == ["trainer.accumulate_grad_batches: 1"]
+    assert (draft.not_understood, draft.shapes) == (["trainer.accumulate_grad_batches: 1"], {})
 
 
 # Keys and values of the ConfigContainer that Megatron-Bridge 0.1 printed of Llama-3.2-1B into a log, a few of them.

@@ -27,7 +27,7 @@ _MARKS: Final = {
     "torchtitan": ("model_spec",),
     "hugging-face": (
         *("model_type", "per_device_train_batch_size", "num_processes", "compute_environment", "output_dir"),
-        *("gradient_checkpointing", "max_seq_length", "distributed_type", "model_name_or_path"),
+        *("gradient_checkpointing", "max_seq_length", "distributed_type", "model_name_or_path", "base_model"),
     ),
     "deepspeed": ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"),
     "nemo": ("trainer", "train", "model"),

@@ -206,6 +206,12 @@ _KERNELS_OF_ATTENTION: Final = (
 )
 
 
+_FUSED: Final = (
+    *("torch_compile", "torch_compile_backend", "dynamo_backend", "use_liger_kernel", "enable_liger_kernel"),
+)
+"""Settings by which what lies between matrix products is one kernel."""
+
+
 def _kernels(settings: Settings, draft: Draft) -> None:
     """Kernels of attention, of the optimizer, and of what lies between matrix products."""
     kept = [name for name, values in _KEEP_SCORES.items() if settings.take(name, str, "-") in values]
@@ -214,17 +220,18 @@ def _kernels(settings: Settings, draft: Draft) -> None:
     for name in ("optim", "optimizer"):
         if settings.take(name, str, "adam") not in _PLAIN_OPTIMIZERS:
             settings.change(name, "the optimizer's state and work are counted as Adam's in 32 bit")
-    fused = [name for name in ("torch_compile", "use_liger_kernel", "enable_liger_kernel") if settings.flag(name)]
+    fused = [name for name in _FUSED if str(settings.take(name, str, "no")).lower() not in ("false", "no", "none", "")]
     draft.put("training", "kernels", "fused" if fused else "eager", settings.origin(*fused))
 
 
 def _fsdp_stage(settings: Settings) -> int | None:
     """Stage of ZeRO by the settings of FSDP: of Accelerate, of the Trainer (words), of its second version."""
+    is_second = settings.take("fsdp_version", str, "") == "2"
     found = [settings.take(name, _words, "") for name in _STRATEGIES]
     strategy = next((text for text in found if text), "") or settings.take("fsdp", _words, "")
     if stages := [_STAGES[word] for word in strategy.upper().split() if word in _STAGES]:
         return stages[0]
-    if settings.take("fsdp_version", str, "") != "2":
+    if not is_second:
         return None
     names = ("fsdp_reshard_after_forward", "reshard_after_forward")
     return 3 if all(settings.take(name, as_flag, default=True) for name in names) else 2

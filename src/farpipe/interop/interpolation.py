@@ -16,11 +16,14 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., float]]] = {
     "sum": lambda *parts: sum(parts),
     "add": lambda *parts: sum(parts),
     "subtract": lambda one, other: one - other,
+    "oc.decode": lambda number: number,
 }
 """Resolvers that the configurations of NeMo name, by what they return."""
 _ABSENT: Final = object()
-_VARIABLE: Final = re.compile(r"\$\{(?:oc\.env:|env:)?([A-Za-z_]\w*)(?:(?::?[-=]|,|:)([^{}]*))?\}|\$([A-Za-z_]\w*)")
-"""``$NAME``, ``${NAME}``, ``${NAME:-default}``, ``${NAME:default}`` and ``${oc.env:NAME,default}``."""
+_VARIABLE: Final = re.compile(
+    r"\$\{(?:oc\.env:|env:)?([A-Za-z_]\w*)(?:(?::?[-=]|,|:)([^{}]*))?\}|\$([A-Za-z_]\w*)|\{\{\s*([A-Za-z_]\w*)\s*\}\}"
+)
+"""``$NAME``, ``${NAME}``, ``${NAME:-default}``, ``${NAME:default}``, ``${oc.env:NAME,default}`` and ``{{ NAME }}``."""
 
 
 class Given(dict[str, str]):
@@ -54,7 +57,7 @@ def with_variables(data: Any, known: Given) -> tuple[Any, list[str]]:
     keys = {str(key) for key in data} if isinstance(data, Mapping) else set[str]()
 
     def value_of(match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
+        name, default = match[1] or match[3] or match[4], match[2]
         if name in known:
             return known[name]
         if name in keys or name in _FUNCTIONS:
@@ -133,7 +136,7 @@ def _split(text: str) -> list[str]:
 def _number(value: Any) -> float | None:
     try:
         return None if isinstance(value, bool) else float(value) if "." in str(value) else int(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

@@ -16,7 +16,8 @@ _SHAPE: Final = frozenset(
         attention attn mlp ffn ff rank spec kv qk qkv query latent mla mamba ssm hybrid pattern stage stages vocab
         vocabulary heterogeneous linear conv window groups adapter mtp depth depths channel channels intermediate inner
         gqa mqa mha blocks dense gated gating glu geglu reglu swiglu tie tied untie untied tying embd embed encoder
-        decoder vision teacher student degree degrees router recurrent rnn rwkv sparse""",
+        decoder vision builder provider arch architecture teacher student degree degrees router
+        recurrent rnn rwkv sparse""",
     )
 )
 """Words of an option that may say how large a model is, how it is built, or how it is divided."""
@@ -28,6 +29,15 @@ _DEGREE: Final = frozenset(
     )
 )
 """Words of an option that is a degree, or part of a batch, where its value is a number."""
+_MAY_CHANGE: Final = frozenset(
+    re.findall(
+        r"\w+",
+        """flash unfused offload offloading offloaded quantize quantized quantization quant compress compressed
+        compression paged bit bits fp nvfp mxfp hpz mics hsdp remat recompute recomputation galore lomo muon lion""",
+    )
+)
+"""Words of an option that may change the bytes or the seconds of a step."""
+_UNKNOWN_CHANGE: Final = "not understood, and it may change bytes or seconds"
 _KINDS: Final = frozenset(
     ("mamba", "ssm", "hybrid", "rwkv", "moe", "gqa", "mqa", "mla", "swiglu", "geglu", "reglu", "glu", "multiquery")
 )
@@ -59,18 +69,21 @@ class KnownOptions:
             return "without effect" if is_known or not self.without_effect.isdisjoint({name, *above}) else "unknown"
         if may_change:
             return "changes"
-        if not self.without_effect.isdisjoint({name, *above, *around}):
+        inside = () if says_shape(name) else around
+        if not self.without_effect.isdisjoint({name, *above, *inside}):
             return "without effect"
         if any(says_shape(place) for place in around):
             return "shape"
         if name in self.on_their_own:
             return "without effect"
-        return "shape" if says_shape(name) or _is_degree(name, value) or _is_kind(name, value) else "unknown"
+        if says_shape(name) or _is_degree(name, value) or _is_kind(name, value):
+            return "shape"
+        return "unknown" if _MAY_CHANGE.isdisjoint(_words(name)) else "changes"
 
     def change(self, path: str, name: str) -> str:
         """Change that an option makes, in words."""
         places = (name, *(place for place in self.changes if f"{path}.".startswith(f"{place}.")))
-        return next(self.changes[place] for place in places if place in self.changes)
+        return next((self.changes[place] for place in places if place in self.changes), _UNKNOWN_CHANGE)
 
 
 def says_shape(name: str) -> bool:
@@ -94,6 +107,8 @@ def _words(name: str) -> list[str]:
 def _is_off(name: str, value: Any) -> bool:
     """True for a value that switches an option off, as a degree of 1; a switch of a command line has None: it is on."""
     text = str(value).strip().lower()
+    if {*_words(name)} & {"tie", "tied", "tying"}:  # to share weights or not: both are shapes
+        return False
     return value is not None and (text in _OFF or (text == "1" and bool({*_words(name)} & _DEGREE)))
 
 

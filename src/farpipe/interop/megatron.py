@@ -136,6 +136,8 @@ def layers_of_layout(text: str) -> list[int]:
 def _even_layers(settings: Settings, num_layers: int, pipeline: int, virtual: int) -> list[int]:
     """Equal stages; fewer layers in the first and the last where an option says so."""
     num_stages = pipeline * virtual
+    if num_stages > num_layers:
+        raise InputError(f"{settings.source}: {pipeline} ranks x {virtual} stages are more than {num_layers} layers")
     first = settings.take("decoder_first_pipeline_num_layers", as_count)
     last = settings.take("decoder_last_pipeline_num_layers", as_count)
     head = settings.flag("account_for_embedding_in_pipeline_split")

@@ -103,6 +103,10 @@ def _zero(settings: Settings) -> int:
     distributed = settings.flag("use_distributed_optimizer")
     strategy = settings.take("data_parallel_sharding_strategy", str, "optim_grads_params")
     distributed = distributed or settings.take("optimizer_name") in _DISTRIBUTED_OPTIMIZERS
+    if kind := settings.take("fsdp_sharding_strategy", str):  # of NeMo
+        if kind == "hybrid":
+            settings.change("fsdp_sharding_strategy", "state is divided among some of the replicas only")
+        return {"full": 3, "hybrid": 3, "grad": 2}.get(kind, 3) if settings.flag("fsdp") else int(distributed)
     if settings.flag("use_torch_fsdp2") or settings.take("fsdp") in (True, "true", "True"):
         return 3
     if settings.flag("use_megatron_fsdp"):

@@ -43,6 +43,7 @@ def read_primus(data: Mapping[Any, Any], path: Path, known: Mapping[str, str]) -
     if count := len(draft.not_understood) - len(kept):
         draft.notes.append(f"{count} settings of the files that it builds on were not understood; Primus' defaults")
     draft.not_understood = kept
+    draft.changes = [text for text in draft.changes if text.partition(":")[0] in said or " " in text.partition(":")[0]]
     draft.shapes = {name: text for name, text in draft.shapes.items() if text.partition(":")[0] in said}
     return draft
 

@@ -15,8 +15,14 @@ UNKNOWN: Final = "\ufffd"
 _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?])(\[[@*0-9]+\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
 _ARITHMETIC: Final = re.compile(r"[-+*/%() \d]+")
 _NUMERIC: Final = {"-eq": "__eq__", "-ne": "__ne__", "-gt": "__gt__", "-ge": "__ge__", "-lt": "__lt__", "-le": "__le__"}
-_OF_THE_PROCESS: Final = re.compile("RANK|PORT|ADDR|CUDA|NCCL|NVTE|LOG")
-"""Variables that differ from process to process, or set up their libraries: of no interest here."""
+_OF_THE_PROCESS: Final = frozenset(
+    (
+        *("RANK", "NODE_RANK", "LOCAL_RANK", "MACHINE_RANK", "SLURM_NODEID", "SLURM_PROCID", "MASTER_PORT", "PORT"),
+        *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES", "NCCL_IB_TIMEOUT", "NCCL_IB_TC", "OMP_NUM_THREADS"),
+        *("LOG_INTERVAL", "LOGGING_LEVEL", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL"),
+    )
+)
+"""Variables that differ from process to process, or set up their libraries: their defaults are not noted."""
 _REDIRECTION: Final = re.compile(r"(\d|&)?>|\|$")
 """Beginning of a word by which output goes elsewhere, in a command that ``eval`` runs."""
 _LOOPS: Final = ("for", "while", "until")
@@ -226,7 +232,7 @@ class Script:
         if operator in (":-", "-", ":=", "=") and not (known and any(known)):
             default = " ".join(self.expand(Word.of(other), quoted=True))
             note = f"{name} is not set in the file; its default {default} was taken"
-            if default.isdigit() and note not in self.notes and not _OF_THE_PROCESS.search(name):
+            if default.isdigit() and note not in self.notes and name not in _OF_THE_PROCESS:
                 self.notes.append(note)
             if "=" in operator:
                 self._values[name] = [default]

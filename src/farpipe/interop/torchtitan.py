@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from farpipe.catalog import model_row
@@ -87,7 +88,9 @@ def read_torchtitan(data: Mapping[str, Any], source: str) -> Draft:
     settings = settings_by_path(data, source)
     for earlier, name in EARLIER.items():
         if earlier in settings.values:
-            settings.values.setdefault(name, settings.values.pop(earlier))
+            found = settings.values.pop(earlier)
+            if str(settings.values.setdefault(name, found).value) != str(found.value):
+                settings.rivals[name] = [found]
     for name in SWITCHES:
         if settings.values.get(name, _ON).value is False:
             del settings.values[name]
@@ -111,10 +114,11 @@ def read_saved_torchtitan(data: Mapping[str, Any], source: str) -> Draft:
         tables["parallelism"].pop(f"pipeline_parallel_{key}", None)  # the cut that farpipe chooses has none
     has_graphs = not tables["training"].pop("disable_cuda_graphs", True)
     tables["model"] = {key: spec[key] for key in ("name", "flavor") if key in spec}
-    groups = optimizer.get("param_groups") or [{}]
-    if rate := groups[0].get("optimizer_kwargs", {}).get("lr"):
-        tables["optimizer"] = {"lr": rate}
-    tables["activation_checkpoint"] = {"mode": _saved_recompute(data.get("activation_checkpoint"))}
+    with suppress(LookupError, TypeError):
+        tables["optimizer"] = {"lr": optimizer["param_groups"][0]["optimizer_kwargs"]["lr"]}
+    saved = data.get("activation_checkpoint")
+    mode = _saved_recompute(_table(data, "activation_checkpoint", source)) if saved else "none"
+    tables["activation_checkpoint"] = {"mode": mode}
     if not tables["training"].get("enable_cpu_offload"):
         tables["training"].pop("enable_cpu_offload", None)
     draft = read_torchtitan(tables, source)
@@ -130,10 +134,8 @@ def _table(data: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]
     return found
 
 
-def _saved_recompute(settings: Any) -> str:
+def _saved_recompute(settings: Mapping[str, Any]) -> str:
     """The mode of activation checkpointing by the settings of its kind: only selective ones name products."""
-    if not settings:
-        return "none"
     return "selective" if {"force_recompute_mm_shapes_by_fqns", "memory_budget"} & {*settings} else "full"
 
 
@@ -175,9 +177,13 @@ def _layout(settings: Settings, draft: Draft) -> None:
     draft.put("training", "zero", 0 if shard == 1 and replicate > 1 else 3 if always else 1, origin)
 
 
+def _parts(value: Any) -> list[list[str]]:
+    return [[str(module) for module in part] for part in value]
+
+
 def _stages(settings: Settings, draft: Draft) -> None:
     name = settings.take("parallelism.pipeline_parallel_schedule", str, "1F1B")
-    parts = settings.take("parallelism.module_fqns_per_model_part", list)
+    parts = settings.take("parallelism.module_fqns_per_model_part", _parts)
     each = settings.take("parallelism.pipeline_parallel_layers_per_stage", as_size)
     pipeline = draft.degree("pipeline")
     if pipeline == 1:
