@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from farpipe.errors import RunError
+from farpipe.report.charts import loss_chart
 from farpipe.report.page import render, write_report
 from farpipe.report.tables import TableView
 from farpipe.report.views import Picture, RunReport
