@@ -138,7 +138,7 @@ def test_plan_tells_why_the_others_lost(farpipe):
     use, cost, gain, empty, headline, *_ = run.stdout.splitlines()
     assert use.startswith("llama-3-8b: use both sites, ")
     assert re.search(r"1\.9\d times as fast as zurich alone, with 2\.00 times its devices\.$", use)
-    assert re.fullmatch(r"1,000 steps of .* take .*, .* device-hours, no prices given; limited by computing\.", cost)
+    assert re.fullmatch(r"1,000 steps of .* take .*, .* device-hours, no prices given\. Bottleneck: compute\.", cost)
     assert gain.startswith("Cheapest gain: +")
     assert (empty, headline.partition(":")[0]) == ("", "llama-3-8b, pipeline over lugano > zurich")
     assert "Why the others lost" in run.stdout

@@ -72,7 +72,7 @@ class FoundPlans:
 
 
 def _lost_by(plan: Plan, runs_on: Callable[[Plan], tuple[str, ...]]) -> RunsOn:
-    """What can still run a changed plan; None where all that runs `plan` can."""
+    """`Change.runs_on` of a changed job: the programs left; None where all that run `plan` can."""
     own = set(runs_on(plan))
 
     def able(job: Job, best: Evaluated) -> tuple[str, ...] | None:

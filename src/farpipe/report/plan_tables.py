@@ -206,7 +206,7 @@ def _marks(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def only_by_export(change: Change) -> str:
-    """What can run the changed plan where farpipe's engine no longer can; else empty."""
+    """Programs left to run the changed plan where farpipe's engine no longer can, in words; else empty."""
     if change.runs_on is None or "farpipe" in change.runs_on:
         return ""
     where = f"only by export to {' or '.join(change.runs_on)}" if change.runs_on else "nor by any export"
@@ -214,7 +214,7 @@ def only_by_export(change: Change) -> str:
 
 
 def bottleneck(limited_by: str) -> str:
-    """What limits a step, in the field's words."""
+    """Limit of a step in the field's words."""
     return limited_by.replace("computing", "compute")
 
 
