@@ -77,7 +77,7 @@ def test_several_streams_that_get_far_less_than_one_are_measured_again(
 ):
     rates = Rates(monkeypatch, one, several)
     found = ask(None, seconds=0.1, num_streams=8)
-    assert (found.there / 125e3, found.back / 125e3) == pytest.approx(expected)
+    assert [rate / 125e3 for rate in found.of_link] == pytest.approx(expected)
     assert rates.count == measurements
 
 

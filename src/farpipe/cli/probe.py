@@ -145,9 +145,9 @@ def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
     from farpipe.spec import load_cluster
     from farpipe.spec.write import with_link
 
-    latency_s = found.round_trip_s / 2
-    text = with_link(read_text(path), source, target, latency_s, found.there)
-    write_text(path, with_link(text, target, source, latency_s, found.back))
+    latency_s, (there, back) = found.round_trip_s / 2, found.of_link
+    text = with_link(read_text(path), source, target, latency_s, there)
+    write_text(path, with_link(text, target, source, latency_s, back))
     load_cluster(path)
 
 

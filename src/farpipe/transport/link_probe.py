@@ -70,31 +70,26 @@ class LinkFigures:
     seconds: float
 
     @property
-    def there(self) -> float:
-        """Rate of the link to the side that listens: one stream's, or that of several where these get more."""
-        return max(self.one_stream_there, self.streams_there)
-
-    @property
-    def back(self) -> float:
-        """The same back."""
-        return max(self.one_stream_back, self.streams_back)
+    def of_link(self) -> tuple[float, float]:
+        """Rates of the link, there and back: one stream's, or that of several where these get more."""
+        return max(self.one_stream_there, self.streams_there), max(self.one_stream_back, self.streams_back)
 
     def to_data(self) -> dict[str, Any]:
         """Data for JSON; `there` and `back` are the link's."""
-        return asdict(self) | {"there": self.there, "back": self.back}
+        return asdict(self) | dict(zip(("there", "back"), self.of_link, strict=True))
 
 
 def ask(transport: Transport, *, seconds: float, num_streams: int) -> LinkFigures:
     """The figures of the link, from the side that asks; about four times `seconds`."""
     asking = _Asking(transport)
     round_trips = [asking.echo_s() for _ in range(NUM_ECHOES + 1)][1:]  # the first one opens the channels
+    shortest_s = min(round_trips)
 
     def rate(streams: int, towards: bool, least: float = 0.0) -> float:
         """The best rate of ATTEMPTS measurements, or of fewer if it is `least`."""
         best = 0.0
         for _ in range(ATTEMPTS):
-            found = _rate(asking, there=towards, seconds=seconds, streams=streams, round_trip_s=min(round_trips))
-            best = max(best, found)
+            best = max(best, _rate(asking, there=towards, seconds=seconds, streams=streams, round_trip_s=shortest_s))
             if best >= least:
                 break
         return best
@@ -102,8 +97,9 @@ def ask(transport: Transport, *, seconds: float, num_streams: int) -> LinkFigure
     one_there, one_back = rate(1, True), rate(1, False)
     there, back = rate(num_streams, True, LEAST_SHARE * one_there), rate(num_streams, False, LEAST_SHARE * one_back)
     asking.order("end")
-    shortest_s, median_s = min(round_trips), statistics.median(round_trips)
-    return LinkFigures(shortest_s, median_s, one_there, one_back, there, back, num_streams, seconds)
+    return LinkFigures(
+        shortest_s, statistics.median(round_trips), one_there, one_back, there, back, num_streams, seconds
+    )
 
 
 def _rate(asking: "_Asking", *, there: bool, seconds: float, streams: int, round_trip_s: float) -> float:
