@@ -39,7 +39,7 @@ def plan_tables(plan: Plan) -> tuple[TableView, ...]:
     return (
         _stage_table(plan),
         _link_table(plan),
-        strategy_table(plan.strategies, is_rough=plan.is_rough),
+        strategy_table(plan.strategies, is_rough=plan.is_rough, chosen=plan.where),
         change_table(plan.changes),
         _choice_table(plan),
     )
@@ -138,8 +138,9 @@ def _folded(what: str) -> str:
     return f"{where}:\n{degrees}{comma}\n{rest}" if rest else what
 
 
-def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) -> TableView:
-    """One row for each, the fastest first; the first that trains as the job says is the chosen one.
+def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, chosen: str | None = None) -> TableView:
+    """One row for each, the fastest first; the first that trains as the job says, at the sites `chosen` if any, is the
+    chosen one.
 
     `is_rough`: mark the steps, for nobody compared such predictions with measurements. Prices are the first to go where
     it is narrow and nothing has one; training stays, for it distinguishes strategies.
@@ -158,7 +159,8 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) ->
         for one in strategies
     ]
     columns = ("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "bottleneck", "training")
-    chosen = next((index for index, one in enumerate(strategies) if one.same_training), None)
+    places = [one.where if one.same_training else None for one in strategies]
+    own = next((index for index, where in enumerate(places) if where and chosen in (None, where)), None)
     note = "Rows not marked 'same' change the training: compare losses before speed."
     shares = "In brackets: sequences of a step, where sites have different numbers." * any(
         "(" in s.where for s in strategies
@@ -171,7 +173,7 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) ->
         columns,
         tuple(rows),
         numbers,
-        chosen,
+        own,
         " ".join(filter(None, [note * differs, shares])),
         expendable,
     )
