@@ -139,7 +139,7 @@ def test_plan_tells_why_the_others_lost(farpipe):
     assert use.startswith("llama-3-8b: use both sites, ")
     assert re.search(r"1\.9\d times as fast as zurich alone, with 2\.00 times its devices\.$", use)
     assert re.fullmatch(
-        r"8\.03 B parameters: 1,000 steps of .* take .*, .* device-hours, no prices given; limited by computing\.", cost
+        r"8\.03 B parameters: 1,000 steps of .* take .*, .* device-hours, no prices given\. Bottleneck: compute\.", cost
     )
     assert gain.startswith("Cheapest gain: +")
     assert (empty, headline.partition(":")[0]) == ("", "llama-3-8b, pipeline over lugano > zurich")

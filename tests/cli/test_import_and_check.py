@@ -69,9 +69,16 @@ def test_the_decision_is_one_page(farpipe, tmp_path):
     done = farpipe("plan", "two.toml", "--html", "decision.html")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "decision.html").read_text()
-    for words in ("limited by", "Strategies", "local steps", "The cheapest changes that would help", "What F, I and W"):
+    for words in (
+        "Bottleneck:",
+        "Cheapest gain:",
+        "Strategies",
+        "local steps",
+        "The cheapest changes that would help",
+        "What F, I and W",
+    ):
         assert words in page, words
-    assert page.index("limited by") < page.index("Strategies") < page.index("What the step is made of")
+    assert page.index("Bottleneck:") < page.index("Strategies") < page.index("What the step is made of")
 
 
 def test_measurements_become_the_link(farpipe, tmp_path):

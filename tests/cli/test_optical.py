@@ -386,3 +386,17 @@ def test_a_log_never_takes_the_place_of_a_file_that_is_read(farpipe, small_step,
     run = farpipe("optical", "simulate", small_step, "--nodes", "1,2,1", option, read, "--log", read)
     assert (run.returncode, read.read_text()) == (3, text)
     assert "this command reads it; write to another file" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "nsfnet, 100 slots of 12.5 GHz, guard 1, modulation deeprmsa, policy ksp-ff, 50 Erlang"),
+        (("--slots", "80", "--policy", "best-fit", "--shared"), "80 slots of 12.5 GHz, guard 1, one spectrum for both"),
+    ],
+)
+def test_blocking_says_what_its_figures_are_of(farpipe, options, words):
+    asked = ("optical", "blocking", "--load", "50", "--seeds", "1", "--set", "requests=500", *options)
+    assert words in farpipe(*asked).stdout
+    data = json.loads(farpipe(*asked, "--json").stdout)
+    assert data["setting"]["slots"] == (80 if options else 100)

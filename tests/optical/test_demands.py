@@ -20,7 +20,8 @@ from farpipe.optical.joint_order import joint_order
 from farpipe.optical.shared_network import NetworkPlayer
 from farpipe.optical.study import LightScenario, bound_s, compare_policies, no_network_s, run_once
 from farpipe.optical.transfers import LightTraining, nominal_problem
-from farpipe.report.light import LightText, draw_light, write_light_page
+from farpipe.report.light import _LATE, LightText, _draw_pipeline, draw_light, write_light_page
+from farpipe.report.pyplot import load_pyplot
 from farpipe.report.tables import TableView
 from farpipe.schedule import peak_memory_bytes
 from farpipe.schedule.library import order
@@ -36,6 +37,22 @@ def training_of(name, num_microbatches=8):
     problem = pipeline_problem([0.026] * 4, [0.052] * 4, num_microbatches, NODES, 512e6)
     nominal = nominal_problem(problem, NODES, KM4, 450.0)
     return LightTraining(nominal, order(name, nominal), NODES)
+
+
+@pytest.mark.parametrize(("setup_s", "load"), [(0.0, 150.0), (0.05, 150.0), (0.05, 0.0)])
+def test_only_messages_that_waited_for_spectrum_are_drawn_as_waiting(setup_s, load):
+    """Setting up a light path takes time for every message; that is no wait for spectrum."""
+    background = PoissonTraffic(load, 0.2, 4, 20) if load else None
+    policy, training = Cba(start=6), training_of("1f1b")
+    shared = replace(SCENARIO, background=background).shared(1, load or 1.0)
+    player = NetworkPlayer(shared, training, replace(policy.rule, setup_s=setup_s), begin_s=2.0)
+    step = player.step(policy.demands(training, None))
+    axis = load_pyplot().subplots()[1]
+    _draw_pipeline(axis, step, 0.0, step.makespan_s)
+    red = sum(line.get_color() == _LATE for line in axis.lines)
+    assert red == round(step.waited_ratio * step.num_sent) == int(step.waited.sum())
+    assert red < step.num_sent
+    assert (red > 0) == (load > 0)
 
 
 @pytest.mark.parametrize("name", TRANSFER_POLICIES)

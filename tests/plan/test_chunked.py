@@ -7,6 +7,7 @@ import pytest
 
 from farpipe.plan.chunked import better_layout, plan_on_chunks
 from farpipe.plan.engine import plan_obstacle
+from farpipe.report.plan_tables import trust_note
 from farpipe.spec import Cluster, Data, Job, Model, Pins, SiteLink, Training, parse_job, preset_site
 from job_files import added
 from plan.jobs import measured_chunks
@@ -61,3 +62,16 @@ def test_the_pins_of_a_better_layout_give_the_step_that_is_told(profiles):
     pinned = plan_on_chunks(far_apart(**pins, replicas="across" if found[4] else None), LENGTHS, 512, profiles)[0]
     assert pinned.prediction.step_s / plan.prediction.step_s == pytest.approx(float(found[1]), abs=0.006)
     assert better_layout(pinned, LENGTHS, 512, profiles) == ()
+
+
+@pytest.mark.parametrize("packing", ["elastic", "fixed"])
+def test_a_plan_on_chunks_says_how_far_it_can_be_trusted(packing):
+    job = far_apart(pipeline=2).model_copy(update={"data": Data(packing=packing)})
+    plan, _ = plan_on_chunks(job, LENGTHS, 512)
+    assert plan.residual > 0
+    assert plan.unmeasured == ("cpu",)
+    low, high = plan.step_range_s
+    assert low < plan.prediction.step_s < high
+    measured, _ = plan_on_chunks(job, LENGTHS, 512, [measured_chunks(job)])
+    assert (measured.residual, measured.unmeasured) == (0.0, ())
+    assert "All times were measured" in trust_note(measured)

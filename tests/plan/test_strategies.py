@@ -21,7 +21,7 @@ from farpipe.plan.plan import Change
 from farpipe.plan.refinement import predicted, refined
 from farpipe.plan.search import quick_best, quick_search, search
 from farpipe.plan.separate_sites import planned_in_full, separate_sites, shares_of_batch
-from farpipe.report.plan_tables import change_table
+from farpipe.report.plan_tables import change_table, strategy_table
 from farpipe.spec import Device, load_job
 from plan.jobs import TRAINING, both_ways, device, job, site
 
@@ -432,3 +432,18 @@ def test_pins_of_the_user_are_no_cheapest_gain():
     line = cheapest_gain(plan.model_copy(update={"changes": tuple(pins)}))
     assert not line.startswith("Cheapest gain")
     assert pins[0].what in line
+
+
+def test_a_strategy_that_beats_the_plan_is_told_and_the_plans_own_row_stays_the_chosen_one():
+    """Three sites share 255 sequences unevenly; no pipeline has unlike replicas."""
+    training = TRAINING.model_copy(update={"global_batch": 255, "microbatch_size": 1})
+    links = [link for one, other in (("a", "b"), ("b", "c"), ("a", "c")) for link in both_ways(one, other)]
+    plan = advised_plan(job([site(name, 8) for name in "abc"], links, training))
+    same = [one for one in plan.strategies if one.same_training]
+    told = [line for line in plan.advice if line.startswith("Faster than this plan")]
+    assert bool(told) == (same[0].step_s < 0.99 * plan.prediction.step_s)
+    assert told, "else the test shows nothing"
+    assert same[0].where in told[0]
+    view = strategy_table(plan.strategies, chosen=plan.where)
+    assert plan.strategies[view.chosen].where == plan.where
+    assert view.chosen != plan.strategies.index(same[0])

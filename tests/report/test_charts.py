@@ -41,8 +41,29 @@ def test_memory_over_time_has_the_peak_and_the_end_of_the_memory_curve(step):
 def test_memory_is_taken_when_a_forward_starts_and_given_back_when_its_backward_ends():
     view = run_view(1, 2)
     times, held = memory_over_time(view.problem, view.predicted, 0)
-    assert times.tolist() == [0.0, 0.0, 2.5, 2.5, 5.0]
-    assert (held / GIB).tolist() == [8, 10, 8, 10, 8]
+    assert times.tolist() == [0.0, 0.0, 2.5, 2.5, 5.0, 5.0]
+    assert (held / GIB).tolist() == [8, 10, 8, 10, 8, 8]
+
+
+@pytest.mark.parametrize("charts", [memory_charts, link_charts])
+def test_a_prediction_ends_with_its_own_step_where_the_measured_one_took_longer(charts):
+    view = run_view(2, 4, num_steps=3, latency_s=0.25)
+    slow = view.measured
+    assert slow.makespan_s > 1.02 * view.predicted.makespan_s
+    for chart in charts(view, "x").charts:
+        predicted, measured = (curve.x[-1] for curve in chart.curves)
+        assert predicted == pytest.approx(view.predicted.makespan_s)
+        assert measured == pytest.approx(slow.makespan_s)
+        assert chart.x.high >= measured
+
+
+def test_memory_over_its_limit_is_said():
+    over = memory_charts(run_view(2, 4, memory_bytes=20 * GIB), "m").charts[0]
+    assert "too much" not in over.text
+    problem = run_view(2, 4).problem
+    small = tuple(rank.model_copy(update={"memory_bytes": 10 * GIB}) for rank in problem.ranks)
+    view = dataclasses.replace(run_view(2, 4), problem=problem.model_copy(update={"ranks": small}))
+    assert memory_charts(view, "m").charts[0].text == "peak 12 GiB of 10 GiB, 2 GiB too much"
 
 
 def test_every_rank_has_a_memory_chart_with_its_limit():

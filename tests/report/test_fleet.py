@@ -1,6 +1,7 @@
 """Pictures of a simulated fleet: their bars and their queue against the log of the same fleet."""
 
 import random
+import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -30,6 +31,7 @@ from farpipe.report.fleet import (
     queue_levels,
     spent_usd,
 )
+from farpipe.report.pyplot import load_pyplot, save_figure
 from fleet_conformance import SITES, SimpleQuotes, random_cluster, random_events, random_jobs
 
 
@@ -193,3 +195,24 @@ def test_coasts_lie_on_the_globe_and_pass_by_known_places():
     assert all(-180 <= x <= 180 and -60 < y < 84 for x, y in points)
     for x, y in ((-5.6, 36.0), (18.5, -34.0), (-34.9, -8.0)):  # Gibraltar, the Cape, Recife
         assert min(abs(x - a) + abs(y - b) for a, b in points) < 4
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"), [(0.1, 8.0, {"0.1", "0.2", "5"}), (1e-3, 1e4, {"0.001", "1", "10000"})]
+)
+def test_labels_of_logarithmic_axes_are_numbers_and_no_formulas(tmp_path, low, high, labels):
+    pyplot = load_pyplot()
+    figure, axis = pyplot.subplots()
+    axis.plot([low, high], [low, high])
+    axis.set(xscale="log", yscale="log", xlabel="costs $ and $")
+    for name in ("axes.svg", "axes.png"):
+        save_figure(figure, tmp_path / name, dpi=80)
+    text = (tmp_path / "axes.svg").read_text()
+    assert "mathdefault" not in text
+    assert labels <= set(re.findall(r"<!-- (.*?) -->", text))
+    assert "costs $ and $" in text
+
+
+def test_charts_of_fleets_have_no_formula_in_a_label(tmp_path):
+    draw_charts([outcome(0)], tmp_path / "charts.svg")
+    assert "mathdefault" not in (tmp_path / "charts.svg").read_text()

@@ -6,9 +6,11 @@ from html.parser import HTMLParser
 import pytest
 
 from farpipe.errors import RunError
+from farpipe.report.charts import loss_chart
 from farpipe.report.page import render, write_report
 from farpipe.report.tables import TableView
-from farpipe.report.views import RunReport
+from farpipe.report.views import Picture, RunReport
+from farpipe.sequences import Chunk, Slice
 from report.steps import run_view
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
@@ -98,6 +100,25 @@ def test_what_comes_from_the_user_is_escaped_everywhere():
     page = Page(render(RunReport(EVIL, (run, run), EVIL, (table,), EVIL)))
     assert not page.all("img")
     assert page.text.count(EVIL) > 10
+
+
+OURS = loss_chart([run_view(2, 2, num_steps=3)]).figure().svg()
+
+
+@pytest.mark.parametrize(("svg", "themed"), [("<svg/>", False), (OURS, True)])
+def test_a_picture_has_a_white_ground_unless_it_follows_the_readers_colours(svg, themed):
+    page = render(report(pictures=(Picture("drawn", svg),)))
+    assert (' class="wide picture themed"' in page) == themed
+    assert page.count(".picture:not(.themed) img") == 2
+
+
+def test_a_page_of_chunks_says_which_step_it_draws_and_what_the_numbers_are():
+    view = dataclasses.replace(run_view(2, 4), chunks=(Chunk((Slice(0, 0, 4, 4),)),) * 4)
+    first, later = (Page(render(report(runs=(v,)))).text for v in (view, dataclasses.replace(view, drawn_step=29)))
+    assert "Numbers are chunks" in first
+    assert "Numbers are microbatches" in Page(render(report())).text
+    assert "This is step 29: it has other documents than the first batch" in later
+    assert "This is step" not in first
 
 
 def test_ids_are_unique_and_every_reference_has_its_target():

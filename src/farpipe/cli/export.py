@@ -79,7 +79,7 @@ def _exported(source: Path, form: str) -> str:
 
 
 def _writers() -> "dict[str, Callable[[Plan], str]]":
-    """What writes a plan as the settings of a framework, by the name of the format."""
+    """Functions that write a plan as the settings of a framework, by the name of the format."""
     from farpipe.interop.megatron_flags import megatron_flags
     from farpipe.interop.nemo_config import nemo_config
     from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
@@ -93,7 +93,7 @@ def _writers() -> "dict[str, Callable[[Plan], str]]":
 
 
 def runs_on(plan: "Plan") -> tuple[str, ...]:
-    """What can run a plan: ``farpipe``, and each format of settings that it can be exported in."""
+    """Programs that can run a plan: ``farpipe``, and those that a format of settings is for."""
     from farpipe.plan.engine import plan_obstacle
 
     able = [] if plan_obstacle(plan)[0] else ["farpipe"]

@@ -92,7 +92,7 @@ def simulate(
     if as_json:
         print_json(facts)
         return
-    typer.echo("\n".join(lines))
+    typer.echo("\n".join((*lines, options.setting_text)))
     console().print(to_rich(table))
 
 

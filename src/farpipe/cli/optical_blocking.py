@@ -81,6 +81,13 @@ class BlockingOptions:
         grid = Grid(self.slots, self.slot_ghz, self.guard)
         return find_policy(self.policy), grid, find_modulation(self.modulation)
 
+    @property
+    def setting_facts(self) -> dict[str, Any]:
+        """The setting that a result is of, by the names of the options."""
+        keys = ("network", "slots", "slot_ghz", "guard", "modulation", "policy", "shared", "defragment")
+        source = {"load": self.load} if self.trace is None else {"trace": str(self.trace)}
+        return {key: getattr(self, key) for key in keys} | source
+
     def candidates(self, pairs: "Sequence[Pair] | None" = None) -> "PathTable":
         """The candidates of `pairs`: those of the file, or the k best."""
         from farpipe.optical import k_shortest, load_paths
@@ -112,7 +119,7 @@ def blocking(context: typer.Context, options: BlockingOptions) -> None:
     _expect_one_source(context, options)
     check_folder(options.log, keeping=(options.trace, options.paths, Path(options.network), Path(options.modulation)))
     facts = _poisson_facts(options) if options.trace is None else _trace_facts(options, options.trace)
-    _show(facts, options.as_json)
+    _show(facts | {"setting": options.setting_facts}, options.as_json)
 
 
 def _expect_one_source(context: typer.Context, options: BlockingOptions) -> None:
@@ -187,6 +194,13 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
+    at = facts["setting"]
+    source = f"{at['load']:g} Erlang" if "load" in at else at["trace"]
+    spectrum = "one spectrum for both directions, " * at["shared"] + "defragmenting, " * at["defragment"]
+    typer.echo(
+        f"{at['network']}, {at['slots']} slots of {at['slot_ghz']:g} GHz, guard {at['guard']}, {spectrum}modulation "
+        f"{at['modulation']}, policy {at['policy']}, {source}"
+    )
     typer.echo(f"{facts['requests']} requests: {facts['accepted']} accepted, {facts['blocked']} blocked")
     for name, what in (("blocking_ratio", "requests"), ("bandwidth_blocking_ratio", "bandwidth")):
         bounds = facts.get(f"{name}_interval")

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,14 +61,30 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
         found = measure((host, port), sides, seconds=options.seconds)
     if write is not None:
         _write(write, str(source), str(target), found)
-    if found.doubt:
-        typer.echo(found.doubt, err=True)
+    for line in doubts(found):
+        typer.echo(line, err=True)
     if options.as_json:
         print_json(found.to_data())
         return
     _show(found)
     if write is not None:
         typer.echo(f"links {source}>{target} and {target}>{source} written to {write}")
+
+
+def doubts(found: "LinkFigures") -> Iterator[str]:
+    """Sentence on each direction whose rates still contradict each other after all attempts."""
+    from farpipe.transport.link_probe import ATTEMPTS, LEAST_SHARE
+
+    rates = {
+        "there": (found.streams_there, found.one_stream_there),
+        "back": (found.streams_back, found.one_stream_back),
+    }
+    for direction, (several, one) in rates.items():
+        if several < LEAST_SHARE * one:
+            yield (
+                f"{direction}: {found.num_streams} streams got less than half of what one got alone, {ATTEMPTS} times; "
+                "one stream's rate is taken. Measure again with more --seconds while neither machine does other work."
+            )
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -128,9 +145,9 @@ def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
     from farpipe.spec import load_cluster
     from farpipe.spec.write import with_link
 
-    latency_s = found.round_trip_s / 2
-    text = with_link(read_text(path), source, target, latency_s, found.there)
-    write_text(path, with_link(text, target, source, latency_s, found.back))
+    latency_s, (there, back) = found.round_trip_s / 2, found.of_link
+    text = with_link(read_text(path), source, target, latency_s, there)
+    write_text(path, with_link(text, target, source, latency_s, back))
     load_cluster(path)
 
 

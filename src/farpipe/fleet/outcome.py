@@ -200,7 +200,7 @@ ALIKE: Final = 0.01
 
 
 def verdict(outcomes: Sequence[FleetOutcome]) -> str:
-    """Who wins on completion times and money, by how much and over what, in one sentence; empty for one policy.
+    """Verdict on policies in one sentence: the best in completion times and money, and by how much; empty for one.
 
     Only those that finished most jobs are compared: who leaves jobs undone has short means.
     """

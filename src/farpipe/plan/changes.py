@@ -248,7 +248,7 @@ def _wider(job: Job, best: Evaluated) -> Iterator[_Idea]:
 
 
 def near_batches(job: Job) -> list[int]:
-    """Up to MAX_NEAR_BATCHES batches within NEAR_BATCH of the job's that more degrees divide, the nearest first:
+    """Batches within NEAR_BATCH of the job's that more degrees divide, MAX_NEAR_BATCHES at most, the nearest first:
     multiples of its devices, of half as many, and so on."""
     batch, unit, near = job.training.global_batch, job.cluster.num_devices, list[int]()
     while unit > 1 and batch % unit:

@@ -1,8 +1,8 @@
 """Plans of a job: search its layouts, refine the best, explain it; `Planner` keeps costs for many requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 from farpipe.cost import JobCosts, Layout, Profile, busy_notes
 from farpipe.cost.chunk_profile import ChunkProfile
@@ -23,7 +23,7 @@ from farpipe.plan.why_not import explain_infeasible, other_sites, runners_up, us
 from farpipe.schedule.bounds import lower_bound_s
 from farpipe.search import SEARCHES, FoundOrder, Progress
 from farpipe.spec import Job, without_flash_attention
-from farpipe.units import format_percent
+from farpipe.units import format_percent, format_seconds
 
 MeasuredDevices = Sequence[Profile | ChunkProfile]
 """Profile of every measured device; ChunkProfile for a job with `data.packing`."""
@@ -77,12 +77,28 @@ class FoundPlans:
         left = {"Strategies that there was no time to search for": unsearched}
         left |= {"Changes that there was no time to try": untried}
         advice = (*plan.advice, *(f"{what}: {', '.join(names)}." for what, names in left.items() if names))
+        advice = (*advice, *_faster_than(plan, strategies))
         update = {"strategies": tuple(strategies), "changes": tuple(changes), "advice": advice}
         return plan.model_copy(update=update)
 
 
+WORTH_TELLING: Final = 0.01
+"""Relative gain from which a strategy that no plan can be made of is told of."""
+
+
+def _faster_than(plan: Plan, strategies: Sequence[Strategy]) -> Iterator[str]:
+    """Sentence on the fastest strategy that trains as asked and beats the plan: its sites have layouts of their own."""
+    same = [one for one in strategies if one.same_training]
+    best = min(same, key=lambda one: one.step_s, default=None)
+    if best is not None and best.step_s < plan.prediction.step_s * (1 - WORTH_TELLING):
+        yield (
+            f"Faster than this plan, at {format_seconds(best.step_s)} a step, but no plan can be made of it yet: "
+            f"{best.kind} at {best.where} with a layout of its own at each site ({best.what})."
+        )
+
+
 def _lost_by(plan: Plan, runs_on: Callable[[Plan], tuple[str, ...]]) -> RunsOn:
-    """What can still run a changed plan; None where all that runs `plan` can."""
+    """`Change.runs_on` of a changed job: the programs left; None where all that run `plan` can."""
     own = set(runs_on(plan))
 
     def able(job: Job, best: Evaluated) -> tuple[str, ...] | None:

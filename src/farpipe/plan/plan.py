@@ -128,7 +128,7 @@ class Change(Table):
     training: str = ""
     """Differences of the training; empty where it would not."""
     runs_on: tuple[str, ...] | None = None
-    """What can still run the changed plan, ``farpipe`` or formats of ``export``; None: whatever runs the plan."""
+    """Programs left to run the changed plan, ``farpipe`` or formats of ``export``; None: whatever runs the plan."""
 
 
 class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True, validate_by_alias=True):

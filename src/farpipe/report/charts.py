@@ -181,8 +181,7 @@ _LIMIT_IN_SIGHT: Final = 2.5
 """A limit is drawn where it is at most this many times the highest peak."""
 _MEMORY_NOTE: Final = (
     "Bytes that each rank holds: parameters and optimizer state, and the activations of microbatches in flight. "
-    "Computed from the sizes in the plan and from when the actions ran, not read from a device: a measured order that "
-    "differs from the planned one may hold more."
+    "Computed from the sizes in the plan and from when the actions ran, not read from a device."
 )
 _LINK_NOTE: Final = (
     f"Share of the time in which a link carries something, as a moving mean over {format_percent(WINDOW)} of the step; "

@@ -135,7 +135,9 @@ def _plan(report: RunReport) -> Iterator[Markup]:
 def _picture(picture: Picture) -> Iterator[Markup]:
     data = b64encode(picture.svg.encode()).decode()
     image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=picture.title)
-    yield tag("figure", _scrolling(image, picture.title), class_="wide picture")
+    # Our own figures follow the reader's colours also as an image; matplotlib's are dark on white, and turned around.
+    themed = " themed" if "prefers-color-scheme" in picture.svg else ""
+    yield tag("figure", _scrolling(image, picture.title), class_=f"wide picture{themed}")
     if picture.note:
         yield tag("p", picture.note, class_="note")
 

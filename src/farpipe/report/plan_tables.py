@@ -39,7 +39,7 @@ def plan_tables(plan: Plan) -> tuple[TableView, ...]:
     return (
         _stage_table(plan),
         _link_table(plan),
-        strategy_table(plan.strategies, is_rough=plan.is_rough),
+        strategy_table(plan.strategies, is_rough=plan.is_rough, chosen=plan.where),
         change_table(plan.changes, is_rough=plan.job.model.guess),
         _choice_table(plan),
     )
@@ -140,8 +140,9 @@ def _folded(what: str) -> str:
     return f"{where}:\n{degrees}{comma}\n{rest}" if rest else what
 
 
-def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) -> TableView:
-    """One row for each, the fastest first; the first that trains as the job says is the chosen one.
+def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, chosen: str | None = None) -> TableView:
+    """One row for each, the fastest first; the first that trains as the job says, at the sites `chosen` if any, is the
+    chosen one.
 
     `is_rough`: mark the steps, for nobody compared such predictions with measurements. Prices are the first to go where
     it is narrow and nothing has one; training stays, for it distinguishes strategies.
@@ -160,7 +161,8 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) ->
         for one in strategies
     ]
     columns = ("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "bottleneck", "training")
-    chosen = next((index for index, one in enumerate(strategies) if one.same_training), None)
+    places = [one.where if one.same_training else None for one in strategies]
+    own = next((index for index, where in enumerate(places) if where and chosen in (None, where)), None)
     note = "Rows not marked 'same' change the training: compare losses before speed."
     shares = "In brackets: sequences of a step, where sites have different numbers." * any(
         "(" in s.where for s in strategies
@@ -173,7 +175,7 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False) ->
         columns,
         tuple(rows),
         numbers,
-        chosen,
+        own,
         " ".join(filter(None, [note * differs, shares])),
         expendable,
     )
@@ -214,7 +216,7 @@ def _marks(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def only_by_export(change: Change) -> str:
-    """What can run the changed plan where farpipe's engine no longer can; else empty."""
+    """Programs left to run the changed plan where farpipe's engine no longer can, in words; else empty."""
     if change.runs_on is None or "farpipe" in change.runs_on:
         return ""
     where = f"only by export to {' or '.join(change.runs_on)}" if change.runs_on else "nor by any export"
@@ -222,7 +224,7 @@ def only_by_export(change: Change) -> str:
 
 
 def bottleneck(limited_by: str) -> str:
-    """What limits a step, in the field's words."""
+    """Limit of a step in the field's words."""
     return limited_by.replace("computing", "compute")
 
 

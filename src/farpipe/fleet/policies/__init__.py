@@ -45,7 +45,7 @@ ABOUT: Final[dict[str, str]] = {
     "bace": "work left and bandwidth needed set the order; paths that don't stall, the cheapest electricity first",
     "farpipe": "least time left first; size and place by money and time; stops, moves, grows and shrinks running jobs",
 }
-"""What each policy does, in a line."""
+"""Descriptions of the policies, a line each."""
 GONE: Final = {
     "oracle": "completion times and electricity were those of bace; take bace",
     "sailor": "it was cr-ldf whose queue does not wait for its first job, with the same figures; take cr-ldf",
