@@ -70,7 +70,7 @@ def read_config(folder: Path | str) -> PreTrainedConfig:
 
 
 def config_facts(folder: Path | str) -> dict[str, str]:
-    """What the config in `folder` means to transformers, as JSON by key; of nested tables each key."""
+    """Meaning of the config in `folder` to transformers, as JSON by key; of nested tables each key."""
     config = read_config(folder)
     kernels = {key: getattr(config, key, None) for key in ("_attn_implementation", "_experts_implementation")}
     return dict(
