@@ -177,13 +177,13 @@ def _site_world(run: RunSpec, transport: Transport, store: TorchStore, config: T
         yield
         return
     from farpipe.runtime.site.end_hung import ending_hung
-    from farpipe.runtime.site.mesh import site_world
+    from farpipe.runtime.site.mesh import longest_collective_s, site_world
 
     _choose_interface(run, config)
     name = transport.exchange("worlds", secrets.token_bytes(8), waiting_for="the others to join their sites")[0].hex()
     members = run.places.world(transport.rank)
     place = f"{transport.site(transport.rank)} {members[0]} {name}"  # a store may be older than this attempt
-    number, timeout_s = members.index(transport.rank), run.transport.collective_s
+    number, timeout_s = members.index(transport.rank), longest_collective_s(run.transport)
     with (
         ending_hung(transport.check, _end),
         site_world(store.torch_store, place, number, len(members), device=run.device, timeout_s=timeout_s),

@@ -12,7 +12,7 @@ from typing import Any, Final
 from farpipe.emulate import Namespace, Wan
 from farpipe.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.processes import LeaveRequest, interrupt, leave_request
-from farpipe.run.directory import next_log_dir, open_run_dir, refuse_strangers, what_is_left
+from farpipe.run.directory import next_log_dir, open_run_dir, refuse_results, what_is_left
 from farpipe.run.host_memory import expect_memory
 from farpipe.run.launcher import launch
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
@@ -93,7 +93,7 @@ def run(
     with ExitStack() as stack:
         if lock is None:
             if not resume:
-                refuse_strangers(run_dir)  # before a lock is put there
+                refuse_results(run_dir)  # before a lock is put there
             lock = stack.enter_context(only_run(run_dir, make=True))
             open_run_dir(spec, run_dir, resume=resume)
         follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))

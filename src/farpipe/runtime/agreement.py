@@ -7,9 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from farpipe import __version__
 from farpipe.errors import InputError
+from farpipe.runtime.checkpoint.files import digest
 from farpipe.runtime.checkpoint.manifest import ModelFacts
 from farpipe.runtime.peers import Peers
 from farpipe.runtime.run_spec import RunSpec
+from farpipe.runtime.stages.module_stage import ModuleSlice
 from farpipe.runtime.versions import versions_of
 from farpipe.runtime.work import Work
 
@@ -25,14 +27,14 @@ _COPY: Final = "copy the same model to every site"
 
 
 class Agreement(NamedTuple):
-    """What all ranks have in common."""
+    """Facts that all ranks have in common."""
 
     batches_sha256: str
     """The digest of the batches, in hexadecimal; empty for a rehearsal."""
     facts: ModelFacts
-    """Those of all ranks together."""
+    """The model's, of all ranks together."""
     different_weights: str = ""
-    """How the files that training begins with differ between sites; no matter where it goes on from a checkpoint."""
+    """A difference between sites in the files that training begins with; harmless after a checkpoint."""
 
 
 def agree(run: RunSpec, work: Work, peers: Peers) -> Agreement:
@@ -61,7 +63,7 @@ def agree(run: RunSpec, work: Work, peers: Peers) -> Agreement:
 
 
 def _facts(run: RunSpec, work: Work) -> tuple[ModelFacts, dict[str, str]]:
-    """What this rank has read of the model besides the plan, and digests of the files of weights."""
+    """Facts that this rank has read of the model besides the plan, and digests of the files of weights."""
     if run.model is None or run.device == "sleep":
         return ModelFacts(), {}
     if run.model.module is not None:
@@ -73,8 +75,16 @@ def _facts(run: RunSpec, work: Work) -> tuple[ModelFacts, dict[str, str]]:
     from farpipe.runtime.stages.hugging_face_weights import config_facts, sampled_digests
 
     version, config = versions_of(run)["transformers"], config_facts(run.model.hugging_face)
-    facts = ModelFacts(transformers=version, config=config, buffers=dict(work.buffers))
+    facts = ModelFacts(transformers=version, config=config, buffers=_buffers(work))
     return facts, sampled_digests(run.model.hugging_face)
+
+
+def _buffers(work: Work) -> dict[str, str]:
+    """Digests of tensors that stages read from the model's files at every start, since they are not trained."""
+    modules = [getattr(stage, "module", None) for stage in work.stages.values()]
+    inner = [module.inner for module in modules if isinstance(module, ModuleSlice)]
+    named = [(name, buffer, module.state_dict()) for module in inner for name, buffer in module.named_buffers()]
+    return {name: digest(buffer.cpu()) for name, buffer, saved in named if name in saved}
 
 
 def _common_facts(run: RunSpec, facts: Sequence[ModelFacts]) -> ModelFacts:
@@ -121,14 +131,14 @@ def expect_same_facts(run: RunSpec, facts: ModelFacts, then: ModelFacts, site: s
         was, now = (config.get(key, "absent") for config in (then.config, facts.config))
         if was != now:
             raise InputError(f"{_place(run)}{key} in config.json is {now} at site {site}, and was {was}")
-    for name, digest in sorted(facts.buffers.items()):
-        if then.buffers.get(name, digest) != digest:
+    for name, now in sorted(facts.buffers.items()):
+        if then.buffers.get(name, now) != now:
             raise InputError(f"{_place(run)}{name}, which no checkpoint has, is no longer the same at site {site}")
 
 
 def changed_code(facts: ModelFacts, then: ModelFacts) -> tuple[str, ...]:
     """A warning where the user's own module is no longer that of a checkpoint: a mended error, or another model."""
-    changed = [name for name, digest in facts.code.items() if then.code.get(name, digest) != digest]
+    changed = [name for name, now in facts.code.items() if then.code.get(name, now) != now]
     return (f"model.module: {', '.join(changed)} is not what the checkpoint was trained with",) if changed else ()
 
 

@@ -39,10 +39,10 @@ def groups_of(run: RunSpec, mesh: "DeviceMesh | None") -> "Groups | None":
     """The groups in which processes of a stage may share chunks; None where all share all."""
     if mesh is None or not run.group_costs:
         return None
-    from farpipe.runtime.site.mesh import CONTEXT, process_groups
+    from farpipe.runtime.site.mesh import CONTEXT, longest_collective_s, process_groups
 
     degrees = [costs.context for costs in run.group_costs]
-    return process_groups(mesh[CONTEXT], degrees, timeout_s=run.transport.collective_s)
+    return process_groups(mesh[CONTEXT], degrees, timeout_s=longest_collective_s(run.transport))
 
 
 def part_of_boundary(mesh: "DeviceMesh | None") -> str:
@@ -110,10 +110,10 @@ def divided_stages(
     """The sums of this process's stages, which are divided over `mesh`; none without one."""
     if mesh is None:
         return {}
-    from farpipe.runtime.site.mesh import limit_collectives
+    from farpipe.runtime.site.mesh import limit_collectives, longest_collective_s
     from farpipe.runtime.site.shared_weights import SharedWeights
 
-    limit_collectives(run.transport.collective_s)
+    limit_collectives(longest_collective_s(run.transport))
     assert run.training is not None
     zero = run.training.zero
     assert zero != "auto"

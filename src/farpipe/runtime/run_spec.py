@@ -36,11 +36,6 @@ class TransportSettings(Part):
     connect_timeout_s: Positive = 60.0
     """Longest wait for all ranks to meet."""
 
-    @property
-    def collective_s(self) -> float:
-        """Longest wait inside a collective of a site: its other processes may wait for a link during an outage."""
-        return self.timeout_s + self.outage_s
-
 
 class LinkChange(Part):
     """A change of a link between sites: before `step` begins, it becomes another.

@@ -14,7 +14,7 @@ from torch import nn
 from farpipe.data.batches import Share
 from farpipe.runtime.batches import Batches, load_batches
 from farpipe.runtime.checkpoint.checkpointer import state_pieces
-from farpipe.runtime.checkpoint.files import Piece, digest
+from farpipe.runtime.checkpoint.files import Piece
 from farpipe.runtime.divided_stages import check_twins, divided_stages, groups_of, mesh_of, part_of_boundary, twins_in
 from farpipe.runtime.executor import message_table
 from farpipe.runtime.make_stage import check_model, make_stage, numerics_of
@@ -33,7 +33,6 @@ from farpipe.runtime.replicas.replicas import (
 from farpipe.runtime.run_spec import RunSpec, transfer_of
 from farpipe.runtime.run_text import shape_of, trained
 from farpipe.runtime.stage import PipelineStage, SleepStage, TorchStage
-from farpipe.runtime.stages.module_stage import ModuleSlice
 from farpipe.runtime.stages.slices import StageSlice, slices
 from farpipe.runtime.tied_weights import EndsExchange, TiedWeights
 from farpipe.spec import Training
@@ -59,10 +58,6 @@ class Work(Protocol):
     @property
     def boundaries(self) -> Mapping[int, str]:
         """Inputs and outputs of each of this rank's stages in words, equal at neighbours; none in a rehearsal."""
-
-    @property
-    def buffers(self) -> Mapping[str, str]:
-        """Digests of what this rank's stages read from the model's files at every start, since it is not trained."""
 
     def begin_step(self, step: int) -> None:
         """Get ready, before the first action."""
@@ -99,7 +94,6 @@ class SleepTrainer:
 
     data_digest = b""
     boundaries: Mapping[int, str] = MappingProxyType({})
-    buffers: Mapping[str, str] = MappingProxyType({})
     loss = float("nan")
 
     def __init__(self, run: RunSpec, peers: Peers) -> None:
@@ -208,17 +202,6 @@ class Trainer:
     @property
     def boundaries(self) -> Mapping[int, str]:
         return {number: f"{stage.boundary}{self._part}" for number, stage in self.torch_stages.items()}
-
-    @property
-    def buffers(self) -> Mapping[str, str]:
-        modules = [stage.module for stage in self.torch_stages.values()]
-        inner = [module.inner for module in modules if isinstance(module, ModuleSlice)]
-        return {
-            name: digest(buffer.cpu())
-            for module in inner
-            for name, buffer in module.named_buffers()
-            if name in module.state_dict()
-        }
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:

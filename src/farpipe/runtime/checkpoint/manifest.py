@@ -55,12 +55,12 @@ class Trained(Part):
 
 
 class ModelFacts(Part):
-    """What a model is besides its `Model`, in words or digests by name: equal at all sites, and after every start."""
+    """Facts of a model beyond its `Model`, as text or digests by name: equal at all sites, and after every start."""
 
     transformers: str = ""
     """The version that read `config`: another one may know other keys."""
     config: dict[str, str] = Field(default_factory=dict)
-    """What config.json means, as JSON by key; of nested tables each key."""
+    """Meaning of config.json, as JSON by key; of nested tables each key."""
     buffers: dict[str, str] = Field(default_factory=dict)
     """Tensors that every start reads from the model's files, since no checkpoint has them."""
     code: dict[str, str] = Field(default_factory=dict)

@@ -42,7 +42,7 @@ class ResumePoint:
     tried: frozenset[int] = frozenset()
     """Steps of the checkpoints that were looked at, that of the checkpoint included."""
     changed: tuple[str, ...] = ()
-    """What is no longer as when the checkpoint was written, though the training may go on."""
+    """Warnings of what has changed since the checkpoint was written, though the training may go on."""
 
 
 @dataclass(frozen=True)

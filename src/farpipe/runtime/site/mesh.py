@@ -11,6 +11,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from farpipe.errors import InputError
+from farpipe.runtime.run_spec import TransportSettings
 
 DATA: Final = "data"
 """Mesh dimension of the replicas of a stage that share its weights by FSDP2."""
@@ -82,6 +83,11 @@ def process_groups(
     return {
         (first, d): None if d == 1 else dist.new_group(world[first : first + d], timeout=limit) for first, d in places
     }
+
+
+def longest_collective_s(transport: TransportSettings) -> float:
+    """Longest wait inside a collective of a site: its other processes may wait for a link during an outage."""
+    return transport.timeout_s + transport.outage_s
 
 
 def limit_collectives(timeout_s: float) -> None:

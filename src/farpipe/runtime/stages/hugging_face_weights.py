@@ -73,7 +73,7 @@ def read_config(folder: Path | str) -> PreTrainedConfig:
 
 
 def config_facts(folder: Path | str) -> dict[str, str]:
-    """What the config in `folder` means to transformers, as JSON by key; of nested tables each key."""
+    """Meaning of the config in `folder` to transformers, as JSON by key; of nested tables each key."""
     config = read_config(folder)
     kernels = {key: getattr(config, key, None) for key in ("_attn_implementation", "_experts_implementation")}
     return dict(
@@ -111,11 +111,11 @@ def _sampled(path: Path, names: list[str], num_blocks: int) -> dict[str, str]:
     """A digest of each tensor: of all its bytes where they are few, otherwise of blocks spread over it."""
     header, found = read_header(path), {}
     table = parse_json(header[8:].decode(), str(path))
+    if len(header) + max(table[name]["data_offsets"][1] for name in names) > path.stat().st_size:
+        raise InputError(f"{path}: not whole")
     with path.open("rb", buffering=0) as file:
         for name in names:
             begin, end = table[name]["data_offsets"]
-            if len(header) + end > path.stat().st_size:
-                raise InputError(f"{path}: not whole")
             parts = [f"{name} {table[name]['dtype']} {table[name]['shape']} ".encode()]
             for start, size in _blocks(end - begin, num_blocks):
                 file.seek(len(header) + begin + start)
