@@ -293,6 +293,20 @@ def test_a_changed_file_is_noticed(how, tmp_path, tokenizer, reads):
     assert reads == ["a.txt", "b.txt", "a.txt"]
 
 
+def test_an_opened_file_that_is_overwritten_is_noticed_though_its_time_is_put_back(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("the fox")
+    opened, before = OpenedFile.of(file), file.stat()
+    time.sleep(0.02)  # longer than a file system's clock needs for a tick
+    file.chmod(0o600)
+    opened.expect_unchanged("is another")
+    with file.open("r+") as same:
+        same.write("fox the")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(InputError, match=r"a\.txt: is another"):
+        opened.expect_unchanged("is another")
+
+
 @pytest.mark.parametrize(
     "damage", ["{", "[]", '{"format": "farpipe/known-files/1", "files": 5}', "digest", "unwritable"]
 )

@@ -134,6 +134,37 @@ def test_the_signal_that_killed_a_rank_is_named(tmp_path, mark):
     assert marked(mark) == []
 
 
+def test_a_log_does_not_grow_without_end_and_says_what_was_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr("farpipe.run.launcher.MAX_LOG_BYTES", 100_000)
+    monkeypatch.setattr("farpipe.run.launcher._KEPT_BYTES", 1_000)
+    run(
+        """
+        print("the first line")
+        for number in range(400):
+            print("x" * 999, flush=True)
+            time.sleep(0.005)
+        print("the last line")
+        """,
+        1,
+        log_dir=tmp_path,
+    )
+    text = printed(tmp_path, 0)
+    assert len(text) < 300_000
+    assert text.startswith("the first line")
+    assert text.endswith("the last line\n")
+    assert "bytes here: logs end at 100,000]" in text
+
+
+def test_a_rank_that_does_not_end_after_its_work_is_killed_and_counts_as_it_was_to_end(tmp_path, monkeypatch, mark):
+    monkeypatch.setattr("farpipe.run.launcher.OVERDUE_S", 1.0)
+    said, stubborn = [], "import signal, time; from farpipe.run.reports import report_done; report_done({}); time.sleep(60)"
+    run(stubborn.format(0), log_dir=tmp_path, on_notice=said.append)
+    assert [text[:7] for text in said] == ["rank 0:", "rank 1:"]
+    with pytest.raises(InputError):
+        run(stubborn.format(3), 1, log_dir=tmp_path)
+    assert marked(mark) == []
+
+
 REPORTING = """
 from farpipe import errors
 from farpipe.run.reports import reporting_errors

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from farpipe.emulate import LinkShape
 from farpipe.errors import InputError, RunError
 from farpipe.runtime.rendezvous import rendezvous_from_env
-from farpipe.transport import Rendezvous, TransportConfig, connect
+from farpipe.transport import PeerError, Rendezvous, TransportConfig, connect
 from transports import RANK_PROGRAM, both_ways, connect_all, in_parallel
 
 ENV = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
@@ -67,7 +67,7 @@ def test_ranks_that_do_not_come_are_named():
 
 def introduction(host="127.0.0.1", machine=None):
     machine = machine or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return json.dumps({"host": host, "port": free_port(), "machine": machine, "links_path": ""})
+    return json.dumps({"host": host, "port": free_port(), "machine": machine, "links_path": "", "encrypted": False})
 
 
 def meet(rank, text, config):
@@ -209,3 +209,17 @@ def test_the_same_program_runs_under_torchrun(tmp_path, backend):
     result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("heard 01") == 2
+
+
+def test_a_rank_that_gives_up_is_heard_by_those_that_wait_and_not_in_the_next_meeting(monkeypatch):
+    monkeypatch.setattr("farpipe.transport.rendezvous.LOOK_S", 0.05)
+    store = dist.HashStore()
+
+    def meet(rank):
+        with pytest.raises(PeerError, match=rf"rank {rank} waited for the others: rank 1 gave up: no \\x1b GPU"):
+            Rendezvous(store, rank, 3).introduce("x", 30.0)
+
+    in_parallel(lambda: meet(0), lambda: meet(2), lambda: time.sleep(1) or Rendezvous(store, 1, 3).give_up("no \x1b GPU"))
+    late = [Rendezvous(store, rank, 2) for rank in range(2)]  # the next group, whose rank 0 comes last
+    found = in_parallel(lambda: late[1].introduce("b", 30.0), lambda: time.sleep(1) or late[0].introduce("a", 30.0))
+    assert found == [["a", "b"]] * 2

@@ -21,6 +21,8 @@ FORMAT: Final = "farpipe/known-files/1"
 SETTLED_NS: Final = 2_000_000_000
 """The coarsest clock of a file system ticks that slowly (FAT)."""
 _HASH_BYTES: Final = 1 << 20
+NUM_SAMPLES: Final = 16
+SAMPLE_BYTES: Final = 4 << 10
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
@@ -29,19 +31,31 @@ class OpenedFile(NamedTuple):
 
     path: Path
     stamp: list[int]
-    """Size, inode and time of change (ns), which change when the content does."""
+    """Size, inode and time of change (ns), which change when the content does unless somebody sets the time back."""
+    status_ns: int = 0
+    """Time at which anything of it was changed, which nobody can set: rights and links too, so it is no proof."""
+    sample: bytes = b""
+    """Digest of pieces of it."""
 
     @classmethod
     def of(cls, path: Path) -> Self:
         """The file as it is now; InputError when it can't be read."""
         try:
-            return cls(path, _stamp(path)[:-1])
+            *stamp, status_ns = _stamp(path)
+            return cls(path, stamp, status_ns, _sample(path, stamp[0]))
         except OSError as error:
             raise unreadable(path, error) from None
 
     def expect_unchanged(self, problem: str) -> None:
         """InputError, with `problem` as its reason, when the file is no longer what was opened."""
-        if OpenedFile.of(self.path).stamp != self.stamp:
+        try:
+            *stamp, status_ns = _stamp(self.path)
+            same = stamp == self.stamp
+            if same and self.sample and status_ns != self.status_ns:
+                same = _sample(self.path, stamp[0]) == self.sample
+        except OSError as error:
+            raise unreadable(self.path, error) from None
+        if not same:
             raise InputError(f"data.source: {self.path}: {problem}")
 
 
@@ -117,6 +131,16 @@ def _stamp(file: Path) -> list[int]:
     """Changes whenever the file does: size, inode, when content and when anything of it was changed (ns)."""
     found = file.stat()
     return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _sample(file: Path, size: int) -> bytes:
+    """Digest of NUM_SAMPLES pieces, its ends among them: all of a small file."""
+    found = hashlib.sha256()
+    with file.open("rb", buffering=0) as opened:
+        for number in range(NUM_SAMPLES):
+            opened.seek(max(0, size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1))
+            found.update(opened.read(SAMPLE_BYTES))
+    return found.digest()
 
 
 def _hash(file: Path) -> str:

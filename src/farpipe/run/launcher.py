@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
@@ -37,6 +37,10 @@ OVERDUE_S: Final = END_S + 5.0
 """Time after a rank's work in which it ends by itself, or by its own limit; then it is killed."""
 TICK_S: Final = 0.2
 """Seconds between two looks at the ranks."""
+MAX_LOG_BYTES: Final = 64 << 20
+"""Length of a rank's log beyond which its middle is taken out."""
+_KEPT_BYTES: Final = 1 << 20
+"""Bytes that then stay of its beginning and of its end."""
 TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 16384
 _HOST: Final = "127.0.0.1"
@@ -141,7 +145,8 @@ class RankProcesses:
         log = self._log_dir / f"rank-{rank}.log" if self._log_dir else Path(f"/proc/self/fd/{log_in_memory}")
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), REPORT_VARIABLE: str(report)}
         try:
-            with log.open("wb") as output:
+            log.write_bytes(b"")
+            with log.open("ab") as output:  # at its end, wherever that is after `shorten`
                 process = Guarded.start(
                     argv,
                     self._parent_pipe,
@@ -164,6 +169,7 @@ class RankProcesses:
             self._wait(limit_s)
             for rank in self._running():
                 rank.kill_if_overdue()
+                _shorten(rank.log)
         if self._failed():
             self._end(SETTLE_S)
             raise self._error()
@@ -290,6 +296,21 @@ def _describe(rank: _Rank, report: Mapping[str, Any]) -> str:
     if tail:
         return f"{how}; the last it printed:{tail}\n"
     return f"{how} and printed nothing{_HINTS.get(-code, '')}"
+
+
+def _shorten(log: Path) -> None:
+    """Take out the middle of a log that has become longer than MAX_LOG_BYTES, as by prints in a user's module."""
+    with suppress(OSError):
+        if log.stat().st_size <= MAX_LOG_BYTES:
+            return
+        with log.open("r+b") as file:
+            first, size = file.read(_KEPT_BYTES), file.seek(0, os.SEEK_END)
+            file.seek(size - _KEPT_BYTES)
+            last = file.read()
+            file.truncate(0)
+            file.seek(0)
+            dropped = size - len(first) - len(last)
+            file.write(first + f"\n[farpipe dropped {dropped:,} bytes here: logs end at {MAX_LOG_BYTES:,}]\n".encode() + last)
 
 
 def _last_lines(log: Path) -> list[str]:

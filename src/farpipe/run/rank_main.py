@@ -22,7 +22,7 @@ from farpipe.control.chunk_planning import ChunkPlanning
 from farpipe.control.watch import ReplanWatch
 from farpipe.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.processes import die_with_agent, end_at_once, end_soon, leave_request
-from farpipe.run.reports import INTERRUPTED, report_done, report_error, report_notice, reporting_errors
+from farpipe.run.reports import INTERRUPTED, REPORT_VARIABLE, report_done, report_error, report_notice, reporting_errors
 from farpipe.runtime.channels import open_channels
 from farpipe.runtime.figures.metrics import RUN_NAME
 from farpipe.runtime.lock import RUN_SHA256_VARIABLE, digest_of
@@ -33,6 +33,8 @@ from farpipe.runtime.run_spec import RunSpec
 from farpipe.runtime.staging import message_memory
 from farpipe.runtime.train import train_rank
 from farpipe.transport import Transport, TransportConfig, connect
+from farpipe.transport.meeting import telling_others
+from farpipe.transport.rendezvous import GIVING_UP_S
 from farpipe.transport.security.tls import TlsFiles
 
 REPLAN_HEADROOM = 2.0
@@ -62,8 +64,9 @@ def main(
         exit_code = 1
         try:
             with reporting_errors():
-                run = _load(run_dir / RUN_NAME)
-                config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
+                with _telling_others():
+                    run = _load(run_dir / RUN_NAME)
+                    config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
                 _run_rank(run, run_dir, config, lambda: bool(request))
             exit_code = 0
         except FarpipeError as error:
@@ -99,6 +102,18 @@ def _end(error: FarpipeError) -> None:
     report_error(error)
     _print(error)
     os._exit(error.exit_code)
+
+
+@contextlib.contextmanager
+def _telling_others() -> Iterator[None]:
+    """Inside, what keeps this rank from the meeting is said there, unless a launcher of farpipe's hears of it."""
+    try:
+        yield
+    except FarpipeError as error:
+        if REPORT_VARIABLE not in os.environ:
+            with contextlib.suppress(FarpipeError):
+                rendezvous_from_env(GIVING_UP_S).give_up(str(error))
+        raise
 
 
 def _load(path: Path) -> RunSpec:
@@ -153,7 +168,8 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
     if world_size != run.num_processes:
         raise InputError(f"{run_dir / RUN_NAME} is for {run.num_processes} processes, but {world_size} were started")
     if run.device == "cuda":
-        choose_gpu()
+        with telling_others(rendezvous):
+            choose_gpu()
     gc.freeze()  # collections would otherwise walk over all of torch's objects, now and then in the middle of a step
     leaving: FarpipeError | None = None
     memory = message_memory(run.device)

@@ -23,6 +23,7 @@ from farpipe.torch.options import Options
 from farpipe.torch.point_to_point import DEVICES, PointToPoint, expect_path
 from farpipe.torch.works import FutureWork, raised_as_torch
 from farpipe.transport import LinkEvent, PeerError, Rendezvous, Transport, connect
+from farpipe.transport.meeting import telling_others
 from farpipe.transport.rendezvous import TOKEN_VARIABLE
 
 NAME: Final = "farpipe"
@@ -64,11 +65,14 @@ def _connect(settings: Any, options: Options) -> Transport:
         store = TorchStore(dist.PrefixStore(name, settings.store))  # type: ignore[attr-defined]
         return Rendezvous(store, rank, size, token.encode() if token else None)
 
-    introductions = rendezvous("options").introduce(options.introduction(), timeout_s)
+    options_meeting, meeting = rendezvous("options"), rendezvous("transport")
+    with telling_others(options_meeting):
+        introductions = options_meeting.introduce(options.introduction(), timeout_s)
     shift = int(os.environ.get("LOCAL_RANK", "0"))
     shift += next(_groups_made) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    config = options.config(rank, introductions, timeout_s, shift)
-    return connect(rank, size, config, rendezvous("transport"), allocate=_message_memory)
+    with telling_others(meeting):
+        config = options.config(rank, introductions, timeout_s, shift)
+    return connect(rank, size, config, meeting, allocate=_message_memory)
 
 
 def _message_memory(num_bytes: int) -> memoryview:

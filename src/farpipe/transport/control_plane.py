@@ -18,6 +18,7 @@ from farpipe.transport.clock import PingTimes, offset_ns
 from farpipe.transport.control_link import ControlInbox, ControlLink, ControlMessage
 from farpipe.transport.health import Health, PeerError
 from farpipe.transport.reconnector import Reconnector
+from farpipe.transport.rendezvous import LOOK_S
 from farpipe.transport.wire import CHANNEL_KINDS, EVERYBODY, ChannelKind, ControlFrame, WireError
 from farpipe.units import printable
 
@@ -130,10 +131,11 @@ class ControlPlane:
         with self._changed:
             self._changed.notify_all()
 
-    def connect(self, deadline_s: float, turned_away: Callable[[], str]) -> None:
+    def connect(self, deadline_s: float, turned_away: Callable[[], str], heard: Callable[[], str]) -> None:
         """Connect to all lower neighbours and wait for all higher ones.
 
-        RunError naming those that are missing, and what `turned_away` says of others that came.
+        RunError naming those that are missing, and what `turned_away` says of others that came; PeerError with the
+        reason that `heard` has of one that gave up.
         """
         for peer, reconnector in self.reconnectors.items():
             if peer < self._rank:
@@ -143,10 +145,14 @@ class ControlPlane:
         def missing() -> list[str]:
             return [str(peer) for peer, reconnector in self.reconnectors.items() if not reconnector.stream.is_up]
 
-        with self._changed:
-            self._health.wait(self._changed, lambda: not missing() or None, deadline_s, context)
-        if found := missing():
-            raise RunError(f"{context}: no connection with rank {', '.join(found)} in time{turned_away()}")
+        while found := missing():
+            with self._changed:
+                look_s = min(deadline_s, time.monotonic() + LOOK_S)
+                self._health.wait(self._changed, lambda: not missing() or None, look_s, context)
+            if missing() and (reason := heard()):
+                raise PeerError(f"{context}: {reason}{turned_away()}")
+            if missing() and time.monotonic() > deadline_s:
+                raise RunError(f"{context}: no connection with rank {', '.join(found)} in time{turned_away()}")
 
     # What this process sends
 

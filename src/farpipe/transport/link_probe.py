@@ -319,6 +319,13 @@ class _Meeting:
         found = json.dumps(json.loads(theirs["introduction"]) | {"host": str(self._sock.getpeername()[0])})
         return [found, introduction] if self._rank == CLIENT else [introduction, found]
 
+    def give_up(self, reason: str) -> None:
+        """Say nothing: the other side sees the connection end."""
+
+    def heard(self) -> str:
+        """Nothing."""
+        return ""
+
 
 def _send(sock: socket.socket, said: dict[str, str]) -> None:
     text = json.dumps(said).encode()

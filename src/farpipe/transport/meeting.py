@@ -1,10 +1,13 @@
 """Bringing the ranks of a run together: from a rendezvous to a Transport that is connected."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from farpipe.emulate import EmulatedLinks
+from farpipe.errors import FarpipeError
 from farpipe.transport.clock import Clock
 from farpipe.transport.config import TransportConfig
+from farpipe.transport.health import PeerError
 from farpipe.transport.inbox import Allocate, allocate_bytes
 from farpipe.transport.rendezvous import Meeting, introduce
 from farpipe.transport.security.tls import Credentials
@@ -26,7 +29,25 @@ def connect(
     taken or links that differ between the ranks, RunError naming the ranks that did not come within
     `connect_timeout_s`.
     """
-    transport = Transport(rank, world_size, config, clock or Clock.from_environment(), allocate)
+    with telling_others(rendezvous):
+        return _connect(rank, world_size, config, rendezvous, clock or Clock.from_environment(), allocate)
+
+
+@contextmanager
+def telling_others(rendezvous: Meeting) -> Iterator[None]:
+    """Inside, what keeps this rank from the meeting is said there: the others need not wait for it in vain."""
+    try:
+        yield
+    except FarpipeError as error:
+        if not isinstance(error, PeerError):  # the others have that from where it comes from
+            rendezvous.give_up(str(error))
+        raise
+
+
+def _connect(
+    rank: int, world_size: int, config: TransportConfig, rendezvous: Meeting, clock: Clock, allocate: Allocate
+) -> Transport:
+    transport = Transport(rank, world_size, config, clock, allocate)
     credentials, shapes = Credentials(config.tls), config.link_shapes()
     with ExitStack() as undo:
         listener = undo.enter_context(listen(config))
@@ -38,7 +59,7 @@ def connect(
             links = EmulatedLinks.open(ranks[0].links_path, shapes)
         undo.pop_all()
     try:
-        transport.start(listener, rendezvous.token, ranks, links, credentials)
+        transport.start(listener, rendezvous, ranks, links, credentials)
     except BaseException as error:
         transport.__exit__(type(error), error, None)  # Ctrl-C too, or `close` would wait for goodbyes
         raise

@@ -7,19 +7,28 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypedDict
 
 from farpipe.emulate import EmulatedLinks
 from farpipe.errors import InputError, RunError
 from farpipe.transport.config import TransportConfig, resolve
+from farpipe.transport.health import PeerError
+from farpipe.units import printable
 
 TOKEN_VARIABLE: Final = "FARPIPE_RUN_TOKEN"
 _TOKEN_BYTES: Final = 32
 _NUMBER_BYTES: Final = 16
 _MEETING: Final = "meeting"
 _POLL_S: Final = 0.02
+LOOK_S: Final = 0.5
+"""Time between two looks whether another rank has given up."""
+STALE_S: Final = 8.0
+"""Time for which a rank that finds a meeting given up waits for another: it may be that of a group before this one."""
+GIVING_UP_S: Final = 3.0
+"""Time for which a rank that gives up looks for the meeting."""
+_MAX_REASON: Final = 2000
 
 
 class Meeting(Protocol):
@@ -31,6 +40,12 @@ class Meeting(Protocol):
     @property
     def token(self) -> bytes:
         """The secret of the run, the same on all ranks; known once they have met."""
+
+    def give_up(self, reason: str) -> None:
+        """Tell the others, as far as they can be reached, why this rank does not come."""
+
+    def heard(self) -> str:
+        """Why another rank has given up, in words with its number; empty: none has."""
 
 
 class Store(Protocol):
@@ -62,6 +77,7 @@ class Rendezvous:
         meeting                 name of the newest meeting
         NAME/rank 1             number and introduction of a rank, and what proves its token
         NAME/list               those of all ranks, and the token
+        NAME/gave up            number of the first rank that does not come, and why
 
     `token` is the secret of the run, by which ranks know each other. None: rank 0 makes one and hands it out through
     the store, and whoever can read the store can read it.
@@ -73,11 +89,15 @@ class Rendezvous:
         self._world_size = world_size
         self._token = token
         self._number = secrets.token_hex(_NUMBER_BYTES)
+        self._name = ""
+        self._looked_s = self._heed_s = 0.0
+        self._has_waited = False
 
     def introduce(self, introduction: str, timeout_s: float) -> list[str]:
         """Hand in where and what this rank is; everybody's introduction by rank.
 
         RunError naming the ranks that did not come within `timeout_s`, and where these are not `world_size` ranks;
+        PeerError as soon as one says why it does not come;
         InputError naming the ranks whose token is another one.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -85,6 +105,7 @@ class Rendezvous:
         with self._reaching_store():
             text, missing = self._open(mine, deadline_s) if self._rank == 0 else self._sign_in(mine, deadline_s)
         if text is None:
+            self._has_waited = True
             raise RunError(f"rank {self._rank} waited {timeout_s:g} s for the others; missing: {_join(missing)}")
         found: _List = json.loads(text)
         if (num_ranks := len(found["ranks"])) != self._world_size:
@@ -111,10 +132,11 @@ class Rendezvous:
 
     def _open(self, mine: str, deadline_s: float) -> tuple[str | None, list[str]]:
         """Rank 0's part: the list, which all have signed, or None and who is missing."""
-        name = secrets.token_hex(_NUMBER_BYTES)
+        name = self._name = secrets.token_hex(_NUMBER_BYTES)
         self._store.set(_MEETING, name)
         others = [f"rank {rank}" for rank in range(1, self._world_size)]
         while missing := [other for other in others if not self._store.check([f"{name}/{other}"])]:
+            self._expect_nobody_gave_up()
             if not _wait_before(deadline_s):
                 return None, missing
         signed = [mine, *(self._read(f"{name}/{other}") for other in others)]
@@ -135,10 +157,12 @@ class Rendezvous:
         name = ""
         while True:
             if self._store.check([_MEETING]) and (newest := self._read(_MEETING)) != name:
-                name = newest
+                name = self._name = newest
+                self._heed_s = time.monotonic() + (STALE_S if self.heard() else 0.0)
                 self._store.set(f"{name}/rank {self._rank}", mine)
             if name and self._store.check([f"{name}/list"]) and self._number in (text := self._read(f"{name}/list")):
                 return text, []
+            self._expect_nobody_gave_up()
             if not _wait_before(deadline_s):
                 return None, self._missing(name)
 
@@ -146,6 +170,38 @@ class Rendezvous:
         """Ranks that have not signed in, as seen by another rank than 0."""
         others = [f"rank {rank}" for rank in range(1, self._world_size)] if name else []
         return [other for other in others if not self._store.check([f"{name}/{other}"])] or ["rank 0"]
+
+    def give_up(self, reason: str) -> None:
+        """Tell the others, as far as they can be reached within GIVING_UP_S, why this rank does not come.
+
+        That it has waited in vain itself is no reason.
+        """
+        if self._has_waited:
+            return
+        deadline_s = time.monotonic() + GIVING_UP_S
+        with suppress(OSError):
+            if self._rank == 0 and not self._name:
+                self._name = secrets.token_hex(_NUMBER_BYTES)
+                self._store.set(_MEETING, self._name)
+            while not self._name and _wait_before(deadline_s):
+                if self._store.check([_MEETING]):
+                    self._name = self._read(_MEETING)
+            if self._name and not self._store.check([f"{self._name}/gave up"]):
+                self._store.set(f"{self._name}/gave up", json.dumps([self._rank, reason[:_MAX_REASON]]))
+
+    def heard(self) -> str:
+        """Why another rank has given up, in words with its number; empty: none has, or the store is lost."""
+        self._looked_s = time.monotonic()
+        with suppress(OSError, ValueError, TypeError):
+            if self._name and self._store.check([f"{self._name}/gave up"]):
+                rank, reason = json.loads(self._read(f"{self._name}/gave up"))
+                if rank != self._rank:
+                    return printable(f"rank {int(rank)} gave up: {reason}")
+        return ""
+
+    def _expect_nobody_gave_up(self) -> None:
+        if time.monotonic() > max(self._looked_s + LOOK_S, self._heed_s) and (reason := self.heard()):
+            raise PeerError(f"rank {self._rank} waited for the others: {reason}")
 
     def _read(self, key: str) -> str:
         return self._store.get(key).decode(errors="replace")
@@ -188,6 +244,8 @@ class Introduction(NamedTuple):
     """Tells machines apart."""
     links_path: str
     """Path under which the emulated links can be opened; rank 0's counts."""
+    encrypted: bool
+    """True if it speaks TLS."""
 
 
 def introduce(
@@ -200,9 +258,17 @@ def introduce(
         # the same for all processes on this machine until it starts anew, in containers as well
         "machine": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "links_path": links.path if links else "",
+        "encrypted": config.tls is not None,
     }
     texts = rendezvous.introduce(json.dumps(own), config.connect_timeout_s)
     ranks = [_parse(text, f"rank {rank}: what rank {peer} says of itself") for peer, text in enumerate(texts)]
+    if unlike := [peer for peer, known in enumerate(ranks) if known.encrypted != ranks[rank].encrypted]:
+        who = [f"rank {rank}", _join([f"rank {peer}" for peer in unlike])]
+        speaks, silent = who if config.tls is not None else reversed(who)
+        raise InputError(
+            f"transport: {speaks} has certificates and speaks TLS, {silent} has none; start all ranks with --certs, or "
+            "all with --allow-plaintext"
+        )
     if len({known.machine for known in ranks}) > 1:
         _check_distance(ranks, config)
     return ranks
@@ -224,7 +290,7 @@ def _parse(text: str, source: str) -> Introduction:
     try:
         data = json.loads(text)
         host, port, machine, links_path = (data[key] for key in ("host", "port", "machine", "links_path"))
-        port = int(port)
+        port, encrypted = int(port), bool(data["encrypted"])
     except (ValueError, KeyError, TypeError):
         raise RunError(f"{source} makes no sense: {text[:80]!r}; do all ranks run the same farpipe?") from None
-    return Introduction(resolve(str(host), port)[1], str(machine), str(links_path))
+    return Introduction(resolve(str(host), port)[1], str(machine), str(links_path), encrypted)

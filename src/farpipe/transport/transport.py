@@ -23,7 +23,7 @@ from farpipe.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.transport.loop import Loop
 from farpipe.transport.outbox import Loan, Outbox
 from farpipe.transport.reconnector import Dial, Reconnector, Surroundings
-from farpipe.transport.rendezvous import Introduction
+from farpipe.transport.rendezvous import Introduction, Meeting
 from farpipe.transport.security.tls import Credentials, RefusedError, check_site
 from farpipe.transport.tcp import TcpRamp, num_threads
 from farpipe.transport.wire import Channel, ChannelKind, FrameEndpoint, Message, Tag, as_bytes
@@ -73,12 +73,13 @@ class Transport:
     def start(
         self,
         listener: socket.socket,
-        token: bytes,
+        rendezvous: Meeting,
         ranks: list[Introduction],
         links: EmulatedLinks | None,
         credentials: Credentials,
     ) -> None:
         """Connect to the ranks that have introduced themselves, and see that all have come so far; for `connect`."""
+        token = rendezvous.token
         self._links, self._dialler = links, Dialler(self.rank, ranks, token, credentials, self._config)
         config, tick_s = self._config, self._config.silence_s / 5
         on_fault = partial(self._health.fault, what="moving messages")
@@ -89,7 +90,7 @@ class Transport:
         self._listener = Listener(listener, token, credentials, self._serve)
         deadline_s = time.monotonic() + config.connect_timeout_s
         with self._breaking:
-            self._control.connect(deadline_s, self._listener.turned_away)
+            self._control.connect(deadline_s, self._listener.turned_away, rendezvous.heard)
             self._control.exchange("farpipe start", b"", deadline_s, "starting")
 
     def _control_reconnector(self, link: ControlLink) -> Reconnector:
