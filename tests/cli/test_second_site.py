@@ -45,7 +45,12 @@ def test_a_log_calibrates_a_job_that_gets_a_second_site_and_is_planned(farpipe, 
         assert done.returncode == 0, (command, done.stderr)
     fitted, two = load_job(tmp_path / "fitted.toml"), load_job(tmp_path / "two.toml")
     own, second = two.cluster.sites
-    assert second.device == own.device == fitted.cluster.sites[0].device != load_job(tmp_path / "job.toml").cluster.sites[0].device
+    assert (
+        second.device
+        == own.device
+        == fitted.cluster.sites[0].device
+        != load_job(tmp_path / "job.toml").cluster.sites[0].device
+    )
     assert (second.num_devices, second.site_link) == (96, own.site_link)
     assert two.layout.pipeline is None
     assert two.cluster.link("second", "site").latency_s == pytest.approx(two.cluster.link("site", "second").latency_s)

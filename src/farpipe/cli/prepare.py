@@ -33,8 +33,8 @@ def prepare(
     from farpipe.runtime.lock import only_run
 
     place = options.place()
-    plan, costs = options.load_plan()
-    show_planned(plan, options.device, to_stderr=False)
+    plan, costs = options.load_plan(computes_here=False)
+    show_planned(plan, options.device_for(plan.job), to_stderr=False)
     spec = options.spec(plan, costs, emulate_links=False, resume=place.resume)
     with only_run(place.run_dir, make=True):
         write_run_dir(plan, spec, place)

@@ -16,6 +16,7 @@ from farpipe.strict import nearest
 if TYPE_CHECKING:
     from farpipe.cost.chunk_profile import ChunkProfile
     from farpipe.document import Document
+    from farpipe.runtime.run_spec import DeviceKind
     from farpipe.spec import Job
 
 
@@ -25,7 +26,9 @@ class ProfileOptions:
 
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")]
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the profile.")] = Path("profile.json")
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to measure on.")] = "cpu"
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Device to measure on. Default: what it is measured for.")
+    ] = None
     name: Annotated[str | None, typer.Option(help="The job's name for it, where its sites have several devices.")] = (
         None
     )
@@ -53,28 +56,40 @@ def profile(options: ProfileOptions) -> None:
     job = load_job(options.job)
     name = _device_name(job, options.name)
     need_torch("farpipe profile")
-    (_profile_chunks if options.sequences else _profile_parts)(job, name, options)
+    (_profile_chunks if options.sequences else _profile_parts)(
+        job, name, options.device or _kind_of(job, name), options
+    )
 
 
-def _profile_parts(job: "Job", name: str, options: ProfileOptions) -> None:
+def _kind_of(job: "Job", name: str) -> "DeviceKind":
+    """The kind of the device that is measured; InputError where it is a GPU and there is none here."""
+    from farpipe.runtime.make_stage import expect_gpu
+
+    if next(site.device for site in job.cluster.sites if site.device.name == name).is_cpu:
+        return "cpu"
+    expect_gpu(f"a profile of {name} is measured on a GPU", "measure where there is one, or say --device cpu")
+    return "cuda"
+
+
+def _profile_parts(job: "Job", name: str, device: "DeviceKind", options: ProfileOptions) -> None:
     """Measure, write and show what the parts of the model take."""
     from farpipe.cli.shown import profile_table
     from farpipe.run.profile import profile as measure
 
-    count = options.processes or _num_processes(job, options.device)
+    count = options.processes or _num_processes(job, device)
     with status(f"measuring the parts of the model in {count} processes at once"):
-        found = measure(job.model, job.training, name, device=options.device, num_processes=count)
+        found = measure(job.model, job.training, name, device=device, num_processes=count)
     _write(found, options.output, as_json=options.as_json, show=lambda: console().print(profile_table(found)))
 
 
-def _profile_chunks(job: "Job", name: str, options: ProfileOptions) -> None:
+def _profile_chunks(job: "Job", name: str, device: "DeviceKind", options: ProfileOptions) -> None:
     """Measure, write and show what chunks take and hold."""
     from farpipe.cost.chunk_profile import MARK
     from farpipe.run.profile import profile_chunks
 
-    count = options.processes or _num_processes(job, options.device)
+    count = options.processes or _num_processes(job, device)
     with status(f"measuring slices of sequences in {count} processes at once"):
-        found = profile_chunks(job.model, job.training, name, device=options.device, num_processes=count)
+        found = profile_chunks(job.model, job.training, name, device=device, num_processes=count)
     _write(found, options.output, as_json=options.as_json, show=lambda: _show_chunks(found, MARK))
 
 

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from farpipe.cost.chunks import ChunkCosts
     from farpipe.plan import Plan
     from farpipe.run.directory import RunPlace
-    from farpipe.runtime.run_spec import RunSpec
+    from farpipe.runtime.run_spec import DeviceKind, RunSpec
     from farpipe.spec import Job
 
 TCP_NOTE = (
     "note: the plan assumes NVLink and InfiniBand inside a site; farpipe's engine sends everything over TCP from the "
     "host's memory, so steps take longer where a site has several ranks"
+)
+WITHOUT_GPU = (
+    "rehearse here with --device cpu, which computes, or --device sleep, which only sends and waits; `farpipe prepare` "
+    "writes the commands for the sites"
 )
 STDLIB_NOTE = "training text: the source code of Python's standard library, as bytes (data.source names another)"
 
@@ -36,8 +40,9 @@ class RunOptions:
     method: Annotated[str | None, typer.Option(help="A named schedule instead of the plan's.")] = None
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the job's.")] = None
     device: Annotated[
-        Literal["cpu", "cuda", "sleep"], typer.Option(help="Device to compute on; sleep rehearses without computing.")
-    ] = "cpu"
+        Literal["cpu", "cuda", "sleep"] | None,
+        typer.Option(help="Device to compute on; sleep rehearses without computing. Default: what the sites have."),
+    ] = None
     profile: ProfileFiles = None
     outage_s: Annotated[float, typer.Option(min=0.1, help="Longest interruption of a connection to survive.")] = 60.0
     timeout_s: Annotated[
@@ -54,13 +59,36 @@ class RunOptions:
         int, typer.Option(min=0, help="Times that a run that breaks starts again from the newest checkpoint.")
     ] = 0
 
-    def load_plan(self) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
-        """Load or make the plan, once its text was read; with what chunks cost for a job with `data.packing`."""
+    def load_plan(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
+        """Load or make the plan, once its text was read; with what chunks cost for a job with `data.packing`.
+
+        `computes_here`: InputError where this machine has not the device.
+        """
         from farpipe.plan.orders import expect_known
 
         if self.method is not None:
             expect_known(self.method)
-        return self._plan_of_job() if self.job.suffix == ".toml" else (self._plan_of_file(), ())
+        plan_of = self._plan_of_job if self.job.suffix == ".toml" else self._plan_of_file
+        return plan_of(computes_here=computes_here)
+
+    def _check(self, job: "Job", *, computes_here: bool) -> None:
+        """InputError where the device is not here, or the text can't be trained on."""
+        device = self.device_for(job)
+        if computes_here and device == "cuda":
+            from farpipe.runtime.make_stage import expect_gpu
+
+            names = ", ".join(sorted({site.device.name for _, site in job.used_sites()}))
+            expect_gpu(f"{self.job}: the device is cuda (its sites have {names})", WITHOUT_GPU)
+        check_text(job, device)
+
+    def device_for(self, job: "Job") -> "DeviceKind":
+        """The device of `--device`, or that of the job's sites."""
+        from farpipe.run.spec_of_plan import device_of
+
+        try:
+            return self.device or device_of(job)
+        except InputError as error:
+            raise InputError(f"{self.job}: {error}") from None
 
     def place(self) -> "RunPlace":
         """Choose the run directory; errors as in `choose_run_dir`."""
@@ -80,7 +108,7 @@ class RunOptions:
         return run_spec_of(
             plan,
             num_steps=self.steps or plan.job.training.num_steps,
-            device=self.device,
+            device=self.device_for(plan.job),
             replan=ReplanSettings() if self.replan else None,
             chunk_costs=costs[-1] if costs else None,
             group_costs=costs if groups_documents(plan.job) else (),
@@ -89,7 +117,7 @@ class RunOptions:
             **settings,
         )
 
-    def _plan_of_file(self) -> "Plan":
+    def _plan_of_file(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
         from farpipe.plan import Plan
         from farpipe.plan.find_plans import reorder
 
@@ -98,15 +126,15 @@ class RunOptions:
             raise UsageError(f"--profile: {self.job} is made already; give the job, to plan anew")
         if plan.job.data.packing is not None:
             raise UsageError(f"{self.job}: with data.packing every step is planned for itself; give the job")
-        check_text(plan.job, self.device)
-        return plan if self.method is None else reorder(plan, self.method)
+        self._check(plan.job, computes_here=computes_here)
+        return (plan if self.method is None else reorder(plan, self.method)), ()
 
-    def _plan_of_job(self) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
+    def _plan_of_job(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
         from farpipe.cli.planned import find_plans_of, load_profiles
         from farpipe.spec import load_job
 
         job = load_job(self.job)
-        check_text(job, self.device)
+        self._check(job, computes_here=computes_here)
         job = self._within_engine(job) if job.data.packing is None else self._on_chunks(job)
         with status("planning" if job.data.packing is None else "planning the first batch"):
             found = find_plans_of(job, self.job, load_profiles(job, self.profile or ()))

@@ -37,8 +37,8 @@ def train(
         raise UsageError("--allow-plaintext is for --wan; under torchrun it is the ranks' own")
     need_torch("farpipe train")
     place = options.place()
-    plan, costs = options.load_plan()
-    show_planned(plan, options.device, to_stderr=True)
+    plan, costs = options.load_plan(computes_here=True)
+    show_planned(plan, options.device_for(plan.job), to_stderr=True)
     emulated = emulate and not wan
     paths = _load_light_paths(light_paths, plan, emulated=emulated)
     spec = options.spec(plan, costs, emulate_links=emulated, resume=place.resume, light_paths=paths)

@@ -81,7 +81,7 @@ _TELLING: Final = re.compile(
 )
 """Words of which every line has one that any other pattern here finds."""
 _PLAN_NAME: Final = "plan.json"
-"""What a run of farpipe has beside its metrics."""
+"""File of the plan that a run of farpipe has beside its metrics."""
 MAX_LINE: Final = 100_000
 """Characters of a line that are read; the rest of a longer one is passed over."""
 

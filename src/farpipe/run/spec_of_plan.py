@@ -7,11 +7,13 @@ from farpipe.plan.engine import plan_obstacle
 
 if TYPE_CHECKING:
     from farpipe.plan import Plan
-    from farpipe.runtime.run_spec import RunSpec
+    from farpipe.runtime.run_spec import DeviceKind, RunSpec
+    from farpipe.spec import Job
 
 
 def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
-    """Return the RunSpec with which the ranks run `plan`; `settings` are further fields of it.
+    """Return the RunSpec with which the ranks run `plan`; `settings` are further fields of it. The device is that of
+    the sites unless it is among them.
 
     InputError for what the engine can't run yet: mixtures of experts of its own, expert parallelism, dropout.
     """
@@ -19,7 +21,8 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     from farpipe.plan.chunked import SEARCHED
     from farpipe.runtime.run_spec import RunSpec
 
-    layout = plan.layout
+    layout, settings = plan.layout, {"device": None} | settings
+    settings["device"] = settings["device"] or device_of(plan.job)
     obstacle, change = plan_obstacle(plan)
     if obstacle:
         raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}")
@@ -42,6 +45,18 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
         peak_flops_per_s=_peak_flops_per_s(plan, settings.get("device")),
         **settings,
     )
+
+
+def device_of(job: "Job") -> "DeviceKind":
+    """The kind of device that a run computes on where nobody says it: that of the sites it may use. InputError where
+    they have both kinds."""
+    by_kind = {site.device.is_cpu: f"{site.name} has {site.device.name}" for _, site in job.used_sites()}
+    if len(by_kind) > 1:
+        raise InputError(
+            f"a run computes on one kind of device, and {', '.join(by_kind.values())}: say --device cuda or --device "
+            "cpu, or leave one of them out with layout.sites"
+        )
+    return "cpu" if True in by_kind else "cuda"
 
 
 def _peak_flops_per_s(plan: "Plan", device: str | None) -> float | None:

@@ -43,6 +43,12 @@ def choose_gpu() -> None:
     torch.cuda.set_device(local_rank)
 
 
+def expect_gpu(why: str, instead: str) -> None:
+    """InputError where torch sees no GPU on this machine; `why` one is needed, and what to do without."""
+    if not torch.cuda.device_count():
+        raise InputError(f"{why}, and this machine has no GPU that torch can use: {instead}")
+
+
 def check_model(model: Model, recompute: Collection[Recompute], *, on_chunks: bool) -> None:
     """InputError where stages of a model of Hugging Face would compute something else than the whole."""
     if model.hugging_face is None:

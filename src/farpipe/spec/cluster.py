@@ -1,5 +1,6 @@
 """Sites with their devices and prices, and the directed links between the sites; a price not known is None, not 0."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, Self
@@ -83,6 +84,11 @@ class Device(Part):
 
     def __hash__(self) -> int:
         return hash(self.name)  # rates are a dictionary
+
+    @property
+    def is_cpu(self) -> bool:
+        """True for cores of a CPU: one of the words of its name is cpu."""
+        return "cpu" in re.split("[^a-z]+", self.name.lower())
 
 
 class LocalLink(Part):
