@@ -1,5 +1,6 @@
 """Every kind of config against transformers' own class: within 1 % of its parameters, or refused by a name."""
 
+import contextlib
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from farpipe.spec import Model
 from farpipe.spec.hugging_face import model_fields
 from farpipe.spec.hugging_face_count import TOLERANCE
 from farpipe.spec.hugging_face_kinds import KINDS, shape_fields
+from farpipe.strict import validate
 
 transformers = pytest.importorskip("transformers")
 SMALL = {
@@ -174,6 +176,15 @@ def test_a_key_that_says_another_shape_stops_and_is_named(key, value):
 )
 def test_keys_that_change_nothing_stop_nothing(harmless):
     assert shape_fields(LLAMA | harmless, "config.json") == shape_fields(LLAMA, "config.json")
+
+
+@pytest.mark.parametrize("value", ["x", "3", "", [], [1], {"a": 1}, -1, 0, 1.5, 10**30, True, [None]], ids=repr)
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "deepseek_v3", "falcon", "mpt", "gemma3_text", "ernie4_5_moe"])
+def test_values_of_the_wrong_kind_are_input_errors(kind, value):
+    config = written(kind, **SMALL)
+    for key in [*config, "rope_scaling", "architectures", "mlp_only_layers", "sliding_window", "quantization_config"]:
+        with contextlib.suppress(InputError):
+            validate(Model, model_fields(config | {key: value}), "config.json")
 
 
 PUBLISHED = {
