@@ -115,6 +115,8 @@ def _trainer_precision(settings: Settings, draft: Draft) -> None:
     named = str(settings.take("mixed_precision", str, "no"))
     kinds = [kind for kind in ("bf16", "fp16") if settings.take(kind, _flag_or_auto) or named == kind]
     kind = next(iter(kinds), None)
+    if settings.take("tf32", _flag_or_auto) and not kind:
+        settings.change("tf32", 'products of 32-bit numbers have fewer bits: training.matmul = "tf32"')
     if kind or "mixed_precision" in settings.values:
         origin = settings.origin("bf16", "fp16", "mixed_precision")
         draft.put("training", "precision", kind or ("bf16" if named == "fp8" else "fp32"), origin)
