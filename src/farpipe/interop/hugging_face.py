@@ -181,8 +181,8 @@ def _trainer_zero(settings: Settings, draft: Draft) -> None:
         draft.put("training", "sequence_parallel", value=True, origin="megatron_lm_sequence_parallelism")
     if settings.flag("megatron_lm_recompute_activations"):
         draft.put("training", "recompute", "core_attn", "megatron_lm_recompute_activations")
-    if isinstance(path := settings.take("deepspeed", lambda value: value), str):
-        settings.problems.append(f"{settings.origin('deepspeed')}: {path}: give this file too")
+    for name in ("deepspeed", "deepspeed_config_file"):
+        settings.refer(name)
 
 
 _PLAIN_OPTIMIZERS: Final = (
@@ -290,8 +290,9 @@ def _adapters(settings: Settings, draft: Draft) -> None:
     narrow = settings.flag("load_in_4bit"), settings.take("quantization_bit") == "4"
     if settings.take("adapter") == "qlora" or any(narrow):
         lora["base_weights"] = "nf4"
-    if settings.flag("load_in_8bit"):
-        settings.change("load_in_8bit", "frozen weights are counted in 16 bit")
+    for name, in_8_bit in (("load_in_8bit", "True"), ("quantization_bit", "8")):
+        if settings.take(name) == in_8_bit:
+            settings.change(name, "frozen weights are counted in 16 bit")
     draft.put("training", "lora", lora, settings.origin(*found))
 
 
