@@ -118,4 +118,11 @@ def test_deepspeed_inside_the_arguments_of_the_trainer(read):
     draft = read(a_yaml=TRAINER | {"deepspeed": inner, "per_device_train_batch_size": 2})
     assert draft.value("training", "zero") == 3
     assert len(draft.changes) == 1
-    assert read(a_yaml=TRAINER | {"deepspeed": "ds.json"}).not_understood == ["deepspeed: ds.json: give this file too"]
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "deepspeed_config_file"])
+def test_a_file_with_more_settings_that_was_not_given_is_said_first(name, read):
+    trainer = TRAINER | {name: "configs/ds.json"}
+    assert read(a_yaml=trainer).changes == [f"{name}: ds.json has more settings, and was not given"]
+    both = read(a_yaml=trainer, ds_json={"zero_optimization": {"stage": 3}})
+    assert (both.changes, both.value("training", "zero")) == ([], 3)

@@ -419,7 +419,10 @@ def test_degrees_that_do_not_fit_the_devices_are_refused(files):
     ],
 )
 def test_two_files_with_two_values_are_refused_and_both_are_named(one, other, files):
-    texts = {f"{name}_yaml": yaml.safe_dump({"output_dir": "x"} | table) for name, table in (("a", one), ("b", other))}
+    texts = {
+        f"{name}_yaml": yaml.safe_dump({"output_dir": "x", "max_steps": 9} | table)
+        for name, table in (("a", one), ("b", other))
+    }
     with pytest.raises(InputError) as refused:
         read_draft(files(**texts))
     assert all(str(value) in str(refused.value) for table in (one, other) for value in _numbers(table))

@@ -141,6 +141,7 @@ def test_shapes_in_files_of_every_framework_stop_the_import(content, name, place
         ({**BRIDGE, "optimizer": {"optimizer": "muon"}}, "x.yaml", "optimizer.optimizer"),
         ({**TRAINER, "optim": "paged_adamw_8bit"}, "x.yaml", "optim"),
         ({**TRAINER, "optim": "adafactor"}, "x.yaml", "optim"),
+        ({**TRAINER, "tf32": True}, "x.yaml", "tf32"),
         ({**TRAINER, "fsdp": "full_shard offload"}, "x.yaml", "fsdp"),
         (
             {**TRAINER, "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"}},
@@ -188,6 +189,7 @@ def test_what_changes_bytes_or_seconds_and_is_not_planned_is_said_in_the_first_l
     ("content", "name"),
     [
         (f"{SCRIPT} --num-distributed-optimizer-instances 1 --optimizer adam --exp-avg-dtype fp32", "x.sh"),
+        ({**TRAINER, "bf16": True, "tf32": True}, "x.yaml"),
         ({**TRAINER, "optim": "adamw_torch_fused", "fsdp_config": {"fsdp_offload_params": False}}, "x.yaml"),
         ({**DEEPSPEED, "zero_optimization": {"offload_param": {"device": "none"}, "mics_shard_size": -1}}, "x.json"),
         ({**DEEPSPEED, "curriculum_learning": {"enabled": False, "curriculum_type": "seqlen"}}, "x.json"),

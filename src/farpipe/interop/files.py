@@ -71,6 +71,11 @@ def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, s
             draft = _read(text, path, form, given)
         whole = draft if whole is None else _joined(whole, draft)
     assert whole is not None, "at least one file"
+    whole.changes += [
+        f"{origin}: {name} has more settings, and was not given"
+        for name, origin in whole.other_files.items()
+        if name not in {path.name for path in paths}
+    ]
     whole.notes += [
         f"--set {name} was not used: no file takes a variable of this name from outside" for name in given.unused
     ]
@@ -178,6 +183,7 @@ def _joined(one: Draft, other: Draft) -> Draft:
     one.without_effect += other.without_effect
     one.unset |= other.unset
     one.changes += other.changes
+    one.other_files |= other.other_files
     one.shapes |= other.shapes
     one.unreadable += other.unreadable
     return one

@@ -118,6 +118,8 @@ def _trainer_precision(settings: Settings, draft: Draft) -> None:
     named = str(settings.take("mixed_precision", str, "no"))
     kinds = [kind for kind in ("bf16", "fp16") if settings.take(kind, _flag_or_auto) or named == kind]
     kind = next(iter(kinds), None)
+    if settings.take("tf32", _flag_or_auto) and not kind:
+        settings.change("tf32", 'products of 32-bit numbers have fewer bits: training.matmul = "tf32"')
     if kind or "mixed_precision" in settings.values:
         origin = settings.origin("bf16", "fp16", "mixed_precision")
         draft.put("training", "precision", kind or ("bf16" if named == "fp8" else "fp32"), origin)
@@ -182,8 +184,8 @@ def _trainer_zero(settings: Settings, draft: Draft) -> None:
         draft.put("training", "sequence_parallel", value=True, origin="megatron_lm_sequence_parallelism")
     if settings.flag("megatron_lm_recompute_activations"):
         draft.put("training", "recompute", "core_attn", "megatron_lm_recompute_activations")
-    if isinstance(path := settings.take("deepspeed", lambda value: value), str):
-        settings.problems.append(f"{settings.origin('deepspeed')}: {path}: give this file too")
+    for name in ("deepspeed", "deepspeed_config_file"):
+        settings.refer(name)
 
 
 _PLAIN_OPTIMIZERS: Final = (
@@ -291,8 +293,9 @@ def _adapters(settings: Settings, draft: Draft) -> None:
     narrow = settings.flag("load_in_4bit"), settings.take("quantization_bit") == "4"
     if settings.take("adapter") == "qlora" or any(narrow):
         lora["base_weights"] = "nf4"
-    if settings.flag("load_in_8bit"):
-        settings.change("load_in_8bit", "frozen weights are counted in 16 bit")
+    for name, in_8_bit in (("load_in_8bit", "True"), ("quantization_bit", "8")):
+        if settings.take(name) == in_8_bit:
+            settings.change(name, "frozen weights are counted in 16 bit")
     draft.put("training", "lora", lora, settings.origin(*found))
 
 

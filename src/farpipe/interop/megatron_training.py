@@ -111,6 +111,8 @@ def _zero(settings: Settings) -> int:
         return 3
     if settings.flag("use_megatron_fsdp"):
         return _SHARDING.get(strategy, 3)
+    if settings.flag("deepspeed") and "zero_stage" not in settings.values:
+        settings.refer("deepspeed_config")
     return int(settings.take("zero_stage", as_count, default=0) if settings.flag("deepspeed") else distributed)
 
 

@@ -50,6 +50,8 @@ class Settings:
     """Settings of the model's shape and of degrees that are not understood, in words, by their names."""
     rivals: dict[str, list[Setting]] = field(default_factory=dict)
     """Other values of a setting, deeper in the file or as deep; of these `take` has the first."""
+    other_files: dict[str, str] = field(default_factory=dict)
+    """Settings that name a file with more of them, by the file's name."""
     unset: set[str] = field(default_factory=set)
     """Variables and arguments that settings need and the file does not set."""
     _taken: set[str] = field(default_factory=set)
@@ -83,6 +85,11 @@ class Settings:
             if value != found[0][1]:
                 self._note(f"{self.origin(found[0][0])}: {found[0][1]} counts, not {self.origin(name)}: {value}")
         return found[0][1] if found else None
+
+    def refer(self, name: str) -> None:
+        """Keep the file that a setting names: what it says is not planned unless it is given as well."""
+        if isinstance(path := self.take(name, lambda value: value), str):
+            self.other_files[path.replace(UNKNOWN, "").rpartition("/")[2]] = self.origin(name)
 
     def ignore(self, *names: str) -> None:
         """Count settings as understood whose values do not matter beside the others."""
@@ -211,6 +218,8 @@ class Draft:
     """Settings that change a step and are not planned, in words."""
     shapes: dict[str, str] = field(default_factory=dict)
     """Settings that may say a shape or a degree and are not understood, in words, by their names."""
+    other_files: dict[str, str] = field(default_factory=dict)
+    """Places of settings that name a file with more of them, by the file's name."""
     accepted: list[str] = field(default_factory=list)
     """Settings that may say a shape, are not understood, and without which the user accepts the job, in words."""
     unreadable: list[str] = field(default_factory=list)
@@ -237,7 +246,7 @@ class Draft:
         """List what was not understood, once all is taken; InputError where one setting has two values."""
         settings.expect_one_value()
         self.not_understood, self.without_effect = settings.left(known)
-        self.changes, self.shapes = settings.changes, settings.shapes
+        self.changes, self.shapes, self.other_files = settings.changes, settings.shapes, settings.other_files
         self.notes += settings.notes
         self.unset |= settings.unset
 
