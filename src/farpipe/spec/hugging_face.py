@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from farpipe.errors import InputError
 from farpipe.spec.model import Model, RotaryScaling
-from farpipe.strict import nearest, parse_json, read_text, validate
+from farpipe.strict import nearest, parse_json, read_text, shaped, validate
 
 Config = Mapping[str, Any]
 _TOPK_METHODS: Final = {"deepseek_v2": "greedy", "deepseek_v3": "noaux_tc", "kimi_k2": "noaux_tc"}
@@ -217,6 +217,11 @@ def _read(path: Path | str) -> dict[str, Any]:
 
 def model_fields(config: Mapping[str, Any], source: str = CONFIG_NAME) -> dict[str, Any]:
     """The fields of a Model that `config` stands for, not yet checked."""
+    with shaped(source, "a model's config.json"):
+        return _fields(config, source)
+
+
+def _fields(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     _check_supported(config, source)
     for theirs in _SHAPE.values():
         if theirs not in config:
