@@ -7,11 +7,13 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import tomlkit
 import yaml
 
 import optical_data
 from cli.conftest import PROBLEM
+from farpipe.simulate import simulate
 from interop import test_files as settings
 from interop import test_job_lists as jobs
 from interop import test_link_tests as links
@@ -21,12 +23,15 @@ from interop import test_price_lists as prices
 from interop import test_primus as primus
 from interop import test_sites as sites
 from interop import test_torchtitan_python as titan
+from interop import test_traced_steps as traced
 from interop import test_traces as traces
+from optical import test_network_files as networks
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 IMPORT, LOG = ("import", "{}"), ("import", "{}", "--job", "long.toml")
 OF_JOB = ("import", "{}", "--job", "job.toml")
 LONG_JOB = traces.JOB.replace("global_batch = 4", "global_batch = 64").replace("length = 256", "length = 4096")
+PLAN = ("plan", "{}", "--no-strategies", "-o", "new.json")
 BLOCKING = ("optical", "blocking", "--slots", "20")
 FLEET = ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--policy", "fcfs")
 
@@ -44,6 +49,13 @@ def _kineto():
 def _head(path, num_lines):
     return "\n".join(path.read_text(encoding="utf-8").splitlines()[:num_lines]) + "\n"
 
+
+FLEET_TOML = (RECIPES / "fleet" / "three_clusters.toml").read_text(encoding="utf-8")
+PRICED = FLEET_TOML.replace("electricity = 95.0", 'electricity = { file = "hours.csv", column = "X" }')
+TWO_SITES = (RECIPES / "two_sites.toml").read_text(encoding="utf-8")
+_NO_LINKS = TWO_SITES.partition("[[cluster.links]]")[0]
+MATRICES = _NO_LINKS + '\n[cluster.matrices]\nthroughput = "rates.csv"\nrtt = "rtt.csv"\n'
+OF_MATRICES = ("plan", "matrices.toml", "--no-strategies", "-o", "new.json")
 
 SAMPLES = {
     # settings
@@ -112,23 +124,54 @@ SAMPLES = {
         (*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"),
         {"format": "farpipe/network/1", "name": "n", "edges": [{"a": "x", "b": "y", "km": 9, "fibres": 2}]},
     ),
+    **{
+        f"net{ending}": ((*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"), text)
+        for ending, text in {
+            "1.json": networks.gnpy_json(),
+            ".graphml": networks.graphml(),
+            ".gml": networks.gml(),
+            ".xml": networks.sndlib_xml(),
+            "1.txt": networks.sndlib_native(),
+            "2.txt": networks.gym_text(),
+        }.items()
+    },
+    "modulation.csv": (
+        (*BLOCKING, "--load", "5", "--seeds", "1", "--modulation", "{}"),
+        "reach_km,bit_s_hz\n500,4\n4000,2\n",
+    ),
     "requests.csv": ((*BLOCKING, "--trace", "{}"), _head(optical_data.TRACE, 40)),
     "paths.csv": ((*BLOCKING, "--trace", "requests.csv", "--paths", "{}"), _head(optical_data.BY_KM, 2000)),
     # fleets, plans
-    "fleet.toml": (FLEET, (RECIPES / "fleet" / "three_clusters.toml").read_text(encoding="utf-8")),
+    "fleet.toml": (FLEET, FLEET_TOML),
     "jobs.csv": (FLEET, _head(RECIPES / "fleet" / "three_clusters_jobs.csv", 8)),
-    "job.toml": (("plan", "{}", "--no-strategies", "-o", "new.json"), traces.JOB),
-    "long.toml": (("plan", "{}", "--no-strategies", "-o", "new.json"), LONG_JOB),
-    "two.toml": (("plan", "{}", "--no-strategies", "-o", "new.json"), (RECIPES / "two_sites.toml").read_text("utf-8")),
+    "hours.csv": (
+        ("fleet", "simulate", "priced.toml", "--jobs", "jobs.csv", "--policy", "fcfs"),
+        "utc,X\n2024-01-01T00:00:00,90\n2024-01-01T01:00:00,95\n",
+    ),
+    "priced.toml": (("fleet", "simulate", "{}", "--jobs", "jobs.csv", "--policy", "fcfs"), PRICED),
+    "job.toml": (PLAN, traces.JOB),
+    "hugging/config.json": (("plan", "hugging.toml", "--no-strategies", "-o", "new.json"), settings.LLAMA),
+    "hugging.toml": (PLAN, re.sub(r"\[model\][^[]*", '[model]\nhugging_face = "hugging"\n', traces.JOB)),
+    "rates.csv": (OF_MATRICES, "src_region,dst_region,throughput_gbit_s\nzurich,lugano,5\nlugano,zurich,4\n"),
+    "rtt.csv": (OF_MATRICES, "src_region,dst_region,avg_rtt_ms\nzurich,lugano,20\n"),
+    "matrices.toml": (PLAN, MATRICES),
+    "long.toml": (PLAN, LONG_JOB),
+    "two.toml": (PLAN, TWO_SITES),
     "problem.json": (("schedule", "{}", "--method", "1f1b"), PROBLEM),
     "points.toml": (
         ("validate", "--points", "{}"),
         'format = "farpipe/points/1"\n[[group]]\nname = "mine"\ntolerance = 0.5\nsource = "mine"\n[group.common]\n'
         'device = "h100-sxm"\ntensor = 1\npipeline = 1\nvocab_size = 512\n[[group.points]]\nmodel = "small"\n'
-        "num_layers = 4\nhidden = 512\nnum_heads = 4\nsequence_length = 512\nglobal_batch = 16\ndata = 2\nstep_s = 2.0\n",
+        "num_layers = 4\nhidden = 512\nnum_heads = 4\nsequence_length = 512\nglobal_batch = 16\ndata = 2\n"
+        "microbatch_size = 1\nrecompute = \"full\"\nstep_s = 2.0\n",
     ),
 }  # fmt: skip
 SAMPLES["plan.json"] = (("simulate", "{}"), None)
+SAMPLES["schedule.json"] = (("simulate", "problem.json", "--schedule", "{}"), None)
+SAMPLES["nsys.sqlite"] = (OF_JOB, None)
+SAMPLES["lengths.npy"] = (("lengths", "{}"), None)
+SAMPLES["tokens.npy"] = (("lengths", "{}"), None)
+SAMPLES["tokens.ends.npy"] = (("lengths", "{}"), None)
 SAMPLES["profile.json"] = (("plan", "job.toml", "--no-strategies", "--profile", "{}", "-o", "new.json"), None)
 """Made by commands; see `write_samples`."""
 
@@ -162,12 +205,19 @@ def write_samples(folder, call):
     for name, (_, content) in SAMPLES.items():
         if content is not None:
             data = content if isinstance(content, bytes) else text_of(content).encode()
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
+    np.save(folder / "lengths.npy", np.array([400, 20, 3000]))
+    np.save(folder / "tokens.npy", np.arange(100, dtype=np.uint16))
+    np.save(folder / "tokens.ends.npy", np.array([40, 90, 100]))
+    problem, schedule = traced.step_of("1f1b")
+    events = [traced.events_of(simulate(problem, schedule), rank, gpu=True) for rank in range(2)]
+    traced.as_nsys(folder / "nsys.sqlite", events)
     for name, text in primus.FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     call("plan", "job.toml", "--no-strategies", "-o", "plan.json")
-    (folder / "new.json").unlink(missing_ok=True)
+    call("schedule", "problem.json", "--method", "1f1b", "-o", "schedule.json")
     call("import", "trace.json", "--job", "job.toml", "-o", "profile.json")
 
 

@@ -163,6 +163,15 @@ def _write_whole(path: Path, data: bytes | memoryview, *, private: bool) -> None
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def shaped(source: str, kind: str) -> Iterator[None]:
+    """InputError in place of what a reader raises whose file looks like `kind`, but has something else in a place."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise InputError(f"{source}: looks like {kind}, but has another shape: {error!r:.120}") from None
+
+
 def parse_json(text: str, source: str) -> Any:
     """The JSON value in `text`; NaN, infinities and repeated keys are errors as well."""
 

@@ -27,7 +27,7 @@ from farpipe.data.documents import BETWEEN_TEXTS, NUM_BYTES, form_of, read_whole
 from farpipe.data.known_files import KnownFiles, OpenedFile
 from farpipe.data.token_cache import FORMAT, cache_folder, ends_of, tokenize_once
 from farpipe.errors import InputError
-from farpipe.sequences.lengths import COUNTED
+from farpipe.sequences.lengths import COUNTED, UNREADABLE_ARRAYS
 from farpipe.sequences.token_files import INDEX, expect_whole, read_index
 from farpipe.spec import Data, Model
 from farpipe.strict import expect_format, parse_json, read_text
@@ -287,7 +287,9 @@ def _mapped(path: Path) -> Any:
     """The content of a .npy or .npz file, read when it is looked at; InputError where it is none."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:  # the latter where the file is empty
+    except OSError:
+        raise
+    except UNREADABLE_ARRAYS as error:
         raise InputError(f"data.source: {path}: not an array of NumPy's: {error}") from None
 
 

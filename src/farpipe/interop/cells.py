@@ -1,8 +1,7 @@
 """Cells of others' tables and parts of their JSON: numbers, and the beginning of a file by which its kind is known."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,12 +77,3 @@ def plain_number(value: Any) -> float | None:
     """A finite number of JSON that is not negative; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < math.inf and value < 1e300 else None
-
-
-@contextmanager
-def shaped(source: str, kind: str) -> Iterator[None]:
-    """InputError in place of what a reader raises whose file looks like `kind`, but has something else in a place."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise InputError(f"{source}: looks like {kind}, but has another shape: {error!r:.120}") from None

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from farpipe.catalog import device_row
 from farpipe.errors import InputError
-from farpipe.interop.cells import inner, shaped, unknown_kind
+from farpipe.interop.cells import inner, unknown_kind
 from farpipe.interop.deepspeed import is_neox, read_deepspeed, read_neox
 from farpipe.interop.hugging_face import read_model_config, read_trainer
 from farpipe.interop.interpolation import Given, with_variables
@@ -20,7 +20,7 @@ from farpipe.interop.torchtitan import read_python_of_torchtitan, read_saved_tor
 from farpipe.interop.torchtitan_python import is_python_of_torchtitan
 from farpipe.interop.yaml_files import yaml_documents
 from farpipe.spec import rack_share
-from farpipe.strict import parse_json, parse_toml, read_text
+from farpipe.strict import parse_json, parse_toml, read_text, shaped
 
 Form = Literal["auto", "megatron", "torchtitan", "nemo", "deepspeed", "hugging-face", "torch-csv"]
 _MARKS: Final = {

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import head_of, number, shaped
+from farpipe.interop.cells import head_of, number
 from farpipe.interop.listed_jobs import ListedJob, jobs_of_kubernetes, moment, span_s
 from farpipe.interop.yaml_files import yaml_documents
-from farpipe.strict import parse_json, read_csv, read_text
+from farpipe.strict import parse_json, read_csv, read_text, shaped
 
 HEADER: Final = ("job", "submit_s", "duration_s", "devices", "tenant")
 """Columns of JOBS.csv of a job that is known by its duration."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import inner, json_in, number, plain_number, shaped
-from farpipe.strict import parse_json, read_text
+from farpipe.interop.cells import inner, json_in, number, plain_number
+from farpipe.strict import parse_json, read_text, shaped
 from farpipe.units import format_rate
 
 _PING: Final = re.compile(r"(?:rtt|round-trip) min/avg/max\S* = ([\d.]+)/[\d.]+/[\d.]+(?:/([\d.]+))? ms")

@@ -73,7 +73,7 @@ def _csv_steps(path: Path) -> Iterator[Row]:
                     yield framework, int(float(row[counter])), _seconds(float(row[name]), is_rate), size
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror}") from None
-    except (csv.Error, ValueError) as error:
+    except (csv.Error, ValueError, ArithmeticError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
 
 

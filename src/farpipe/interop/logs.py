@@ -135,7 +135,10 @@ def _read(path: Path, log: StepLog) -> Iterator[None]:
                 raise InputError(f"{path}: not plain text; unpack it (gunzip)")
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             for line in _lines(file):
-                _read_line(line, log)
+                try:
+                    _read_line(line, log)
+                except (ValueError, ArithmeticError):  # figures of thousands of digits
+                    log.num_unreadable += 1
                 yield
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror}") from None

@@ -10,8 +10,8 @@ from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import head_of, number, shaped
-from farpipe.strict import as_utc, read_csv
+from farpipe.interop.cells import head_of, number
+from farpipe.strict import as_utc, read_csv, shaped
 
 _ZONES: Final = {
     "UTC": UTC,

@@ -84,7 +84,10 @@ class _Scanner:
                     return
                 yield match[0]
             elif not self._skip_redirection():
+                begin = self.at
                 yield self.word()
+                if self.at == begin:  # a sign that begins nothing, such as a blank of another alphabet
+                    self.skip(begin + 1)
 
     def _skip_blank(self) -> bool:
         char = self.text[self.at]

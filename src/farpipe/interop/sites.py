@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from farpipe.catalog import DeviceRow, device_names, device_row
 from farpipe.errors import InputError
-from farpipe.interop.cells import json_in, number, shaped, whole
+from farpipe.interop.cells import json_in, number, whole
 from farpipe.interop.settings import DraftSite, Setting
 from farpipe.interop.yaml_files import yaml_documents
-from farpipe.strict import read_text
+from farpipe.strict import read_text, shaped
 
 _NODE: Final = re.compile(r"^NodeName=", re.MULTILINE)
 _GPUS: Final = re.compile(r"\bgpu(?::([^:,()\s]+))?:(\d+)")

@@ -7,6 +7,8 @@ from typing import Final
 
 from farpipe.interop.log_sizes import Sizes
 
+_LONGEST_S, _MAX_STEP = 1e9, 1 << 48
+"""Beyond which a figure is no step of a training."""
 OF_BARS: Final = "a progress bar (smoothed over some steps)"
 OF_BLOCKS: Final = "MLPerf (blocks)"
 OF_EPOCHS: Final = "Lightning's progress bar (mean over an epoch's batches so far)"
@@ -81,7 +83,7 @@ class StepLog:
         if self.framework and _rank(framework) < _rank(self.framework):
             self.attempts = []
         self.framework = framework
-        if seconds <= 0:
+        if not (0 < seconds < _LONGEST_S and 0 <= step < _MAX_STEP):
             return
         if framework == OF_BARS and self.attempts and step in self.attempts[-1].steps:
             return  # processes write their bars one after the other where output is buffered

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import shaped
+from farpipe.strict import shaped
 
 _STEP: Final = "ProfilerStep#"
 _MARKS: Final = tuple(

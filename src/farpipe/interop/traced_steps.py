@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.errors import InputError
-from farpipe.interop.cells import shaped
 from farpipe.interop.trace_files import Span, Trace
 from farpipe.simulate import Timeline, simulate
 from farpipe.simulate.events import ACTION_DTYPE, makers, users
 from farpipe.step import KINDS, Action, Problem, Schedule
+from farpipe.strict import shaped
 
 _NAME: Final = re.compile(r"PP:(\d+[FIWB]\d+)")
 _COMPUTES: Final = ("aten::", "autograd::")

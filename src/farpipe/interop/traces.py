@@ -14,9 +14,9 @@ from typing import Final
 
 from farpipe.cost import MeasuredPart, Profile, completed_profile
 from farpipe.errors import InputError
-from farpipe.interop.cells import shaped
 from farpipe.interop.trace_files import Span, Trace
 from farpipe.spec import Job
+from farpipe.strict import shaped
 
 _ATTENTION: Final = (
     re.compile(r"aten::scaled_dot_product_attention|aten::scaled_dot_product_fused_attention_overrideable"),

@@ -3,6 +3,8 @@
 import csv
 import io
 import os
+import tokenize
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -30,6 +32,11 @@ _SPECIAL: Final = 3
 """Largest number of a special token (padding, begin, end, unknown), and a length that hardly any document has."""
 _LONG: Final = 8192
 """Half of the documents of a corpus are hardly longer; half of the numbers of its tokens often are larger."""
+UNREADABLE_ARRAYS: Final = (
+    *(OSError, ValueError, EOFError, SyntaxError, TypeError, LookupError, ArithmeticError, MemoryError),
+    *(tokenize.TokenError, zipfile.BadZipFile),
+)
+"""What numpy raises for a file that is no whole array."""
 ENDS: Final = ".ends.npy"
 """End of the name of the array with the ends of the documents of a file of tokens."""
 COUNTED: Final = ".counted.npy"
@@ -288,7 +295,7 @@ def _columns(header: list[str]) -> list[int]:
 def _load(path: Path) -> NDArray[np.integer]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except UNREADABLE_ARRAYS as error:
         raise InputError(f"{path}: can't be read as an array of numpy: {error}") from None
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path}: expected one list of integers, found an archive of arrays")
