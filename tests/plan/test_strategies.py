@@ -447,3 +447,17 @@ def test_a_strategy_that_beats_the_plan_is_told_and_the_plans_own_row_stays_the_
     view = strategy_table(plan.strategies, chosen=plan.where)
     assert plan.strategies[view.chosen].where == plan.where
     assert view.chosen != plan.strategies.index(same[0])
+
+
+@pytest.mark.parametrize("link", [{"loss": 0.001}, {"jitter_s": 0.01}])
+def test_over_links_that_lose_packets_the_plans_own_row_and_verdict_have_the_plans_step(link):
+    links = [one.model_copy(update=link) for one in both_ways("a", "b", 0.01, 100.0)]
+    training = TRAINING.model_copy(update={"global_batch": 512})
+    plan = advised_plan(job([site("a"), site("b")], links, training, tensor=1))
+    assert plan.prediction.spread is not None
+    own = next(one for one in plan.strategies if one.same_training and one.where == plan.where)
+    assert own.step_s == plan.prediction.step_s
+    alone = next(one for one in plan.strategies if one.kind == "one site")
+    gain = float(re.search(r"([\d.]+) times as fast", plan.verdict)[1])
+    assert gain == pytest.approx(alone.step_s / plan.prediction.step_s, abs=0.006)
+    assert all(choice.step_s >= plan.prediction.step_s for choice in plan.runners_up if choice.step_s)
