@@ -158,7 +158,7 @@ def test_what_is_no_number_of_tokens_is_refused(text):
 
 
 def test_the_verdict_is_printed_before_strategies_and_changes_are_looked_for(monkeypatch, capsys, tmp_path):
-    def advised(self, local_steps, progress):
+    def advised(self, local_steps, progress, **options):
         progress(1, 2)
         assert "use both sites" in capsys.readouterr().out
         raise KeyboardInterrupt

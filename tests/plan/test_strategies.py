@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from farpipe.cli.shown import cheapest_gain
 from farpipe.cost import JobCosts
+from farpipe.errors import InfeasibleError
 from farpipe.plan import Plan, make_plan
 from farpipe.plan.candidates import decided
 from farpipe.plan.changes import COSTS, WORTH_LISTING, changes_that_help, near_batches, still_helping
@@ -447,3 +448,35 @@ def test_a_strategy_that_beats_the_plan_is_told_and_the_plans_own_row_stays_the_
     view = strategy_table(plan.strategies, chosen=plan.where)
     assert plan.strategies[view.chosen].where == plan.where
     assert view.chosen != plan.strategies.index(same[0])
+
+
+@pytest.mark.parametrize("link", [{"loss": 0.001}, {"jitter_s": 0.01}])
+def test_over_links_that_lose_packets_the_plans_own_row_and_verdict_have_the_plans_step(link):
+    links = [one.model_copy(update=link) for one in both_ways("a", "b", 0.01, 100.0)]
+    training = TRAINING.model_copy(update={"global_batch": 512})
+    plan = advised_plan(job([site("a"), site("b")], links, training, tensor=1))
+    assert plan.prediction.spread is not None
+    own = next(one for one in plan.strategies if one.same_training and one.where == plan.where)
+    assert own.step_s == plan.prediction.step_s
+    alone = next(one for one in plan.strategies if one.kind == "one site")
+    gain = float(re.search(r"([\d.]+) times as fast", plan.verdict)[1])
+    assert gain == pytest.approx(alone.step_s / plan.prediction.step_s, abs=0.006)
+    assert all(choice.step_s >= plan.prediction.step_s for choice in plan.runners_up if choice.step_s)
+
+
+@pytest.mark.parametrize(("batch", "pins", "works"), [(63, {"data": 1}, 64), (126, {"data": 2}, 128)])
+def test_of_a_batch_that_the_schedule_can_not_divide_the_one_nearby_is_the_smallest_change(batch, pins, works):
+    training = TRAINING.model_copy(update={"global_batch": batch, "microbatch_size": 1, "zero": 1})
+    asked = job([site("a", 8)], (), training, "interleaved", pipeline=4, virtual=2, tensor=1, **pins)
+    with pytest.raises(InfeasibleError, match=rf"smallest change that works: training\.global_batch = {works}"):
+        make_plan(asked)
+
+
+def test_where_no_change_works_it_says_which_were_tried(monkeypatch):
+    monkeypatch.setattr("farpipe.plan.why_not._works", lambda changed, costs: False)
+    tiny = device(memory_gib=0.5)
+    with pytest.raises(InfeasibleError) as found:
+        make_plan(job([site("a", 1, on=tiny)], (), TRAINING))
+    last = str(found.value).splitlines()[-1]
+    assert "none of the changes that were tried works alone: recomputation, ZeRO" in last
+    assert "no single change" not in str(found.value)

@@ -122,8 +122,9 @@ def _training(plan: Plan, costs: JobCosts, placement: Placement) -> Training:
 
 
 def part_name(kind: str) -> str:
-    """A part of the step in words; what links cost is another figure than the exposed waits of a Timeline."""
-    return kind.replace("_", " ").replace("exposed", "cost of links")
+    """A part of the step in words: what links cost is another figure than the exposed waits of a Timeline, and what is
+    idle without them another one than its bubble."""
+    return kind.replace("_", " ").replace("exposed", "cost of links").replace("bubble", "idle in the pipeline")
 
 
 def step_lines(plan: Plan, costs: JobCosts) -> Iterator[DerivedQuantity]:

@@ -44,10 +44,14 @@ class Evaluated:
     overhead_s: float
     extrapolated_s: float | None = None
     """The makespan as it follows from shorter steps; None where `schedule` and `timeline` are the whole step's."""
+    mean_s: float | None = None
+    """The mean step over samples where links lose packets or jitter; None: not drawn, or each takes as long."""
 
     @property
     def step_s(self) -> float:
         """Seconds from one step's start to the next one's: makespan and what is outside the pipeline."""
+        if self.mean_s is not None:
+            return self.mean_s
         return (self.extrapolated_s or self.timeline.makespan_s) + self.overhead_s
 
     @property

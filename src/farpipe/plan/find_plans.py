@@ -16,7 +16,7 @@ from farpipe.plan.limits import limit_of, limits_in_words, trust_of
 from farpipe.plan.orders import AUTO, best_order, expect_known, find_order
 from farpipe.plan.plan import Plan, Strategy
 from farpipe.plan.quote import quote_of
-from farpipe.plan.refinement import best_refined, predict, predicted, rank_robustly
+from farpipe.plan.refinement import best_refined, expected, predict, predicted, rank_robustly
 from farpipe.plan.search import Advance, search_stages_of_zero
 from farpipe.plan.strategies import LOCAL_STEPS, alike_at_identical_sites, strategies_of
 from farpipe.plan.why_not import explain_infeasible, other_sites, runners_up, use_of_sites
@@ -129,7 +129,8 @@ def find_plans(
     for first in evaluated[:num_plans]:
         ranked = [first, *(e for e in evaluated if e is not first)]
         named, best = best_refined(settled, ranked if num_plans == 1 else ranked[:1], costs)
-        ranked = [best, *(e for e in ranked if e.candidate is not best.candidate)]
+        ranked = [expected(settled, e) for e in (best, *(e for e in ranked if e.candidate is not best.candidate))]
+        best = ranked[0]
         ranked = [best, *(e for e in alike_at_identical_sites(settled, ranked) if e is not best)]
         pairs.append((_explained(settled, costs, named, ranked, rejected), ranked))
     pairs.sort(key=lambda pair: pair[0].prediction.step_s)

@@ -268,6 +268,14 @@ def rank_robustly(job: Job, evaluated: Sequence[Evaluated]) -> list[Evaluated]:
     return [first[place] for place in np.argsort(means, kind="stable")] + list(evaluated[MAX_LAYOUTS:])
 
 
+def expected(job: Job, one: Evaluated) -> Evaluated:
+    """`one` with its mean step over the samples, as a plan of it has; unchanged where no step differs from another."""
+    samples = StepSamples(job, one.problem)
+    if one.extrapolated_s is not None or one.mean_s is not None or not samples.differ:
+        return one
+    return replace(one, mean_s=samples.spread(one.schedule, one.overhead_s).mean_s)
+
+
 def choose_robustly(job: Job, best: Evaluated) -> Evaluated:
     """`best` with the order of the least mean step over the samples, of those made for it and of those made for late
     messages; unchanged where no step differs from another, or where the job names the order."""

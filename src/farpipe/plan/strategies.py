@@ -13,7 +13,7 @@ from farpipe.plan.changes import LIMIT_S
 from farpipe.plan.evaluate import Evaluated, whole
 from farpipe.plan.limits import WORTH_NAMING, limit_of
 from farpipe.plan.plan import Strategy, StrategyKind
-from farpipe.plan.refinement import refined
+from farpipe.plan.refinement import expected, refined
 from farpipe.plan.search import best_of_site_sets, quick_search
 from farpipe.plan.separate_sites import (
     OUTER_BYTES,
@@ -46,7 +46,7 @@ def strategies_of(
     """
     until_s, untried = time.monotonic() + limit_s, list[str]()
     found = alike_at_identical_sites(job, found or quick_search(job, costs, PER_KIND))
-    strategies = [_strategy(job, costs, _kind(one), whole(one)) for one in _chosen(found)]
+    strategies = [_strategy(job, costs, _kind(one), expected(job, whole(one))) for one in _chosen(found)]
     searched = {
         NARROW: _narrow(job, costs, [one for one in found if _kind(one) == "pipeline"]),
         "sites with layouts of their own": _separate(job, costs, local_steps, until_s),
@@ -104,7 +104,7 @@ def _narrow(job: Job, costs: JobCosts, pipelines: Sequence[Evaluated]) -> Iterat
     others = costs.trained(narrow.training)
     also = [one.candidate for one in pipelines[:1]]
     found = [one for one in quick_search(narrow, others, 1, 1, also) if one.candidate.kind == "pipelines"]
-    for one in [refined(narrow, one, others)[1] for one in found[:1]]:
+    for one in [expected(narrow, refined(narrow, one, others)[1]) for one in found[:1]]:
         if one.step_s < pipelines[0].step_s:  # searched less, it may come out slower than with whole messages
             yield _strategy(narrow, others, "pipeline", one, NARROW)
 
