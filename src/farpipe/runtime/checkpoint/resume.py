@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from farpipe.errors import InputError
-from farpipe.runtime.agreement import Agreement, changed_code, expect_same_facts
+from farpipe.runtime.agreement import Agreement, changed_code, expect_same_facts, leaving_together
 from farpipe.runtime.checkpoint.checkpointer import trained_by
 from farpipe.runtime.checkpoint.files import Checkpoint, Manifest, Piece
 from farpipe.runtime.checkpoint.folders import (
@@ -122,7 +122,8 @@ def _read_newest(reader: Reader, place: Path, what: str, *, is_own: bool = False
             return ResumePoint(step, folder, tuple(problems), frozenset(tried), changed)
         problems.append(problem)
     if problems:
-        raise no_usable(problems)
+        with leaving_together(reader.peers):
+            raise no_usable(problems)
     return None
 
 
