@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from farpipe import __version__
-from farpipe.errors import InputError
+from farpipe.errors import InputError, RunError
 from farpipe.runtime.checkpoint.files import digest
 from farpipe.runtime.checkpoint.manifest import ModelFacts
 from farpipe.runtime.peers import Peers
@@ -39,6 +40,22 @@ class Agreement(NamedTuple):
 
 def agree(run: RunSpec, work: Work, peers: Peers) -> Agreement:
     """Compare what all ranks are about to run; all of them see the same differences and stop."""
+    with leaving_together(peers):
+        return _agree(run, work, peers)
+
+
+@contextmanager
+def leaving_together(peers: Peers) -> Iterator[None]:
+    """Context of what all ranks refuse alike; none leaves before all have seen why, or they would report that."""
+    try:
+        yield
+    except InputError:
+        with suppress(RunError):
+            peers.exchange("refused", b"", waiting_for="the others to see what differs")
+        raise
+
+
+def _agree(run: RunSpec, work: Work, peers: Peers) -> Agreement:
     facts, weights = _facts(run, work)
     mine: dict[str, Any] = {
         "farpipe": __version__,

@@ -15,7 +15,7 @@ import torch
 
 from farpipe.emulate import LinkShape
 from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
-from farpipe.runtime.agreement import agree
+from farpipe.runtime.agreement import agree, leaving_together
 from farpipe.runtime.checkpoint.checkpointer import END_S, Checkpointer
 from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.runtime.checkpoint.resume import resume
@@ -68,7 +68,8 @@ def train_rank(
         agreed = agree(run, work, peers)
         start = resume(run, work.state(), peers, run_dir, agreed)
         if start.folder is None and agreed.different_weights:
-            raise InputError(agreed.different_weights)
+            with leaving_together(peers):
+                raise InputError(agreed.different_weights)
         work.restore(start.step)
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)

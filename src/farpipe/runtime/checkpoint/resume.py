@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farpipe.errors import InputError
-from farpipe.runtime.agreement import Agreement, changed_code, expect_same_facts
+from farpipe.runtime.agreement import Agreement, changed_code, expect_same_facts, leaving_together
 from farpipe.runtime.checkpoint.files import Checkpoint, Piece
 from farpipe.runtime.checkpoint.folders import (
     CHECKPOINTS_NAME,
@@ -125,7 +125,8 @@ def _read_newest(reader: Reader, place: Path, what: str, *, is_own: bool = False
             return ResumePoint(step, folder, tuple(problems), frozenset(tried), changed)
         problems.append(problem)
     if problems:
-        raise no_usable(problems)
+        with leaving_together(reader.peers):
+            raise no_usable(problems)
     return None
 
 
