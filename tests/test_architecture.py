@@ -300,7 +300,7 @@ def level_loops(tree):
 def chain_orders(tree):
     """Walking the slices of `follows` one by one, or sorting backwards along chains."""
     for node in nodes_of(tree):
-        if called(node, "enumerate") and text_of(node.args[0]).rpartition(".")[2] == "follows":
+        if called(node, "enumerate") and node.args and text_of(node.args[0]).rpartition(".")[2] == "follows":
             yield node
         if called(node, "lexsort") and "-own" in text_of(node):
             yield node

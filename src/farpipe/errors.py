@@ -1,5 +1,11 @@
 """Exceptions for everything that can go wrong, each with the exit code that the command line returns for it."""
 
+import os
+import re
+import traceback
+from pathlib import Path
+from typing import Final
+
 
 class FarpipeError(Exception):
     """Base of every error that farpipe raises on purpose; its text is written for the user."""
@@ -74,3 +80,25 @@ def spoken(error: BaseException) -> str:
         return str(error)
     text = str(error) if isinstance(error, Exception) else ""  # that of SystemExit(0) is 0
     return f"{type(error).__name__}: {text}" if text else repr(error)
+
+
+_OURS: Final = Path(__file__).parent
+_STANDARD: Final = Path(os.__file__).parent
+_PACKAGES: Final = re.compile("/(?:site|dist)-packages/")
+_LIBRARIES: Final = re.compile(_PACKAGES.pattern + "(?:torch|transformers|numpy|numba|pydantic|peft|safetensors)/")
+"""Files whose frames say less about a fault than those of the code that called them."""
+
+
+def fault_in(error: BaseException) -> str:
+    """An error in words, with the innermost line of the user's code that it came through, or else of farpipe's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_OURS)]
+    installed = [frame for frame in frames if frame not in ours and not _is_library(frame.filename)]
+    users = [frame for frame in installed if not _PACKAGES.search(frame.filename)]
+    place = (users or installed or ours or frames)[-1:]
+    return spoken(error) + "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in place)
+
+
+def _is_library(file: str) -> bool:
+    is_standard = Path(file).is_relative_to(_STANDARD) and not _PACKAGES.search(file)
+    return file.startswith("<") or is_standard or _LIBRARIES.search(file) is not None

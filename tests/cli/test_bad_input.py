@@ -167,7 +167,13 @@ def test_names_and_files_do_not_steer_the_terminal(farpipe, tmp_path, monkeypatc
 
 
 FAR = "x" * 300
-PATHS = {"too long": FAR, "through a file": "file/x", "in a circle": "circle/x", "a circle": "circle", "a folder": "folder"}
+PATHS = {
+    "too long": FAR,
+    "through a file": "file/x",
+    "in a circle": "circle/x",
+    "a circle": "circle",
+    "a folder": "folder",
+}
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)

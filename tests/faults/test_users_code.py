@@ -38,7 +38,12 @@ def users(text_file, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("mode", "kind", "words", "place"),
     [
-        ("none", RunError, "AttributeError: 'NoneType' object has no attribute 'dtype'", r"users_module.py:\d+ in none"),
+        (
+            "none",
+            RunError,
+            "AttributeError: 'NoneType' object has no attribute 'dtype'",
+            r"users_module.py:\d+ in none",
+        ),
         ("leaves", RunError, "SystemExit(0)", r"users_module.py:\d+ in leaves"),
         ("interrupts", RunInterruptedError, "KeyboardInterrupt()", r"users_module.py:\d+ in interrupts"),
         ("without_grad", RunError, "RuntimeError: element 0 of tensors does not require grad", r"stage.py:\d+ in "),
@@ -81,4 +86,6 @@ def test_a_process_whose_work_is_done_ends_whatever_it_has_left_behind(users, mo
     assert time.monotonic() - start_s < END_S
     assert processes_of(run_dir) == {}
     (text,) = said
-    assert re.search(rf"rank 1: its work (is|was) done, but the process did not end (within \S+ s|by itself).*{why}", text)
+    assert re.search(
+        rf"rank 1: its work (is|was) done, but the process did not end (within \S+ s|by itself).*{why}", text
+    )

@@ -157,7 +157,10 @@ def test_a_log_does_not_grow_without_end_and_says_what_was_dropped(tmp_path, mon
 
 def test_a_rank_that_does_not_end_after_its_work_is_killed_and_counts_as_it_was_to_end(tmp_path, monkeypatch, mark):
     monkeypatch.setattr("farpipe.run.launcher.OVERDUE_S", 1.0)
-    said, stubborn = [], "import signal, time; from farpipe.run.reports import report_done; report_done({}); time.sleep(60)"
+    said, stubborn = (
+        [],
+        "import signal, time; from farpipe.run.reports import report_done; report_done({}); time.sleep(60)",
+    )
     run(stubborn.format(0), log_dir=tmp_path, on_notice=said.append)
     assert [text[:7] for text in said] == ["rank 0:", "rank 1:"]
     with pytest.raises(InputError):

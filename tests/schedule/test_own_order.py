@@ -102,7 +102,7 @@ def test_a_function_that_breaks_or_gives_no_order_is_named_and_no_layout_is_blam
 
 
 def test_in_python_a_function_that_gives_none_is_named_too():
-    with pytest.raises(UsersCodeError, match="pass_by: gives nothing, not a farpipe.Schedule"):
+    with pytest.raises(UsersCodeError, match=r"pass_by: gives nothing, not a farpipe\.Schedule"):
         find_order(PROBLEM, pass_by)
 
 

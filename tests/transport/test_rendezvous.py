@@ -219,7 +219,9 @@ def test_a_rank_that_gives_up_is_heard_by_those_that_wait_and_not_in_the_next_me
         with pytest.raises(PeerError, match=rf"rank {rank} waited for the others: rank 1 gave up: no \\x1b GPU"):
             Rendezvous(store, rank, 3).introduce("x", 30.0)
 
-    in_parallel(lambda: meet(0), lambda: meet(2), lambda: time.sleep(1) or Rendezvous(store, 1, 3).give_up("no \x1b GPU"))
+    in_parallel(
+        lambda: meet(0), lambda: meet(2), lambda: time.sleep(1) or Rendezvous(store, 1, 3).give_up("no \x1b GPU")
+    )
     late = [Rendezvous(store, rank, 2) for rank in range(2)]  # the next group, whose rank 0 comes last
     found = in_parallel(lambda: late[1].introduce("b", 30.0), lambda: time.sleep(1) or late[0].introduce("a", 30.0))
     assert found == [["a", "b"]] * 2

@@ -136,7 +136,9 @@ def test_files_that_can_not_be_used_are_told_to_those_that_wait_at_the_meeting(t
     files[rank].key.chmod(0o644)
     errors = both_errors(*map(config, files))
     assert "others than its owner may read this private key" in errors[rank]
-    assert f"rank {rank} gave up: {files[rank].key}: others than its owner may read this private key" in errors[1 - rank]
+    assert (
+        f"rank {rank} gave up: {files[rank].key}: others than its owner may read this private key" in errors[1 - rank]
+    )
 
 
 def test_a_connection_without_a_certificate_is_turned_away(tmp_path):

@@ -362,7 +362,7 @@ def test_messages_that_are_expected_come_in_any_order_where_they_belong_and_in_t
 def test_an_expected_message_of_a_rank_that_has_left_never_comes():
     with connected() as (first, second):
         future = second.expect(0, "forward", Tag(0, 0, 0), waiting_for="it")
-        in_parallel(first.close, lambda: pytest.raises(PeerError, future.result, 10))
+        in_parallel(first.close, lambda: future.exception(10))
         with pytest.raises(PeerError, match="that rank has ended its work without sending it"):
             future.result(0)
 

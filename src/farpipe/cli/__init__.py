@@ -14,7 +14,7 @@ INTERRUPTED = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""What the system has too little of: descriptors, memory, processes."""
+"""Errors of a system that has too little: of descriptors, memory, processes."""
 MAX_SHOWN = 200
 """Characters of a path that an error shows."""
 COLLECTED_AFTER = 1_000_000
@@ -70,19 +70,25 @@ def _run() -> None:
     except OSError as error:
         if error.errno in NO_ROOM:
             _drop_output()
-            raise RunError(f"{error.filename or 'standard output'}: can't be written: {error.strerror}") from None
-        if error.errno in NO_ACCESS and error.filename:
-            raise RunError(f"{error.filename}: no access: {error.strerror}") from None
-        if error.errno in NO_MORE:
-            place = f"{_short(error.filename)}: " if error.filename else ""
-            raise RunError(f"{place}{error.strerror}; raise the limit (ulimit -a), or close other programs") from None
-        if error.filename is not None:  # a path that can't be: too long, through a file, around in a circle
-            raise InputError(f"{_short(error.filename)}: {error.strerror}; give another path") from None
-        raise
+        raise _error_of_system(error) from None
     except (ValueError, RuntimeError) as error:  # what Python says of some paths
         if "embedded null" in str(error) or str(error).startswith("Symlink loop"):
             raise InputError(f"{error}; give another path") from None
         raise
+
+
+def _error_of_system(error: OSError) -> Exception:
+    """An error of the system as one for the user; itself where it is about no file and nothing that runs out."""
+    place, why = _short(error.filename or ""), error.strerror
+    if error.errno in NO_ROOM:
+        return RunError(f"{place or 'standard output'}: can't be written: {why}")
+    if error.errno in NO_ACCESS and place:
+        return RunError(f"{place}: no access: {why}")
+    if error.errno in NO_MORE:
+        return RunError(f"{place or 'farpipe'}: {why}; raise the limit (ulimit -a), or close other programs")
+    if place:  # a path that can't be: too long, through a file, around in a circle
+        return InputError(f"{place}: {why}; give another path")
+    return error
 
 
 def _short(name: object) -> str:

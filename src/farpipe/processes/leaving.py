@@ -98,7 +98,7 @@ def end_soon(exit_code: int, say: Callable[[str], None], limit_s: float = END_S)
 
 
 def _what_runs() -> str:
-    """What keeps this process from ending: threads that are no daemons, or what its main thread does, with places."""
+    """Threads that keep this process from ending, or what its main thread does, with the places."""
     main = threading.main_thread()
     threads = [thread for thread in threading.enumerate() if not thread.daemon and thread is not main]
     frames = sys._current_frames()
@@ -109,6 +109,20 @@ def _what_runs() -> str:
         if ident in frames
     ]
     return ", ".join(f"{what} ({frame.filename}:{frame.lineno} in {frame.name})" for what, frame in places)
+
+
+def end_fork_of(process: int, error: BaseException | None = None) -> None:
+    """End this process at once if it is not `process`: a child that the user's code has forked, and let come back.
+
+    It shares the connections and files of `process`, and goodbyes or lines of its own there would be wrong.
+    """
+    if os.getpid() == process:
+        return
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if error is None or (isinstance(error, SystemExit) and not error.code) else 1)
 
 
 @contextmanager

@@ -310,7 +310,9 @@ def _shorten(log: Path) -> None:
             file.truncate(0)
             file.seek(0)
             dropped = size - len(first) - len(last)
-            file.write(first + f"\n[farpipe dropped {dropped:,} bytes here: logs end at {MAX_LOG_BYTES:,}]\n".encode() + last)
+            file.write(
+                first + f"\n[farpipe dropped {dropped:,} bytes here: logs end at {MAX_LOG_BYTES:,}]\n".encode() + last
+            )
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farpipe.errors import FarpipeError, RunError
+from farpipe.errors import FarpipeError, RunError, fault_in
+from farpipe.processes import end_fork_of
 from farpipe.runtime.peers import MessageRow, Messenger
 from farpipe.runtime.stage import PipelineStage
 from farpipe.runtime.staging import HostStamps, Stamps
 from farpipe.step import Action, Schedule, awaited, handed_to
 from farpipe.transport import Tag
-from farpipe.users_code import end_fork_of, fault_in
 
 Direction = Literal["forward", "backward"]
 

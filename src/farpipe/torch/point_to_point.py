@@ -28,7 +28,7 @@ NO_MICROBATCH: Final = -1
 """Microbatch in the names of messages, which keeps them apart from those of a Pipeline over the same group."""
 MAX_TAG: Final = (1 << 31) - 1
 LENT_BYTES: Final = 1 << 20
-"""From here on a tensor is sent from the caller's memory; a shorter one is copied sooner than given back."""
+"""Least size of a tensor that is sent from the caller's memory; a shorter one is copied sooner than given back."""
 ENDING_S: Final = 2.0
 """Time for which a rank that destroys its group waits to hear what the others have sent and received."""
 _ENDED: Final = "farpipe.torch ended"
@@ -41,8 +41,8 @@ _Lane = tuple[int, int]
 class PointToPoint:
     """Messages to and from the other ranks, eager: no send waits for its receive.
 
-    A long tensor is sent from the caller's memory, and what a receive was posted for comes in straight where it belongs.
-    One thread of the transport sees to all receives.
+    A long tensor is sent from the caller's memory, and what a receive was posted for comes in where it belongs. One
+    thread of the transport sees to all receives.
     """
 
     def __init__(self, peers: TensorPeers, max_message_bytes: int) -> None:

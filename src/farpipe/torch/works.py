@@ -13,7 +13,6 @@ from torch import Tensor
 from farpipe.errors import FarpipeError, InfeasibleError, InputError, UsageError
 from farpipe.transport.outbox import Loan
 
-
 Result = TypeVar("Result")
 
 

@@ -146,7 +146,7 @@ class Inbox:
         self._queues: dict[Channel, _ChannelQueue] = {}
         self._expected: dict[tuple[Channel, Tag], _Expected] = {}
         self._limits: dict[tuple[Channel, Tag], _Limit] = {}
-        """Of those whose time has begun, the earliest first."""
+        """Ends of the times of those whose time has begun, the earliest first."""
         self._ready: list[tuple[int, Channel, Tag]] = []
         """A heap: from when (machine's clock) to look at which of them."""
         self._brings = False
@@ -235,7 +235,7 @@ class Inbox:
     # Without a thread for each wait
 
     def expect(self, channel: Channel, tag: Tag, waiting_for: str, accept: Accept) -> Future[Message]:
-        """As `take`, for a caller that does not wait; one thread sets the futures of all such messages.
+        """Future of a message that is taken as soon as it is there; one thread sets the futures of all such messages.
 
         A message that has not begun to come in goes to the memory that `accept` gives for it, if it gives any. Its time
         begins with `limit`.
@@ -252,7 +252,7 @@ class Inbox:
         return future
 
     def limit(self, channel: Channel, tag: Tag) -> None:
-        """From now on the expected message has `timeout_s`."""
+        """Begin the time of an expected message, `timeout_s`."""
         with self._changed:
             if (channel, tag) in self._expected:
                 deadline_s = time.monotonic() + self._config.timeout_s
@@ -304,7 +304,7 @@ class Inbox:
         return limit.deadline_s + self._health.paused_s() - limit.paused_s - time.monotonic()
 
     def _look(self, channel: Channel, tag: Tag) -> Message | RunError | None:
-        """The expected message if it is here, or why it will not come; at one that arrives later it looks again then."""
+        """The expected message if it is here, or why it will not come; one that arrives later is looked at then."""
         queue, wait = self._queue_of(channel), self._expected[channel, tag].wait
         try:
             self._health.check(wait)

@@ -45,7 +45,7 @@ class Meeting(Protocol):
         """Tell the others, as far as they can be reached, why this rank does not come."""
 
     def heard(self) -> str:
-        """Why another rank has given up, in words with its number; empty: none has."""
+        """Reason why another rank has given up, in words with its number; empty: none has."""
 
 
 class Store(Protocol):
@@ -190,7 +190,7 @@ class Rendezvous:
                 self._store.set(f"{self._name}/gave up", json.dumps([self._rank, reason[:_MAX_REASON]]))
 
     def heard(self) -> str:
-        """Why another rank has given up, in words with its number; empty: none has, or the store is lost."""
+        """Reason why another rank has given up, in words with its number; empty: none has, or the store is lost."""
         self._looked_s = time.monotonic()
         with suppress(OSError, ValueError, TypeError):
             if self._name and self._store.check([f"{self._name}/gave up"]):

@@ -230,7 +230,7 @@ class Transport:
     def lend(
         self, peer: int, kind: ChannelKind, tag: Tag, data: bytes | bytearray | memoryview, description: bytes = b""
     ) -> Loan:
-        """As `send`, of memory that the caller wants back, perhaps before the peer has all of it."""
+        """Send as `send` does, from memory that the caller wants back, perhaps before the peer has all of it."""
         outbox = self._outbox(peer, kind)
         if self._health.has_departed(peer):
             raise RunError(f"rank {peer} has ended its work; the {kind} message of {tag} is too late")
@@ -261,7 +261,7 @@ class Transport:
     def expect(
         self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str, accept: Accept = lambda size, words: None
     ) -> Future[Message]:
-        """As `receive`, without waiting: a thread gives the future the message or the error, see `Inbox.expect`."""
+        """Receive without waiting: a thread gives the future the message or the error, see `Inbox.expect`."""
         self._health.expect_own_process()
         return self._inbox.expect(Channel(peer, kind), tag, waiting_for, accept)
 

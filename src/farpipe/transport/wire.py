@@ -210,7 +210,7 @@ class Frame:
     end_ns: int | None = None
     """Time that the stamp is to say; None: that at which the last byte was handed over."""
     message: object = None
-    """What its body is a part of, for whoever made it."""
+    """The message that its body is a part of, for whoever made it."""
     offset: int = 0
     """Place of the body in that."""
 

@@ -11,11 +11,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from farpipe.errors import InputError
+from farpipe.errors import InputError, fault_in
 from farpipe.runtime.stages.module_stage import ModuleSlice
 from farpipe.runtime.stages.slices import Again, StageSlice
 from farpipe.spec.recompute import Recompute
-from farpipe.users_code import fault_in
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 """Torch's random numbers are those of the whole process."""

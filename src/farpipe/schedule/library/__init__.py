@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import FarpipeError, InputError, UsageError, UsersCodeError
+from farpipe.errors import FarpipeError, InputError, UsageError, UsersCodeError, fault_in
 from farpipe.schedule.library.breadth_first import breadth_first
 from farpipe.schedule.library.controllable_memory import v_half, v_min
 from farpipe.schedule.library.eager import eager, extra_forwards
@@ -20,7 +20,6 @@ from farpipe.schedule.library.zbv import zbv, zbv_late
 from farpipe.schedule.library.zero_bubble import zb_h1, zb_h2
 from farpipe.step import Problem, Schedule
 from farpipe.strict import nearest
-from farpipe.users_code import fault_in
 
 ORDERS: Final[dict[str, Callable[..., Schedule]]] = {
     "gpipe": gpipe,
