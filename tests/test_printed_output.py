@@ -185,6 +185,7 @@ def test_a_block_is_run_or_says_why_not(page):
     for mark, argument, kind, body in blocks(page):
         assert kind in RUN | SHOWN, f"{page}: of which language is this block?\n{body}"
         assert mark != "not run" or (len(argument.split()) > 2 and kind in RUN), f"{page}: not run, and why?\n{body}"
+        assert all((ROOT / path).exists() for path in re.findall(r"(?:tests|benchmarks)/[\w./]*\w", argument)), argument
         assert kind in RUN or mark or not COMMAND.search(body), f"{page}: a command; say ```console or ```bash:\n{body}"
     text = (ROOT / page).read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for mark, name, *_ in blocks(page) if mark == "file"), f"{page}: names of its files"
