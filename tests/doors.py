@@ -45,6 +45,7 @@ def planned(path, folder):
     from farpipe.errors import FarpipeError
     from farpipe.plan import Planner, make_plan
     from farpipe.plan.engine import within_engine
+    from farpipe.plan.orders import find_order
     from farpipe.schedule.bounds import lower_bound_s
     from farpipe.simulate import simulate
     from farpipe.spec import load_job
@@ -66,7 +67,12 @@ def planned(path, folder):
     except FarpipeError as error:
         found["within the engine"] = f"farpipe: {error}".splitlines()[-1]
     bound_s, makespan_s = lower_bound_s(plan.problem), simulate(plan.problem, plan.schedule).makespan_s
-    found |= {"makespan_s": makespan_s, "bound_s": bound_s, "step_s": plan.prediction.step_s}
+    found |= {"makespan_s": makespan_s, "step_s": plan.prediction.step_s}
+    try:
+        find_order(plan.problem, "gpipe")
+        found["gpipe"] = bound_s
+    except FarpipeError as error:
+        found["gpipe"] = str(error).splitlines()[0].partition("'gpipe' ")[2]
     asks = {
         "simulate": (("simulate", asked, "--json"), "makespan_s"),
         "schedule": (("schedule", asked, "--method", "gpipe", "--json"), "lower_bound_s"),

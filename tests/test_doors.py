@@ -53,7 +53,8 @@ def test_every_door_gives_the_same_plan_with_torch_and_without(recipe, tmp_path)
     assert found["prepare"] == found["within the engine"] or "the engine can't run this yet" in found["prepare"]
     assert found["prepare says"]
     assert found["simulate"] == found["makespan_s"]
-    assert found["schedule"] == found["compare"] == found["bound_s"]
+    for door in ("schedule", "compare"):  # the bound of the step, or why the order can't be used
+        assert found[door] == found["gpipe"] or str(found["gpipe"]) in str(found[door])
     assert found["check"] == found["step_s"]
     if load_job(path).data.packing is None:
         assert (found["sweep"][0], found["pareto"][0]) in ((0, 0), (0, 4))  # 4: no prices

@@ -130,6 +130,20 @@ def test_degrees_that_the_job_leaves_open_are_the_log_s(farpipe, tmp_path):
     assert found["predicted_step_s"] == json.loads(check(farpipe, tmp_path, JOB, "").stdout)["predicted_step_s"]
 
 
+def test_a_run_that_left_a_site_out_is_compared_with_its_job(farpipe, tmp_path):
+    job = JOB.replace("tensor = 2\npipeline = 2\ncontext = 1\ndata = 4\n", 'pipeline = 1\nreplicas = "inside"\n')
+    job += JOB[JOB.index("[[cluster") :].replace("zurich", "lugano").replace("= 16", "= 8")
+    job += '[[cluster.links]]\nbetween = ["zurich", "lugano"]\nlatency = "20 ms"\nbandwidth = "10 Gbit/s"\n'
+    plan = make_plan(parse_job(job, "job.toml"))
+    assert sum(plan.devices.values()) == 16
+    plan.save(tmp_path / "plan.json")
+    lines = [json.dumps({"step": step, "step_s": 1.0, "attempt": 0}) for step in range(12)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    (tmp_path / "job.toml").write_text(job)
+    done = farpipe("check", "job.toml", "--log", tmp_path, "--json", "--tolerance", "99")
+    assert json.loads(done.stdout)["predicted_step_s"] == plan.prediction.step_s
+
+
 def test_a_run_of_farpipe_is_known_by_its_plan(farpipe, tmp_path):
     make_plan(parse_job(JOB, "job.toml")).save(tmp_path / "plan.json")
     lines = [json.dumps({"step": step, "step_s": 1.0, "attempt": 0}) for step in range(12)]

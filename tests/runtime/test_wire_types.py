@@ -142,7 +142,7 @@ def test_the_planned_bytes_are_those_on_the_wire(tmp_path, wire_type, precision)
     cluster = cluster_text(device="a100-80gb", num_devices=(2, 1), latency="1 ms", bandwidth="1 Gbit/s")
     job = JOB.format(wire_type=wire_type, precision=precision, text=text, cluster=cluster)
     plan = make_plan(parse_job(job))
-    run = run_spec_of(plan, num_steps=2)
+    run = run_spec_of(plan, num_steps=2, device="cpu")
     train(run, tmp_path)
     sent = metrics(tmp_path)[-1]["link_bytes"]
     assert {name: sent[name] for name in ("zurich>lugano", "lugano>zurich")} == {
