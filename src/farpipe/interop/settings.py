@@ -343,7 +343,7 @@ class Draft:
         """
         lines = [f"# From settings of {self.form}. Behind each value: where it comes from."]
         lines += [f"# {text}" for text in self.warnings()]
-        lines += [f"# Assumed: {note}" for note in self.notes]
+        lines += [f"# {note}" if note.startswith("--set ") else f"# Assumed: {note}" for note in self.notes]
         lines += [f"# Not understood: {text}" for text in self.not_understood]
         own = {"method": Setting(self.own_method, f'orders that {self.form} runs; "auto": farpipe\'s own as well')}
         tables = self.tables | ({"schedule": own} if sites and self.own_method else {})
