@@ -160,7 +160,7 @@ def row(draw: int, num_jobs: int, rate: float, elastic: bool, policy: Policy, sh
         "mean_h": data["mean_jct_s"] / HOUR_S,
         "p95_h": data["p95_jct_s"] / HOUR_S,
         "finished": data["num_finished"],
-        "electricity": sum(data["money"]["electricity"].values()),
+        "electricity": sum(figure or 0.0 for figure in data["money"]["electricity"].values()),
         "crossed": sum(r.final is not None and len(r.final.spent.device_s) > 1 for r in outcome.records),
         "device_h": held / HOUR_S,
         "cpu_s": time.process_time() - began_s,

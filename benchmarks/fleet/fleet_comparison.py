@@ -120,8 +120,8 @@ class Bench:
 def figures(outcome: FleetOutcome) -> dict[str, float]:
     """The columns of the tables."""
     data = outcome.to_data()
-    money = {kind: sum(by_site.values()) for kind, by_site in data["money"].items()}
-    kwh = {kind: sum(by_site.values()) for kind, by_site in data["energy_kwh"].items()}
+    money = {kind: sum(figure or 0.0 for figure in by_site.values()) for kind, by_site in data["money"].items()}
+    kwh = {kind: sum(figure or 0.0 for figure in by_site.values()) for kind, by_site in data["energy_kwh"].items()}
     return {
         "mean_h": data["mean_jct_s"] / 3600,
         "median_h": data["median_jct_s"] / 3600,
@@ -133,7 +133,7 @@ def figures(outcome: FleetOutcome) -> dict[str, float]:
         "electricity_usd": money["electricity"],
         "rent_usd": money["rent"],
         "egress_usd": money["egress"],
-        "carbon_t": sum(data["carbon_g"].values()) / 1e6,
+        "carbon_t": sum(figure or 0.0 for figure in data["carbon_g"].values()) / 1e6,
         "idle_mwh": kwh["idle"] / 1e3,
         "idle_usd": money["idle_electricity"],
         "total_usd": data["total_usd"],

@@ -181,7 +181,10 @@ def copies(starts: int) -> None:
             hit = rows[0.0]["hit"] if rows else affected(outcome, site, lost_s)
             data, left_h = outcome.to_data(), statistics.fmean(ends[job] for job in hit) / HOUR_S
             rows[hours] = {"hit": hit, "hit_h": left_h, "mean_h": data["mean_jct_s"] / HOUR_S}
-            rows[hours] |= {"total_usd": data["total_usd"], "egress_usd": sum(data["money"]["egress"].values())}
+            rows[hours] |= {
+                "total_usd": data["total_usd"],
+                "egress_usd": sum(figure or 0.0 for figure in data["money"]["egress"].values()),
+            }
         for hours, cell in rows.items():
             cell |= {f"{key} %": 100 * (cell[key] / rows[0.0][key] - 1) for key in ("hit_h", "mean_h", "total_usd")}
             found.setdefault((name, hours), []).append({**cell, "hit": len(cell["hit"])})
@@ -230,7 +233,7 @@ class Bench:
             "fault": fault,
             "start": start,
             "mean_h": data["mean_jct_s"] / HOUR_S,
-            "electricity_usd": sum(data["money"]["electricity"].values()),
+            "electricity_usd": sum(figure or 0.0 for figure in data["money"]["electricity"].values()),
             "total_usd": data["total_usd"],
             "queued_max_h": data["max_wait_s"] / HOUR_S,
             "num_finished": data["num_finished"],

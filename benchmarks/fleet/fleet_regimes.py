@@ -121,7 +121,7 @@ def row(cell: Cell, draw: int, name: str, shared: dict[Any, Any]) -> Row:
     return {
         "mean_h": data["mean_jct_s"] / HOUR_S,
         "finished": data["num_finished"],
-        "electricity": sum(data["money"]["electricity"].values()),
+        "electricity": sum(figure or 0.0 for figure in data["money"]["electricity"].values()),
         "crossed": sum(r.final is not None and len(r.final.spent.device_s) > 1 for r in outcome.records),
         "longest_wait_h": waits[-1] / HOUR_S if waits else math.nan,
     }

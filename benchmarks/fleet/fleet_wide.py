@@ -63,7 +63,7 @@ def row(outcome: FleetOutcome, steps: StepTimes) -> dict[str, float]:
         "wide_h": statistics.fmean(r.jct_s or 0.0 for r in done) / HOUR_S if done else float("nan"),
         "mean_h": (data["mean_jct_s"] or float("nan")) / HOUR_S,
         "slower": held / needed if done else float("nan"),
-        "egress_usd": sum(data["money"]["egress"].values()),
+        "egress_usd": sum(figure or 0.0 for figure in data["money"]["egress"].values()),
         "total_usd": data["total_usd"],
     }
 
