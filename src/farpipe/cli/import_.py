@@ -300,7 +300,9 @@ _MANY: Final = 20
 def _link_data(link: "MeasuredLink") -> dict[str, Any]:
     """The link's figures and where they come from, as JSON; ``back`` has those that differ in the other direction."""
     directions = {"link": link.there} | ({"back": link.back} if link.back else {})
-    figures: dict[str, Any] = {name: {key: value for key, (value, _) in one.items()} for name, one in directions.items()}
+    figures: dict[str, Any] = {
+        name: {key: value for key, (value, _) in one.items()} for name, one in directions.items()
+    }
     origins = {f"{name}.{key}": origin for name, one in directions.items() for key, (_, origin) in one.items()}
     return figures | {"origins": origins}
 
