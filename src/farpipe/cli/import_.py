@@ -243,9 +243,16 @@ def _print_cluster(sites: "list[DraftSite]", link: "MeasuredLink", notes: list[s
 
 def _link_data(link: "MeasuredLink") -> dict[str, Any]:
     """The link's figures and where they come from, as JSON; ``back`` has those that differ in the other direction."""
-    ways = {"link": link.there} | ({"back": link.back} if link.back else {})
-    figures: dict[str, Any] = {way: {key: value for key, (value, _) in of_way.items()} for way, of_way in ways.items()}
-    origins = {f"{way}.{key}": origin for way, of_way in ways.items() for key, (_, origin) in of_way.items()}
+    directions = {"link": link.there} | ({"back": link.back} if link.back else {})
+    figures: dict[str, Any] = {
+        direction: {key: value for key, (value, _) in of_direction.items()}
+        for direction, of_direction in directions.items()
+    }
+    origins = {
+        f"{direction}.{key}": origin
+        for direction, of_direction in directions.items()
+        for key, (_, origin) in of_direction.items()
+    }
     return figures | {"origins": origins}
 
 
