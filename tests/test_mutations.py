@@ -11,13 +11,14 @@ import pytest
 from farpipe.cli import main
 from mutations import SAMPLES, mutant, write_samples
 
-SEEDS = 3
+SEEDS = 2
 KEPT = {
     "megatron.sh": 1015,  # a sign that began no word was read for ever
     "tokens.ends.npy": 1006,  # a header that is no literal of Python
     "wandb.csv": 1007,  # a step of infinity
     "rates.log": 1017,  # a step of 400 digits
     "hugging/config.json": 1010,  # a table in place of the model's type
+    "megatron-lm.log": 5008,  # a batch of 22 digits
     "bridge.yaml": 12,  # a list as long as a number of 20 digits
     "entsoe_old.csv": 18,
     "primus.yaml": 30,

@@ -86,13 +86,13 @@ def test_measurements_become_the_link(farpipe, tmp_path):
     (tmp_path / "ping.txt").write_text(PING)
     (tmp_path / "iperf.json").write_text(json.dumps(IPERF3))
     alone = farpipe("import", "ping.txt", "iperf.json")
-    assert tomllib.loads(alone.stdout)["cluster"]["links"][0]["latency"] == "10.04 ms"
+    assert tomllib.loads(alone.stdout)["cluster"]["links"][0]["latency"] == "10.01 ms"
     assert "# ping, ping.txt, one way" in alone.stdout
     assert (
         farpipe("import", "train.sh", "ping.txt", "iperf.json", "--second-site", "16", "-o", "two.toml").returncode == 0
     )
     link = tomllib.loads((tmp_path / "two.toml").read_text())["cluster"]["links"][0]
-    assert link == {"between": ["site", "second"], "latency": "10.04 ms", "bandwidth": "9.4 Gbit/s"}
+    assert link == {"between": ["site", "second"], "latency": "10.01 ms", "bandwidth": "9.4 Gbit/s"}
 
 
 def test_what_schedulers_say_becomes_the_sites(farpipe, tmp_path):
@@ -107,7 +107,7 @@ def test_what_schedulers_say_becomes_the_sites(farpipe, tmp_path):
     job = tomllib.loads((tmp_path / "two.toml").read_text())
     assert [(site["name"], site["num_devices"]) for site in job["cluster"]["sites"]] == [("zurich", 24), ("west", 32)]
     assert job["cluster"]["links"] == [
-        {"between": ["zurich", "west"], "latency": "10.04 ms", "bandwidth": "100 Gbit/s"}
+        {"between": ["zurich", "west"], "latency": "10.01 ms", "bandwidth": "100 Gbit/s"}
     ]
     plan = farpipe("plan", "two.toml", "--no-arms")
     assert plan.returncode == 0, plan.stderr

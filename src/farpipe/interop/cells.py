@@ -15,7 +15,7 @@ KINDS_TRIED: Final = (
     "(torch.profiler, nsys), lists (jobs of Slurm, Kubernetes, Kueue, Volcano, SkyPilot, Philly, Acme, Helios; nodes "
     "of Slurm; tasks of SkyPilot; prices and carbon)"
 )
-"""What ``farpipe import`` reads, for the message on a file of an unknown kind."""
+"""Kinds of files that ``farpipe import`` reads, for the message on one of another kind."""
 _HEAD_BYTES: Final = 1 << 16
 
 

@@ -141,7 +141,7 @@ def _is_told(form: str, data: Mapping[Any, Any]) -> bool:
 
 
 def _what(data: Mapping[Any, Any]) -> str:
-    """What a table seems to be, in words."""
+    """Words for a table that no reader knows."""
     kind, version = inner(data, "kind"), inner(data, "apiVersion")
     if isinstance(kind, str) and isinstance(version, str):
         what = f"a {kind[:40]} of Kubernetes, {version[:60]}"

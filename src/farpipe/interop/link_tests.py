@@ -73,15 +73,15 @@ class LinkTest:
     latency_s: float | None = None
     """One way: half of a round trip."""
     bandwidth_bytes_per_s: float | None = None
-    """From the side that ran the test to the other; of tools that do not say, in any direction."""
+    """Rate from the side that ran the test to the other; of tools that do not say, in any direction."""
     back_bytes_per_s: float | None = None
-    """In the other direction, where the test says so."""
+    """Rate in the other direction, where the test tells it."""
     loss: float | None = None
     jitter_s: float | None = None
     bound: str = ""
-    """Why the rate is a lower bound, in words."""
+    """Reason for which the rate is a lower bound, in words."""
     note: str = ""
-    """What of the measurement does not become a figure of the link, in words."""
+    """Sentence on what of the measurement does not become a figure of the link."""
     ends: tuple[str, str] = ("", "")
     """Hosts from which and to which it was run."""
 
@@ -152,7 +152,7 @@ def _rates_of_iperf3(end: Mapping[str, Any]) -> tuple[float | None, float | None
 
 
 def _cap_of_iperf3(start: Mapping[str, Any], rate: float) -> str:
-    """Why the rate is a lower bound: the sender was held to it (``-b``, ``--fq-rate``; UDP: 1 Mbit/s by default)."""
+    """Reason for a lower bound: the sender was held to it (``-b``, ``--fq-rate``; UDP: 1 Mbit/s by default)."""
     of_test = {**start, **(inner(start, "test_start") or {})}
     caps = [plain_number(of_test.get(key)) or 0.0 for key in ("target_bitrate", "fq_rate")]
     asked = min(filter(None, caps), default=0.0) * (plain_number(of_test.get("num_streams")) or 1.0) / 8

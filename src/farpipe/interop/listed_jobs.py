@@ -23,7 +23,7 @@ class ListedJob:
     num_devices: int
     tenant: str
     left_out: str = ""
-    """Why it is none that a fleet can run, in words; empty: it may be one."""
+    """Reason for which a fleet can't run it, in words; empty: it may."""
     is_start_assumed: bool = False
     """True where the list does not tell its start, so that it counts from its creation."""
 

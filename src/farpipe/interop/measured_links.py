@@ -51,7 +51,7 @@ def link_of(tests: Iterable[LinkTest]) -> MeasuredLink:
     and the largest loss and jitter.
     """
     tests = list(tests)
-    there, back = (_fastest(tests, way) for way in (_rate_there, _rate_back))
+    there, back = (_fastest(tests, direction) for direction in (_rate_there, _rate_back))
     found = MeasuredLink(
         {name: figure for name, figure in _of_both_ways(tests) if figure}, notes=_notes(tests, there, back)
     )
@@ -70,9 +70,9 @@ def _rate_back(test: LinkTest) -> float | None:
     return test.back_bytes_per_s
 
 
-def _fastest(tests: Sequence[LinkTest], way: Callable[[LinkTest], float | None]) -> tuple[float, LinkTest] | None:
+def _fastest(tests: Sequence[LinkTest], direction: Callable[[LinkTest], float | None]) -> tuple[float, LinkTest] | None:
     """The largest rate in one direction, and its test."""
-    rates = [(rate, test) for test in tests if (rate := way(test))]
+    rates = [(rate, test) for test in tests if (rate := direction(test))]
     return max(rates, key=lambda found: found[0], default=None)
 
 
@@ -144,7 +144,7 @@ def with_measured_links(job: Job, paths: Iterable[Path]) -> tuple[Job, tuple[str
             f"measured links: the job has links between {len(links)} pairs of sites, and the files name none; write "
             "the figures into cluster.links (`farpipe import FILE` prints them)"
         )
-    there, back = (_fastest([*tests.values()], way) for way in (_rate_there, _rate_back))
+    there, back = (_fastest([*tests.values()], direction) for direction in (_rate_there, _rate_back))
     first = (links[0].source, links[0].target)
     updated = tuple(
         _measured(link, [*tests.values()], (there or back) if (link.source, link.target) == first else (back or there))

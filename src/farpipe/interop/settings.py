@@ -188,11 +188,13 @@ def link_lines(ends: list[str], link: Link, back: Link | None = None) -> list[st
     tables: list[tuple[dict[str, Any], Link]] = [({"between": ends}, link)]
     if back:
         tables = [
-            ({"from": one, "to": to}, of_way) for (one, to), of_way in ((ends, link), (ends[::-1], {**link, **back}))
+            ({"from": one, "to": to}, of_direction)
+            for (one, to), of_direction in ((ends, link), (ends[::-1], {**link, **back}))
         ]
     settings = [
-        {key: Setting(value, "any") for key, value in at.items()} | {key: Setting(*one) for key, one in of_way.items()}
-        for at, of_way in tables
+        {key: Setting(value, "any") for key, value in at.items()}
+        | {key: Setting(*one) for key, one in of_direction.items()}
+        for at, of_direction in tables
     ]
     return [line for table in settings for line in ("", "[[cluster.links]]", *_lines(table))]
 

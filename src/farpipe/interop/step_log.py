@@ -89,7 +89,8 @@ class StepLog:
             return  # processes write their bars one after the other where output is buffered
         if not self.attempts or not self.attempts[-1].goes_on(step):
             self.attempts.append(Attempt())
-        self.attempts[-1].add(step, seconds, self.facts.get("global_batch", 0))
+        batch = self.facts.get("global_batch", 0)
+        self.attempts[-1].add(step, seconds, batch if batch < _MAX_STEP else 0)
 
     @property
     def tflops(self) -> "array[float]":

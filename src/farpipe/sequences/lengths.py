@@ -36,7 +36,7 @@ UNREADABLE_ARRAYS: Final = (
     *(OSError, ValueError, EOFError, SyntaxError, TypeError, LookupError, ArithmeticError, MemoryError),
     *(tokenize.TokenError, zipfile.BadZipFile),
 )
-"""What numpy raises for a file that is no whole array."""
+"""Errors of numpy for a file that is no whole array."""
 ENDS: Final = ".ends.npy"
 """End of the name of the array with the ends of the documents of a file of tokens."""
 COUNTED: Final = ".counted.npy"
@@ -162,7 +162,7 @@ def _read_array(path: Path, column: str | None) -> Ints:
 
 
 def _signs_of_tokens(array: NDArray[np.integer], name: str) -> list[str]:
-    """What makes an array look like tokens rather than lengths, in words; nothing where its name says lengths."""
+    """Signs by which an array looks like tokens, in words; none where its name says lengths."""
     word = name.lower()
     sample = array[: 1 << 20]
     signs = {
