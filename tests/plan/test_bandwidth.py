@@ -77,7 +77,7 @@ def test_the_same_bandwidth_is_the_same_step(pins, loss, monkeypatch):
 def test_what_bandwidth_is_worth_is_what_a_plan_over_such_a_link_takes(pins, loss):
     """Exchanges of replicas and messages over a link that loses packets state their own times."""
     plan, half = (make_plan(two_sites(gbit, loss=loss, schedule="1f1b", **pins)) for gbit in (0.2, 0.1))
-    line = next(line for line in plan.advice if "nothing planned anew: half" in line)
+    line = next(line for line in plan.advice if "without replanning: half" in line)
     assert f"half -> {format_seconds(half.prediction.step_s)} (+" in line
 
 
@@ -87,7 +87,7 @@ def test_replicas_are_limited_by_the_bandwidth_that_their_exchange_takes():
 
 def test_the_plan_tells_what_bandwidth_is_worth():
     plan = pinned_plan(1.0)
-    line = next(line for line in plan.advice if "nothing planned anew: half" in line)
+    line = next(line for line in plan.advice if "without replanning: half" in line)
     assert "double" in line
     assert "unlimited" in line
     assert not any("bandwidth" in line for line in make_plan(job([site("a")], pipeline=2)).advice)

@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.shared.jobs import site_table
 from chunk_runs import write_documents
-from farpipe.cli.planned import plan_of_chunks
 from farpipe.cost.chunk_laws import Laws
 from farpipe.errors import InputError
 from farpipe.plan.engine import plan_obstacle
+from farpipe.plan.find_plans import find_plans
 from farpipe.run.run import run
 from farpipe.run.spec_of_plan import run_spec_of
 from farpipe.spec import load_job
@@ -88,7 +88,8 @@ def spec_of(model, tmp_path):
     def make(num_steps, pins="", batch=6, **settings):
         path = tmp_path / "job.toml"
         path.write_text(JOB.format(model=model.hugging_face, text=text, steps=num_steps, pins=pins, batch=batch))
-        plan, costs, _ = plan_of_chunks(load_job(path), path)
+        found = find_plans(load_job(path))
+        plan, costs = found.plans[0], found.chunk_costs
         assert not plan_obstacle(plan)[0]
         group_costs = () if pins else favouring_both(*costs)
         fields = {"chunk_costs": costs[-1], "group_costs": group_costs, "emulate_links": False}
