@@ -46,7 +46,6 @@ def users(text_file, tmp_path, monkeypatch):
         ),
         ("leaves", RunError, "SystemExit(0)", r"users_module.py:\d+ in leaves"),
         ("interrupts", RunInterruptedError, "KeyboardInterrupt()", r"users_module.py:\d+ in interrupts"),
-        ("without_grad", RunError, "RuntimeError: element 0 of tensors does not require grad", r"stage.py:\d+ in "),
         ("shorter", RunError, "ValueError: Expected input batch_size", r"stage.py:\d+ in "),
     ],
 )
@@ -61,10 +60,9 @@ def test_an_error_of_a_module_names_rank_action_place_and_the_log_of_the_rank_th
     assert re.search(place, text)
     assert re.search(r"(forward|backward) of microbatch \d on stage 1 \(1[FBI]\d\)", text)
     assert re.search(r"\(log: \S+rank-1\.log\)", text)
-    assert "Traceback" in (caught.value.__notes__[0] if hasattr(caught.value, "__notes__") else "Traceback")
 
 
-@pytest.mark.parametrize("mode", ["forks", "forks_and_raises", "forks_and_goes_on"])
+@pytest.mark.parametrize("mode", ["forks_and_raises", "forks_and_goes_on"])
 def test_a_child_that_a_module_forks_is_no_rank(users, mode, tmp_path):
     run_dir = users(mode)
     assert len(losses(run_dir)) == 3
@@ -76,7 +74,6 @@ def test_a_child_that_a_module_forks_is_no_rank(users, mode, tmp_path):
     [
         ("leaves_a_thread", r"thread 'uploads' .*threading\.py:\d+"),
         ("hangs_at_exit", ""),
-        ("leaves_a_process", ""),
         ("hangs_at_the_very_end", ""),
     ],
 )

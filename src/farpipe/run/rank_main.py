@@ -176,7 +176,7 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
     with connect(rank, world_size, config, rendezvous, allocate=memory) as transport:
         open_channels(run, transport)
         try:
-            with _site_world(run, transport, store, config):
+            with _site_world(run, transport, store, config), _told_by_notes():
                 train_rank(
                     run, TensorPeers(transport), run_dir, stop=stop, make_watch=ReplanWatch, make_planner=ChunkPlanning
                 )
@@ -184,6 +184,19 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
             leaving = error
     if leaving is not None:
         raise leaving
+
+
+@contextlib.contextmanager
+def _told_by_notes() -> Iterator[None]:
+    """Inside, an error of the user's module is raised as one for the user: its note says where it happened."""
+    try:
+        yield
+    except FarpipeError:
+        raise
+    except BaseException as error:
+        if not (notes := getattr(error, "__notes__", None)):
+            raise
+        raise (KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RunError)(notes[-1]) from error
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farpipe.errors import FarpipeError, RunError, fault_in
+from farpipe.errors import FarpipeError, fault_in
 from farpipe.processes import end_fork_of
 from farpipe.runtime.peers import MessageRow, Messenger
 from farpipe.runtime.stage import PipelineStage
@@ -124,7 +124,7 @@ class Executor:
         self._process = os.getpid()
 
     def run(self, step: int) -> StepEvents:
-        """Run the whole order once; RunError names the action at which it broke."""
+        """Run the whole order once; RunError names the action at which it broke, and so does a note on other errors."""
         actions: list[tuple[int, int]] = []
         cpu_ns = 0
         messages: list[MessageRow] = []
@@ -137,9 +137,13 @@ class Executor:
             start = stamp()
             try:
                 y = call(x)
+            except FarpipeError as error:
+                end_fork_of(self._process, error)
+                raise type(error)(f"rank {self.rank}: {item.action}: {error}") from None
             except BaseException as error:
                 end_fork_of(self._process, error)
-                raise self._named(error, item.action) from (None if isinstance(error, FarpipeError) else error)
+                error.add_note(_where(item.action, error))
+                raise
             end_fork_of(self._process)
             actions.append((start, stamp()))
             cpu_ns += time.thread_time_ns()
@@ -150,14 +154,6 @@ class Executor:
         stamps = self._stamps.in_ns(np.array(actions, np.int64).reshape(-1, 2))
         wall_ns = int(stamps[:, 1].sum() - stamps[:, 0].sum())
         return StepEvents(stamps, message_table(messages), min(1.0, cpu_ns / wall_ns) if wall_ns else math.nan)
-
-    def _named(self, error: BaseException, action: Action) -> BaseException:
-        """The error of a stage, with the action; what is not farpipe's own is the fault of the user's module."""
-        if isinstance(error, FarpipeError):
-            return type(error)(f"rank {self.rank}: {action}: {error}")
-        what = f"the {_WORDS[action.kind]} of microbatch {action.microbatch} on stage {action.stage} ({action})"
-        text = f"{what}: {fault_in(error)}"
-        return KeyboardInterrupt(text) if isinstance(error, KeyboardInterrupt) else RunError(text)
 
     def _input(self, item: Instruction, step: int, messages: list[MessageRow]) -> Tensor | None:
         if item.source == NOBODY:
@@ -177,6 +173,12 @@ class Executor:
             self._local[item.direction, stage, microbatch] = y
         else:
             self.peers.send(item.target, item.direction, Tag(step, stage, microbatch), y)
+
+
+def _where(action: Action, error: BaseException) -> str:
+    """The action in which the user's module broke, and the error with its place, in words."""
+    what = f"the {_WORDS[action.kind]} of microbatch {action.microbatch} on stage {action.stage} ({action})"
+    return f"{what}: {fault_in(error)}"
 
 
 def _call(stage: PipelineStage, action: Action) -> Callable[[Tensor | None], Tensor | None]:
