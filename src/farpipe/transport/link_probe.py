@@ -29,6 +29,7 @@ from farpipe.transport.config import TransportConfig
 from farpipe.transport.dialler import Listener
 from farpipe.transport.handshake import HandshakeError, Purpose, nonce, prove, receive_before
 from farpipe.transport.meeting import connect
+from farpipe.transport.rendezvous import Meeting
 from farpipe.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 from farpipe.transport.tcp import listen, prepare
 from farpipe.transport.transport import Transport
@@ -87,12 +88,10 @@ def ask(transport: Transport, *, seconds: float, num_streams: int) -> LinkFigure
 
     def rate(streams: int, towards: bool, least: float = 0.0) -> float:
         """The best rate of ATTEMPTS measurements, or of fewer if it is `least`."""
-        best = 0.0
-        for _ in range(ATTEMPTS):
-            best = max(best, _rate(asking, there=towards, seconds=seconds, streams=streams, round_trip_s=shortest_s))
-            if best >= least:
-                break
-        return best
+        found = [-1.0]
+        while max(found) < least and len(found) <= ATTEMPTS:
+            found.append(_rate(asking, there=towards, seconds=seconds, streams=streams, round_trip_s=shortest_s))
+        return max(found)
 
     one_there, one_back = rate(1, True), rate(1, False)
     there, back = rate(num_streams, True, LEAST_SHARE * one_there), rate(num_streams, False, LEAST_SHARE * one_back)
@@ -299,8 +298,10 @@ def measure(address: tuple[str, int], sides: Sides, *, seconds: float = 3.0, num
             return ask(transport, seconds=seconds, num_streams=num_streams)
 
 
-class _Meeting:
+class _Meeting(Meeting):
     """The Meeting over `sock`, whose ends know each other. An address is the one at which the connection found it."""
+
+    token = b""
 
     def __init__(self, sock: socket.socket, rank: int, token: bytes) -> None:
         self._sock, self._rank, self.token = sock, rank, token
@@ -318,13 +319,6 @@ class _Meeting:
         self.token = prove(self.token, b"run", "".join(one["nonce"] for one in both).encode())
         found = json.dumps(json.loads(theirs["introduction"]) | {"host": str(self._sock.getpeername()[0])})
         return [found, introduction] if self._rank == CLIENT else [introduction, found]
-
-    def give_up(self, reason: str) -> None:
-        """Say nothing: the other side sees the connection end."""
-
-    def heard(self) -> str:
-        """Nothing."""
-        return ""
 
 
 def _send(sock: socket.socket, said: dict[str, str]) -> None:

@@ -43,9 +43,11 @@ class Meeting(Protocol):
 
     def give_up(self, reason: str) -> None:
         """Tell the others, as far as they can be reached, why this rank does not come."""
+        return
 
     def heard(self) -> str:
         """Reason why another rank has given up, in words with its number; empty: none has."""
+        return ""
 
 
 class Store(Protocol):
