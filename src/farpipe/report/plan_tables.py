@@ -212,15 +212,17 @@ def _marks(changes: Sequence[Change]) -> Iterator[str]:
     """A sentence for each limit on what can run changed plans, with the changes that it is of."""
     for why in filter(None, dict.fromkeys(map(only_by_export, changes))):
         names = "; ".join(one.what for one in changes if only_by_export(one) == why)
-        yield f"{why[0].upper()}{why[1:]}: {names}."
+        yield f"{names}: {why}."
 
 
 def only_by_export(change: Change) -> str:
     """Programs left to run the changed plan where farpipe's engine no longer can, in words; else empty."""
     if change.runs_on is None or "farpipe" in change.runs_on:
         return ""
-    where = f"only by export to {' or '.join(change.runs_on)}" if change.runs_on else "nor by any export"
-    return f"not run by farpipe's engine yet, {where}"
+    if not change.runs_on:
+        return "neither farpipe nor any export of it can train this yet"
+    *others, last = change.runs_on
+    return f"farpipe can't train this yet; export to {' or '.join(filter(None, [', '.join(others), last]))}"
 
 
 def bottleneck(limited_by: str) -> str:
