@@ -141,7 +141,7 @@ def test_plan_tells_why_the_others_lost(farpipe):
     assert re.fullmatch(
         r"8\.03 B parameters: 1,000 steps of .* take .*, .* device-hours, no prices given\. Bottleneck: compute\.", cost
     )
-    assert gain.startswith("Cheapest gain: +")
+    assert gain.startswith('Cheapest gain: training.matmul = "fp8": +')
     assert (empty, headline.partition(":")[0]) == ("", "llama-3-8b, pipeline over lugano > zurich")
     assert "Why the others lost" in run.stdout
 

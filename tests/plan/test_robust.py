@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farpipe.cost import JobCosts
 from farpipe.cost.lossy_links import lateness_s, lossy_link
 from farpipe.plan.find_plans import make_plan, refine
 from farpipe.plan.orders import try_orders
+from farpipe.plan.search import quick_best
 from farpipe.plan.step_samples import SEED, StepSamples, spread_of
 from farpipe.schedule.library import order
 from farpipe.simulate import simulate
 from farpipe.step import Hop, Problem, Rank, Transfer, retimed
 from farpipe.step import Link as StepLink
 from farpipe.step import Stage as StepStage
-from plan.jobs import both_ways, job, site
+from plan.jobs import TRAINING, both_ways, job, site
 
 FAR = {"latency_s": 0.020, "gbit_per_s": 1.0}
 ACROSS = {"sites": ("a", "b"), "pipeline": 4, "data": 1, "tensor": 1, "virtual": 1}
@@ -27,6 +29,15 @@ def two_sites(loss=0.0, jitter_s=0.0, schedule=None, **pins):
     """A job over two sites with lossy links between them."""
     links = [link.model_copy(update={"loss": loss, "jitter_s": jitter_s}) for link in both_ways("a", "b", **FAR)]
     return job([site("a", 2), site("b", 2)], links, schedule=schedule, **(pins or ACROSS))
+
+
+def test_a_long_step_of_staggered_replicas_over_such_links_is_extrapolated():
+    links = [link.model_copy(update={"jitter_s": 1e-4}) for link in both_ways("a", "b", 0.002, 5.0)]
+    training = TRAINING.model_copy(update={"global_batch": 2048, "microbatch_size": 1})
+    asked = job([site("a", 4), site("b", 4)], links, training, **ACROSS | {"data": 2})
+    best = quick_best(asked, JobCosts(asked.model, training))
+    assert best.extrapolated_s is not None
+    assert any(link.num_staggered == 2 for link in best.problem.links.values())
 
 
 def small_problem(num_microbatches=1, num_bytes=500_000.0):

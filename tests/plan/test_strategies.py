@@ -407,7 +407,7 @@ def test_what_only_an_export_can_run_is_marked_unless_the_plan_is_the_same():
     assert marks['training.matmul = "fp8"'] == ("megatron",)
     assert all(names is None for what, names in marks.items() if "fp8" not in what)
     assert "farpipe can't train this yet; export to megatron." in change_table(plan.changes).note
-    assert "export to megatron" in cheapest_gain(plan.model_copy(update={"changes": fp8_of(plan)}))
+    assert "by export only" in cheapest_gain(plan.model_copy(update={"changes": fp8_of(plan)}))
     nothing = find_plans(with_fp8(asked)).advised(100, runs_on=lambda plan: ())
     assert all(change.runs_on is None for change in nothing.changes)
 

@@ -147,7 +147,7 @@ def cheapest_gain(plan: Plan) -> str:
         names = f"; your pins cost speed: {_gained(pins[0], about)}" if pins else ""
         return f"No change that was tried gains {format_percent(WORTH_LISTING, 0)}{names}."
     first = able[0]
-    marks = ["changes numerics"] * (first.costs == "other numbers") + [*filter(None, [only_by_export(first)])]
+    marks = ["changes numerics"] * (first.costs == "other numbers") + ["by export only"] * bool(only_by_export(first))
     marked = f" ({'; '.join(marks)})" if marks else ""
     return f"Cheapest gain: {_gained(first, about)}{marked}."
 

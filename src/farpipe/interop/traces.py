@@ -190,10 +190,17 @@ class _TraceReader:
         ends = {name: statistics.median(map(self._seconds, found)) if (found := self._all(name)) else 0.0
                 for name in ("aten::embedding", "aten::embedding_dense_backward")}  # fmt: skip
         embedding_s, gradient_s = ends.values()
-        yield "embedding", _measured(embedding_s, gradient_s, gradient_s)
         head_s = turn - begin - embedding_s - self.num_layers * forward_s
         head_back_s = end - turn - gradient_s - self.num_layers * backward_s
-        yield "head", _measured(head_s, head_back_s, head_weight_s)
+        yield from self._told("embedding", embedding_s, gradient_s, gradient_s)
+        yield from self._told("head", head_s, head_back_s, head_weight_s)
+
+    def _told(self, name: str, *seconds: float | None) -> Iterator[tuple[str, MeasuredPart]]:
+        """The part, unless the layers' times leave no time for it; then a note says that it is modelled."""
+        if all(one is None or one > 0 for one in seconds):
+            yield name, _measured(*seconds)  # type: ignore[arg-type]
+        else:
+            self.notes.append(f"{self.trace.source}: {name} can't be told from the layers' times; it is modelled")
 
     def _all(self, name: str) -> list[Span]:
         return [span for span in self.trace.operations if span.name == name]
@@ -278,4 +285,5 @@ def _factors(span: Span) -> list[list[int]]:
 
 def _measured(forward_s: float, backward_s: float, weight_s: float | None) -> MeasuredPart:
     forward_s, backward_s = max(forward_s, 1e-9), max(backward_s, 1e-9)
-    return MeasuredPart(forward_s, backward_s, None if weight_s is None else min(weight_s, backward_s))
+    is_part = weight_s is not None and weight_s < backward_s  # of an embedding it is all, as the cost model has it
+    return MeasuredPart(forward_s, backward_s, weight_s if is_part else None)

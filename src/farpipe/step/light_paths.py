@@ -31,7 +31,7 @@ def retimed(problem: Problem, occupies_s: Floats, arrives_after_s: Floats) -> Pr
     def timed(transfer: Transfer | None, at: tuple[int, int]) -> Transfer | None:
         if transfer is None:
             return None
-        times = {"occupies_s": tuple(occupies_s[at].tolist()), "arrives_after_s": tuple(arrives_after_s[at].tolist())}
+        times = {"occupies_s": _figure(occupies_s[at]), "arrives_after_s": _figure(arrives_after_s[at])}
         return Transfer(**(dict(transfer) | times))
 
     hops = tuple(
@@ -39,6 +39,12 @@ def retimed(problem: Problem, occupies_s: Floats, arrives_after_s: Floats) -> Pr
         for index, hop in enumerate(problem.hops)
     )
     return problem.model_copy(update={"hops": hops})
+
+
+def _figure(of_microbatches: Floats) -> float | tuple[float, ...]:
+    """One figure where all microbatches have the same, so that a step of fewer microbatches can be made of it."""
+    first = float(of_microbatches[0])
+    return first if (of_microbatches == first).all() else tuple(of_microbatches.tolist())
 
 
 def stagger(problem: Problem, num_replicas: int) -> Problem:
