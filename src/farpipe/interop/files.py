@@ -177,7 +177,7 @@ def _joined(one: Draft, other: Draft) -> Draft:
         if known is not None and found is not None and known.value != found.value:
             raise InputError(f"{known.value} by {known.origin}, but {found.value} by {found.origin}; leave one of them")
         setattr(one, field, known or found)
-    one.form = f"{one.form} and {other.form}"
+    one.form = one.form if one.form == other.form else f"{one.form} and {other.form}"
     one.notes += other.notes
     one.not_understood += other.not_understood
     one.without_effect += other.without_effect
