@@ -1,4 +1,4 @@
-"""Plans of thirty jobs as they were, so that a simpler planner is known to give the same answers.
+"""Plans of forty jobs as they were, so that a simpler planner is known to give the same answers.
 
 The figures are in frozen_plans.json. Where an answer became better, or the cost model another one on purpose, write
 them anew and look at what has changed:
@@ -64,6 +64,17 @@ def one(device, count):
     return [("zurich", device, count)], []
 
 
+def packed(length, batch, layout="", sites=None, model="llama-3-8b"):
+    """A job on chunks of the recipe's documents, each of them as often as it takes to fill the batch."""
+    data = f'[data]\nsource = "{RECIPES / "long_documents.jsonl"}"\npacking = "elastic"\n'
+    return text(model, tokens(length, batch), *(sites or pair("h100", 4)), layout=layout, extra=data)
+
+
+def disturbed(job, **further):
+    """The job with `further` keys of its last link."""
+    return job + "\n".join(f"{key} = {json.dumps(value)}" for key, value in further.items()) + "\n"
+
+
 LONG = tokens(4096, 256)
 JOBS = {
     "8b on one machine": text("llama-3-8b", LONG, *one("h100", 8)),
@@ -101,6 +112,21 @@ JOBS = {
     "one stage, pinned": text("llama-3-70b", LONG, *one("h100", 64), layout="tensor = 1\npipeline = 1"),
     "recipe two sites": (RECIPES / "two_sites.toml").read_text(),
     "recipe three sites": (RECIPES / "three_sites_asymmetric.toml").read_text(),
+    "recipe of documents": (RECIPES / "long_documents.toml")
+    .read_text()
+    .replace("recipes/long_documents.jsonl", str(RECIPES / "long_documents.jsonl")),
+    "documents on two sites": packed(4096, 64),
+    "documents in a pipeline of 8": packed(4096, 96, layout="pipeline = 8"),
+    "documents under tensor parallelism": packed(8192, 48, layout="tensor = 2"),
+    "documents at one site": packed(4096, 48, sites=one("a100-80gb", 8)),
+    "documents over a thin link": packed(4096, 48, sites=pair("h100", 2, rate="1 Gbit/s"), model="llama-3.2-1b"),
+    "loss on the link": disturbed(text("llama-3-8b", LONG, *pair("h100", 8, rate="10 Gbit/s")), loss=1e-4),
+    "jitter on a link of many microbatches": disturbed(
+        text("llama-3-8b", tokens(4096, 2048, microbatch_size=1), *pair("h100", 8), layout="pipeline = 4"),
+        jitter="100 us",
+    ),
+    "adapters": text("llama-3-70b", LONG, *pair("h100", 16), extra="[training.lora]\nrank = 16\n"),
+    "a batch that divides badly": text("llama-3-8b", tokens(4096, 255), *pair("h100", 8)),
 }
 
 
