@@ -109,16 +109,19 @@ def test_a_profile_is_measured_by_several_processes_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_profile_beside_other_work_says_so_and_is_measured_for_longer():
+def test_a_profile_beside_other_work_says_so_or_is_refused_and_is_measured_for_longer():
     with ExitStack() as stack:
         for _ in range(3 * len(os.sched_getaffinity(0))):
             busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             stack.callback(busy.kill)
         begin_s = time.monotonic()
-        found = profile(model(192), TRAINING, "this machine", seconds=1.0)
+        # So wide that an action takes longer than a turn of the system's scheduler: none is left alone.
+        try:
+            said = "".join(busy_notes([profile(model(768), TRAINING, "this machine", seconds=1.0)]))
+        except RunError as error:  # it hid the head, twice
+            said = str(error)
         assert time.monotonic() - begin_s > 3.0
-    # Where noise hides a part it is measured again, twice as long, and then enough samples may be left alone.
-    assert ("had the CPU for" in "".join(busy_notes([found]))) == (found.cpu_share < 0.9)
+    assert "had the CPU for" in said or "other work on this machine hides it" in said
 
 
 @pytest.mark.slow
