@@ -136,14 +136,13 @@ def test_every_command_line_that_is_shown_parses(page, line, command, words):
         pytest.fail(f"{page}: {line}: {error}")
 
 
-NAMED = sorted(
-    {
-        (page_name(page), name)
-        for page in PAGES
-        if page.name != "CHANGELOG.md" and page.parent.name != "log"
-        for name in re.findall(r"`((?:tests|benchmarks|recipes|src|docs)/[\w./-]+|test_\w+\.py)`", page.read_text())
-    }
-)
+def named(pattern):
+    """(page, name) of what pages name by a pattern; the log and the changelog tell of what may be gone."""
+    told = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "log"]
+    return sorted({(page_name(page), name) for page in told for name in re.findall(pattern, page.read_text())})
+
+
+NAMED = named(r"`((?:tests|benchmarks|recipes|src|docs)/[\w./-]+|test_\w+\.py)`")
 
 
 @pytest.mark.parametrize(("page", "name"), NAMED)
@@ -151,14 +150,7 @@ def test_files_that_a_page_names_are_there(page, name):
     assert (ROOT / name).exists() if "/" in name else [*ROOT.glob(f"tests/**/{name}")], page
 
 
-SCRIPTS = sorted(
-    {
-        (page_name(page), module)
-        for page in PAGES
-        if page.name != "CHANGELOG.md" and page.parent.name != "log"
-        for module in re.findall(r"python3? -m (benchmarks[.\w]+)", page.read_text())
-    }
-)
+SCRIPTS = named(r"python3? -m (benchmarks[.\w]+)")
 
 
 @pytest.mark.parametrize(("page", "module"), SCRIPTS)
