@@ -44,7 +44,9 @@ _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WIDTHS: Final = {"I32": 32, "U8": 8}
 """Bits of the numbers that parameters are packed in, by their type in a file."""
 _POINTER: Final = b"version https://git-lfs"
-_MAX_HEADER: Final = 1 << 28
+_LENGTH: Final = struct.Struct("<Q")
+_MAX_HEADER_BYTES: Final = 100 << 20
+"""Largest header: as much as safetensors itself allows."""
 _LIMIT_S: Final = 120.0
 """Longest wait for transformers' count; it takes 5 s of CPU, nearly all of them to import it."""
 _COUNTING: Final = (sys.executable, "-m", "farpipe.runtime.stages.count_parameters")
@@ -125,16 +127,24 @@ def _is_countable(quantization: Mapping[str, Any]) -> bool:
     return not quantization or quantization.get("quant_method") in _FORMATS
 
 
+def read_header(path: Path) -> bytes:
+    """The length and the table at the beginning of a safetensors file."""
+    with path.open("rb") as file:
+        start = file.read(_LENGTH.size)
+        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+        if not 0 < length <= _MAX_HEADER_BYTES:
+            raise InputError(f"{path}: damaged: not the beginning of a safetensors file")
+        return start + file.read(length)
+
+
 def _tensors(file: Path) -> Iterator[tuple[str, str, list[int]]]:
     """Name, type and shape of the tensors in a file of safetensors; InputError where it is none."""
     try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header: Any = json.loads(stream.read(length)) if length < _MAX_HEADER else None
+        header: Any = json.loads(read_header(file)[_LENGTH.size :])
         for name, tensor in header.items():
             if name != "__metadata__":
                 yield name, str(tensor["dtype"]), [int(number) for number in tensor["shape"]]
-    except (OSError, struct.error, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, InputError, ValueError, TypeError, KeyError, AttributeError):
         raise InputError(f"{file}: not a whole safetensors file") from None
 
 

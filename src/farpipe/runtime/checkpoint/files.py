@@ -31,8 +31,9 @@ from farpipe.errors import InputError, RunError
 from farpipe.runtime.checkpoint.boxes import Box, box_at, boxes_of_run, common, sizes_of, within, without
 from farpipe.runtime.checkpoint.folders import MANIFEST_NAME, sync_folder
 from farpipe.runtime.checkpoint.manifest import FileEntry, Manifest
-from farpipe.runtime.model.hugging_face import is_own_name, read_header, their_name
+from farpipe.runtime.model.hugging_face import is_own_name, their_name
 from farpipe.spec import Model
+from farpipe.spec.hugging_face_count import read_header
 
 _START: Final = re.compile(r"[0-9]{1,18}(,[0-9]{1,18}){0,7}")
 

@@ -7,7 +7,6 @@ is unpickled. The names of parameters here are those of the whole model, whateve
 import json
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,9 +31,6 @@ CARRIED: Final = (
 )
 """Files that are copied from the model that a training began with."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_LENGTH: Final = struct.Struct("<Q")
-_MAX_HEADER_BYTES: Final = 100 << 20
-"""Largest header: as much as safetensors itself allows."""
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _OUTER: Final = {"embedding.weight": _EMBEDDING, "norm.gain": "model.norm.weight", "head.weight": "lm_head.weight"}
 _NORMS: Final = {"attention_norm.gain": "input_layernorm.weight", "mlp_norm.gain": "post_attention_layernorm.weight"}
@@ -122,16 +118,6 @@ def _read_index(folder: Path) -> dict[str, str]:
     ):
         raise InputError(f"{path}: weight_map: expected a table from tensors to files of this folder")
     return table
-
-
-def read_header(path: Path) -> bytes:
-    """The length and the table at the beginning of a safetensors file."""
-    with path.open("rb") as file:
-        start = file.read(_LENGTH.size)
-        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
-        if not 0 < length <= _MAX_HEADER_BYTES:
-            raise InputError(f"{path}: damaged: not the beginning of a safetensors file")
-        return start + file.read(length)
 
 
 def _read_tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:

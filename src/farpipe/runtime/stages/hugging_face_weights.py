@@ -35,13 +35,12 @@ from farpipe.runtime.model.hugging_face import (
     Files,
     carry_over,
     new_folder,
-    read_header,
     write_tensors,
 )
 from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build, fill
 from farpipe.runtime.stages.slices import StageSlice
 from farpipe.spec.hugging_face import CONFIG_NAME, quantization_of
-from farpipe.spec.hugging_face_count import OLD_BUFFERS
+from farpipe.spec.hugging_face_count import OLD_BUFFERS, read_header
 from farpipe.strict import parse_json
 
 _STD = 0.02
