@@ -125,13 +125,13 @@ def test_the_end_of_the_log_explains_a_rank_that_broke(tmp_path, mark):
     assert "| loading" in text
     assert "| ZeroDivisionError: division by zero" in text
     assert f"log: {tmp_path / 'rank-0.log'}" in text
-    assert marked(mark) == []
+    wait_until(lambda: not marked(mark), "nothing is left of the run")
 
 
 def test_the_signal_that_killed_a_rank_is_named(tmp_path, mark):
     with pytest.raises(RunError, match="rank 1 was killed by SIGSEGV and printed nothing"):
         run("os.kill(os.getpid(), 11) if RANK == 1 else time.sleep(60)", log_dir=tmp_path)
-    assert marked(mark) == []
+    wait_until(lambda: not marked(mark), "nothing is left of the run")
 
 
 def test_a_log_does_not_grow_without_end_and_says_what_was_dropped(tmp_path, monkeypatch):
@@ -165,7 +165,7 @@ def test_a_rank_that_does_not_end_after_its_work_is_killed_and_counts_as_it_was_
     assert [text[:7] for text in said] == ["rank 0:", "rank 1:"]
     with pytest.raises(InputError):
         run(stubborn.format(3), 1, log_dir=tmp_path)
-    assert marked(mark) == []
+    wait_until(lambda: not marked(mark), "nothing is left of the run")
 
 
 REPORTING = """
@@ -223,12 +223,12 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path, mark):
         )
     assert time.monotonic() - start_s < 50, "it sleeps for 60 s"
     assert printed(tmp_path, 1) == "deaf\n"
-    assert marked(mark) == []
+    wait_until(lambda: not marked(mark), "nothing is left of the run")
 
 
 def test_what_ranks_leave_behind_ends_with_them(tmp_path, mark):
     run(GRANDCHILDREN, log_dir=tmp_path)
-    assert marked(mark) == []
+    wait_until(lambda: not marked(mark), "nothing is left of the run")
 
 
 def test_what_a_killed_rank_leaves_behind_ends_with_it(tmp_path, mark):
@@ -236,7 +236,7 @@ def test_what_a_killed_rank_leaves_behind_ends_with_it(tmp_path, mark):
         run(
             GRANDCHILDREN + "os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)", log_dir=tmp_path
         )
-    assert marked(mark) == []
+    wait_until(lambda: not marked(mark), "nothing is left of the run")
 
 
 def test_a_program_that_does_not_exist_is_named(tmp_path):
@@ -286,4 +286,4 @@ def test_an_interrupt_ends_everything_and_is_passed_on(launcher, mark, number):
     launcher.send_signal(number)
     assert launcher.wait(10) == -signal.SIGINT  # how Python itself ends on KeyboardInterrupt; a shell shows 130
     assert "KeyboardInterrupt" in launcher.stderr.read()
-    assert marked(mark) == []
+    wait_until(lambda: not marked(mark), "nothing is left of the run")
