@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from farpipe.processes.cpu_share import other_work
+from farpipe.core.cpu_share import other_work
 
 RUN_DIR = Path("runs/demo")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from farpipe.runtime.figures.metrics import METRICS_NAME
+from farpipe.engine.figures.metrics import METRICS_NAME
 
 STAT = Path("/proc/stat")
 BUSY = 0.1

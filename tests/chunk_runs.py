@@ -4,18 +4,18 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from farpipe.control.chunk_planner import plan_step
-from farpipe.cost import place_evenly
-from farpipe.cost.job_chunks import job_chunk_costs
-from farpipe.cost.layout import Layout
-from farpipe.cost.stage import JobCosts
-from farpipe.data.batches import load_document_batches
-from farpipe.runtime.model.decoder import Numerics, StageModule, initialise
-from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.stages.slices import StageSlice
-from farpipe.runtime.step_plans import PlannedStep
-from farpipe.sequences import StepPlan
-from farpipe.spec import Cluster, Data, SiteLink, Training, preset_site
+from farpipe.core.spec import Cluster, Data, SiteLink, Training, preset_site
+from farpipe.engine.control.chunk_planner import plan_step
+from farpipe.engine.executor.step_plans import PlannedStep
+from farpipe.engine.run_spec import RunSpec
+from farpipe.engine.stages.decoder import Numerics, StageModule, initialise
+from farpipe.engine.stages.slices import StageSlice
+from farpipe.planning.cost import place_evenly
+from farpipe.planning.cost.job_chunks import job_chunk_costs
+from farpipe.planning.cost.layout import Layout
+from farpipe.planning.cost.stage import JobCosts
+from farpipe.planning.documents.batches import load_document_batches
+from farpipe.planning.workload import StepPlan
 from small_models import LLAMA, even_partition
 
 MODEL = LLAMA.model_copy(update={"num_layers": 4, "vocab_size": 256})

@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from farpipe.processes import Guarded
+from farpipe.engine.processes import Guarded
 from forked import PLACE, Forks, Server, start_new
 
 # Background jobs of a shell are started with SIGINT ignored, those of nohup with SIGHUP, and pass that on to the

@@ -1,7 +1,7 @@
 """Models, trainings and clusters for the cost model's tests."""
 
-from farpipe.cost import JobCosts, Layout, place_evenly, step_cost
-from farpipe.spec import Cluster, Device, LocalLink, Model, Site, SiteLink, Training
+from farpipe.core.spec import Cluster, Device, LocalLink, Model, Site, SiteLink, Training
+from farpipe.planning.cost import JobCosts, Layout, place_evenly, step_cost
 
 A100 = Device(
     name="a100-80gb",

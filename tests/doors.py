@@ -42,13 +42,13 @@ def digest(text):
 
 def planned(path, folder):
     """Digest of the plan, or what is predicted, by door."""
-    from farpipe.errors import FarpipeError
-    from farpipe.plan import Planner, make_plan
-    from farpipe.plan.engine import within_engine
-    from farpipe.plan.orders import find_order
-    from farpipe.schedule.bounds import lower_bound_s
-    from farpipe.simulate import simulate
-    from farpipe.spec import load_job
+    from farpipe.core.errors import FarpipeError
+    from farpipe.core.schedule.bounds import lower_bound_s
+    from farpipe.core.simulate import simulate
+    from farpipe.core.spec import load_job
+    from farpipe.planning.plan import Planner, make_plan
+    from farpipe.planning.plan.engine import within_engine
+    from farpipe.planning.plan.orders import find_order
 
     job, asked = load_job(path), str(path)
     plan = make_plan(job)

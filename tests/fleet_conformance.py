@@ -5,6 +5,8 @@ import random
 from collections.abc import Mapping
 from itertools import pairwise
 
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import DevicesChanged, Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
 from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind
 from farpipe.fleet.policies.protocol import Policy
@@ -13,8 +15,6 @@ from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.snapshot import Snapshot
 from farpipe.fleet.state import FleetState, first_state
 from farpipe.fleet.stops import planned
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 
 SITES = ("amber", "birch", "cedar")
 HOUR_S = 3600.0

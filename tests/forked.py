@@ -21,7 +21,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from farpipe.processes import Guarded, guard
+from farpipe.engine.processes import Guarded, guard
 
 ROOM = 65536
 """Bytes that the server's command line and environment leave for those of its forks."""
@@ -263,8 +263,8 @@ if __name__ == "__main__":
     import torch
     import torch._dynamo  # torch's optimizers load it, which takes as long as torch itself
 
-    import farpipe.run.rank_main
-    import farpipe.runtime.stages.self_check  # noqa: F401 - loads transformers
+    import farpipe.engine.launch.rank_main
+    import farpipe.engine.stages.self_check  # noqa: F401 - loads transformers
 
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"  # noqa: PTH208
     own_path = sys.path[1 + len(_python_path()) :]  # that of any interpreter, whatever it runs

@@ -6,10 +6,10 @@ from collections import defaultdict
 
 import torch
 
-from farpipe.errors import RunError
-from farpipe.runtime.peers import TensorMessage
-from farpipe.transport import MessageTimes
-from farpipe.transport.clock import Clock
+from farpipe.core.errors import RunError
+from farpipe.engine.executor.peers import TensorMessage
+from farpipe.engine.transport import MessageTimes
+from farpipe.engine.transport.clock import Clock
 
 
 class Switchboard:

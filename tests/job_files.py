@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from farpipe.spec import (
+from farpipe.core.spec import (
     Cluster,
     Data,
     Device,

@@ -13,7 +13,7 @@ import yaml
 
 import optical_data
 from cli.conftest import PROBLEM
-from farpipe.simulate import simulate
+from farpipe.core.simulate import simulate
 from interop import test_files as settings
 from interop import test_job_lists as jobs
 from interop import test_link_tests as links

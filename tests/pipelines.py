@@ -1,7 +1,7 @@
 """Problems with one stage per rank, round robin or in a V, and what the papers measure of a schedule."""
 
-from farpipe.simulate import simulate
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.core.simulate import simulate
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 
 def pipeline(

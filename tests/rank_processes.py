@@ -15,7 +15,11 @@ def processes_of(run_dir):
             environment = (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"farpipe.run.rank_main" in words and str(run_dir).encode() in words and b"guard.py" not in words[3]:
+        if (
+            b"farpipe.engine.launch.rank_main" in words
+            and str(run_dir).encode() in words
+            and b"guard.py" not in words[3]
+        ):
             found[int(next(word[5:] for word in environment if word.startswith(b"RANK=")))] = int(process.name)
     return found
 

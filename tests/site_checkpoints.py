@@ -7,21 +7,21 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig
 
-from farpipe.runtime.checkpoint.checkpointer import state_pieces
-from farpipe.runtime.checkpoint.files import Checkpoint, Piece, write_file
-from farpipe.runtime.checkpoint.manifest import Manifest, Trained
-from farpipe.runtime.divided_stages import divide_module, twins_in
-from farpipe.runtime.optimizer import Optimizer
-from farpipe.runtime.replicas.collectives import Rings, whole_shards
-from farpipe.runtime.site.mesh import shares_in, stage_mesh
-from farpipe.runtime.site.shared_weights import SharedWeights
-from farpipe.runtime.site.twin_stage import twin_stage
-from farpipe.runtime.stage import Boundary
-from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
-from farpipe.runtime.stages.module_stage import ModuleStage
-from farpipe.runtime.stages.self_check import random_model, shrunk
-from farpipe.runtime.stages.slices import slices
-from farpipe.spec import Training
+from farpipe.core.spec import Training
+from farpipe.engine.checkpoint.checkpointer import state_pieces
+from farpipe.engine.checkpoint.files import Checkpoint, Piece, write_file
+from farpipe.engine.checkpoint.manifest import Manifest, Trained
+from farpipe.engine.executor.optimizer import Optimizer
+from farpipe.engine.replicas.collectives import Rings, whole_shards
+from farpipe.engine.site.mesh import shares_in, stage_mesh
+from farpipe.engine.site.shared_weights import SharedWeights
+from farpipe.engine.site.twin_stage import twin_stage
+from farpipe.engine.stages.divided_stages import divide_module, twins_in
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
+from farpipe.engine.stages.module_stage import ModuleStage
+from farpipe.engine.stages.self_check import random_model, shrunk
+from farpipe.engine.stages.slices import slices
+from farpipe.engine.stages.stage import Boundary
 from small_models import TIED
 
 TRAINING = Training(sequence_length=12, global_batch=8, microbatch_size=2, precision="fp32", zero=1)

@@ -10,16 +10,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import AutoConfig
 
-from farpipe.runtime.chunk_stage import chunk_batch
-from farpipe.runtime.divided_stages import twins_in
-from farpipe.runtime.site.mesh import CONTEXT, process_groups, shares_in, stage_mesh
-from farpipe.runtime.site.sharding import StepReduction, shard
-from farpipe.runtime.site.twin_stage import twin_chunk_stage
-from farpipe.runtime.stage import Boundary
-from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
-from farpipe.runtime.stages.self_check import random_model, shrunk
-from farpipe.runtime.stages.slices import StageSlice
-from farpipe.sequences import Chunk, Slice
+from farpipe.engine.site.mesh import CONTEXT, process_groups, shares_in, stage_mesh
+from farpipe.engine.site.sharding import StepReduction, shard
+from farpipe.engine.site.twin_stage import twin_chunk_stage
+from farpipe.engine.stages.chunk_stage import chunk_batch
+from farpipe.engine.stages.divided_stages import twins_in
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice
+from farpipe.engine.stages.self_check import random_model, shrunk
+from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.stage import Boundary
+from farpipe.planning.workload import Chunk, Slice
 from small_models import relative_error
 
 

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from farpipe.errors import InputError
-from farpipe.runtime.divided_stages import divide_module
-from farpipe.runtime.site.mesh import stage_mesh
-from farpipe.runtime.stages import hugging_face_weights
-from farpipe.runtime.stages.deferred import local_part
-from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
-from farpipe.runtime.stages.self_check import shrunk
-from farpipe.runtime.stages.slices import StageSlice
+from farpipe.core.errors import InputError
+from farpipe.engine.site.mesh import stage_mesh
+from farpipe.engine.stages import hugging_face_weights
+from farpipe.engine.stages.deferred import local_part
+from farpipe.engine.stages.divided_stages import divide_module
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
+from farpipe.engine.stages.self_check import shrunk
+from farpipe.engine.stages.slices import StageSlice
 
 WHOLE = StageSlice(0, 6, True, True)
 

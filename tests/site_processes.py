@@ -15,28 +15,28 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import SequenceParallel
 from transformers import AutoConfig
 
-from farpipe.errors import InputError
-from farpipe.run.launcher import launch
-from farpipe.run.reports import leave_result
-from farpipe.runtime.batches import Batch
-from farpipe.runtime.divided_stages import twins_in
-from farpipe.runtime.executor import Executor
-from farpipe.runtime.rendezvous import store_from_env
-from farpipe.runtime.site import tensor_plans
-from farpipe.runtime.site.context import heads_for_tokens
-from farpipe.runtime.site.mesh import DATA, TENSOR, join_site, shares_in, stage_mesh
-from farpipe.runtime.site.self_check import check_divided, check_divided_chunks
-from farpipe.runtime.site.sharding import StepReduction, is_counted, settle, shard
-from farpipe.runtime.site.tensor_plans import divide
-from farpipe.runtime.site.twin_stage import twin_stage
-from farpipe.runtime.stage import Boundary
-from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, PassThrough, layers_of
-from farpipe.runtime.stages.module_stage import ModuleStage
-from farpipe.runtime.stages.self_check import random_model, reference_loss, shrunk
-from farpipe.runtime.stages.slices import StageSlice
-from farpipe.schedule.library import order
-from farpipe.step import Schedule, awaited
-from farpipe.transport.clock import Clock
+from farpipe.core.errors import InputError
+from farpipe.core.schedule.library import order
+from farpipe.core.step import Schedule, awaited
+from farpipe.engine.data.batches import Batch
+from farpipe.engine.executor.executor import Executor
+from farpipe.engine.launch.launcher import launch
+from farpipe.engine.launch.reports import leave_result
+from farpipe.engine.rendezvous import store_from_env
+from farpipe.engine.site import tensor_plans
+from farpipe.engine.site.context import heads_for_tokens
+from farpipe.engine.site.mesh import DATA, TENSOR, join_site, shares_in, stage_mesh
+from farpipe.engine.site.self_check import check_divided, check_divided_chunks
+from farpipe.engine.site.sharding import StepReduction, is_counted, settle, shard
+from farpipe.engine.site.tensor_plans import divide
+from farpipe.engine.site.twin_stage import twin_stage
+from farpipe.engine.stages.divided_stages import twins_in
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice, PassThrough, layers_of
+from farpipe.engine.stages.module_stage import ModuleStage
+from farpipe.engine.stages.self_check import random_model, reference_loss, shrunk
+from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.stage import Boundary
+from farpipe.engine.transport.clock import Clock
 from site_checkpoints import checkpoints
 from site_groups import in_groups, stuck
 from site_loads import loads, refusals
@@ -159,10 +159,10 @@ class SummedInEveryBackward(SequenceParallel):
 
 HEADS = "replicated_with_grad_allreduce"
 TRAPS = {
-    "norms summed again": lambda: patch("farpipe.runtime.site.self_check.settle", summed_again),
+    "norms summed again": lambda: patch("farpipe.engine.site.self_check.settle", summed_again),
     "q_norm": lambda: patch.dict(tensor_plans._STYLES, {HEADS: SummedInEveryBackward(use_local_output=True)}),
     "tokens out of order": lambda: patch(
-        "farpipe.runtime.site.context_chunks.heads_for_tokens", lambda x, *rest: heads_for_tokens(x.flip(2), *rest)
+        "farpipe.engine.site.context_chunks.heads_for_tokens", lambda x, *rest: heads_for_tokens(x.flip(2), *rest)
     ),
 }
 
@@ -195,7 +195,7 @@ def norms(name):
     site = Site(whole, stage_mesh("cpu", data=1, tensor=2))
     schedule = on_one_rank(order("zb-h1", placed_problem((0, 1), NUM_MICROBATCHES)))
     found = {"whole": float(sum(p.grad.square().sum() for p in whole.parameters())) ** 0.5}
-    with patch("farpipe.runtime.site.sharding.settle"):
+    with patch("farpipe.engine.site.sharding.settle"):
         site.run(batch, schedule)
     found["unsettled"] = norm_of(site)
     names = [name for stage in site.stages for name in settle(stage.module)]

@@ -5,13 +5,13 @@ from itertools import pairwise
 import torch
 from torch.nn import functional
 
-from farpipe.runtime.batches import IGNORED, Batch
-from farpipe.runtime.model.decoder import Numerics, StageModule, initialise
-from farpipe.runtime.stage import Boundary, TorchStage
-from farpipe.runtime.stages.deferred import WeightGradStore
-from farpipe.runtime.stages.slices import StageSlice, slices
-from farpipe.spec import Model
-from farpipe.step import Hop, Problem, Rank, Schedule, Stage
+from farpipe.core.spec import Model
+from farpipe.core.step import Hop, Problem, Rank, Schedule, Stage
+from farpipe.engine.data.batches import IGNORED, Batch
+from farpipe.engine.stages.decoder import Numerics, StageModule, initialise
+from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.slices import StageSlice, slices
+from farpipe.engine.stages.stage import Boundary, TorchStage
 
 SEED, MICROBATCH_SIZE, SEQUENCE_LENGTH = 7, 2, 6
 

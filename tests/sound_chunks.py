@@ -1,6 +1,6 @@
 """Whether chunks are sound: what every plan of a batch is held against."""
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 
 
 def check_chunks(chunks, lengths):

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from farpipe.step import Action, Exchange, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer, awaited
+from farpipe.core.step import Action, Exchange, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer, awaited
 
 # Halves are exact in binary, so sums of them are too, and ties really are ties.
 SECONDS = st.integers(0, 12).map(lambda n: n / 2)

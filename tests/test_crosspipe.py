@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from benchmarks.orders import crosspipe_grid as grid
-from farpipe.schedule import check
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
+from farpipe.core.schedule import check
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
 
 
 @pytest.mark.slow

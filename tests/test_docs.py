@@ -12,18 +12,18 @@ import typer
 
 from farpipe.cli.app import app
 from farpipe.cli.light_settings import BlockingSettings, LightSettings
+from farpipe.core.spec import parse_job
+from farpipe.core.step import Problem, Schedule
+from farpipe.engine.launch import rank_main
 from farpipe.fleet.scenario import load_scenario
-from farpipe.plan.reference_points import load_points
-from farpipe.plan.validation import validate
-from farpipe.run import rank_main
-from farpipe.spec import parse_job
-from farpipe.step import Problem, Schedule
+from farpipe.planning.plan.reference_points import load_points
+from farpipe.planning.plan.validation import validate
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
 COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RANK_MAIN = "python -m farpipe.run.rank_main"
+RANK_MAIN = "python -m farpipe.engine.launch.rank_main"
 
 
 def page_name(path):
@@ -272,7 +272,7 @@ IMPORTED = sorted(
         for name in names.split(", ")
     }
 )
-OF_THE_EXAMPLE = "farpipe.schedule.library.split"  # the file that add-a-schedule.md tells to write
+OF_THE_EXAMPLE = "farpipe.core.schedule.library.split"  # the file that add-a-schedule.md tells to write
 
 
 @pytest.mark.parametrize(("page", "module", "name"), IMPORTED)

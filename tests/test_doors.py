@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.errors import InputError
-from farpipe.spec import load_job
+from farpipe.core.errors import InputError
+from farpipe.core.spec import load_job
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from farpipe.processes import Guarded, ParentPipe
-from farpipe.run.run import run
+from farpipe.engine.launch.run import run
+from farpipe.engine.processes import Guarded, ParentPipe
 from forked import start_new
 from trainings import equal_states, losses, make_run, state
 

@@ -32,7 +32,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", *(page for page in DOCS if not page.sta
 TOKEN = re.compile(r"^<!-- (not run|file|given): (.*?) -->$|^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 USAGES = "docs/reference/commands.md"
 FINE_TUNING = "docs/how-to/fine-tune-over-two-sites.md"
-"""Page that tests/runtime/site/test_fine_tuning.py follows, and looks at its run."""
+"""Page that tests/engine/site/test_fine_tuning.py follows, and looks at its run."""
 RUN, SHOWN = {"console", "bash", "python"}, {"toml", "json", "text"}
 PROGRAMS = "farpipe|python3?|torchrun|make|pip|sudo|ssh|scp|rsync|srun|sacct|kubectl"
 COMMAND = re.compile(rf"^ *(?:\$ |(?:[A-Z_]+=\S+ )*(?:{PROGRAMS}) [a-z-](?!.*\[OPTIONS\]))", re.MULTILINE)

@@ -8,7 +8,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from farpipe.processes import Guarded, ParentPipe
+from farpipe.engine.processes import Guarded, ParentPipe
 
 TESTS = Path(__file__).parent
 LIMIT_S = 8.0
@@ -18,7 +18,7 @@ LIMIT_S = 8.0
 def environment(**more):
     """The environment of a rank: no settings of farpipe's but those in `more`."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("FARPIPE_")}
-    path = os.pathsep.join(map(str, [TESTS.parent / "src", TESTS, TESTS / "runtime"]))
+    path = os.pathsep.join(map(str, [TESTS.parent / "src", TESTS, TESTS / "engine"]))
     return plain | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
 
 

@@ -4,14 +4,14 @@ import json
 
 import torch
 
-from farpipe.runtime.batches import load_batches
-from farpipe.runtime.checkpoint.files import Checkpoint, Piece
-from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
-from farpipe.runtime.checkpoint.manifest import Manifest
-from farpipe.runtime.run_spec import RunSpec
-from farpipe.runtime.train import train_rank
-from farpipe.schedule.library import order
-from farpipe.spec import Data, Training
+from farpipe.core.schedule.library import order
+from farpipe.core.spec import Data, Training
+from farpipe.engine.checkpoint.files import Checkpoint, Piece
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+from farpipe.engine.checkpoint.manifest import Manifest
+from farpipe.engine.data.batches import load_batches
+from farpipe.engine.run_spec import RunSpec
+from farpipe.engine.train import train_rank
 from in_process import run_ranks
 from small_models import TIED, even_partition, placed_problem, reference_step, whole_model
 

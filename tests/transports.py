@@ -5,11 +5,11 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from farpipe.transport import PeerError, Rendezvous, TransportConfig, connect
-from farpipe.transport.clock import Clock
-from farpipe.transport.inbox import allocate_bytes
-from farpipe.transport.security.authority import init, issue
-from farpipe.transport.security.tls import TlsFiles
+from farpipe.engine.transport import PeerError, Rendezvous, TransportConfig, connect
+from farpipe.engine.transport.clock import Clock
+from farpipe.engine.transport.inbox import allocate_bytes
+from farpipe.engine.transport.security.authority import init, issue
+from farpipe.engine.transport.security.tls import TlsFiles
 
 
 class MemoryStore:
@@ -88,12 +88,12 @@ def both_ways(first, second, shape):
 
 RANK_PROGRAM = """
 import os, signal, sys, time
-from farpipe.emulate import LinkShape
-from farpipe.errors import RunError
-from farpipe.transport.clock import Clock
-from farpipe.run.reports import reporting_errors
-from farpipe.runtime.rendezvous import rendezvous_from_env
-from farpipe.transport import Tag, TransportConfig, connect
+from farpipe.engine.links import LinkShape
+from farpipe.core.errors import RunError
+from farpipe.engine.transport.clock import Clock
+from farpipe.engine.launch.reports import reporting_errors
+from farpipe.engine.rendezvous import rendezvous_from_env
+from farpipe.engine.transport import Tag, TransportConfig, connect
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

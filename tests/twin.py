@@ -4,7 +4,7 @@ It repeats two rules until nothing changes. (1) A rank whose next action has its
 do anything, the earliest pending message (ties: lower stage, then lower microbatch, then collectives) takes its link.
 """
 
-from farpipe.step import Problem, Schedule
+from farpipe.core.step import Problem, Schedule
 
 
 def crossings(problem: Problem):

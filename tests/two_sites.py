@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 
 def two_sites(times=(1.0, 1.0, 1.0), delay=(0.0, 0.0), *, num_ranks=8, num_microbatches=16, in_flight=None, chunks=1):

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from farpipe.emulate import namespace
-from farpipe.emulate.tun import in_namespace
-from farpipe.errors import UsageError
-from farpipe.spec import SiteLink
+from farpipe.core.errors import UsageError
+from farpipe.core.spec import SiteLink
+from farpipe.engine.links import namespace
+from farpipe.engine.links.tun import in_namespace
 from waiting import LIMIT_S
 
 _NUMBERS = itertools.count()

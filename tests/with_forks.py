@@ -3,7 +3,7 @@
 import os
 import sys
 
-from farpipe.processes import Guarded
+from farpipe.engine.processes import Guarded
 from forked import PLACE, Forks, execute, first_path
 
 if __name__ == "__main__":

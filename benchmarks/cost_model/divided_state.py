@@ -2,7 +2,7 @@
 
 One step (F, I, W, the reduction, AdamW) of a first, a middle and a last stage of Llama 3 70B and 405B, eight layers
 each, runs as process 0 of 64 that are not there: torch's fake process group and fake tensors, which have shapes and
-storages but no memory. Tensor parallelism divides the layers as `farpipe.runtime.site` does, FSDP2 the rest, in bf16
+storages but no memory. Tensor parallelism divides the layers as `farpipe.engine.site` does, FSDP2 the rest, in bf16
 with float32 sums. Gathered weights are counted after the forward, gradients after W, each storage once; then what
 ZeRO-3 keeps between microbatches: shards of all. In brackets (predicted - measured) / measured. No GPU, half a minute.
 
@@ -20,20 +20,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
-from farpipe.cost import Layout, memory
-from farpipe.cost.stage import stage_params
-from farpipe.runtime.batches import Batch
-from farpipe.runtime.site.mesh import DATA, TENSOR, stage_mesh
-from farpipe.runtime.site.sharding import StepReduction, shard
-from farpipe.runtime.site.tensor_plans import divide
-from farpipe.runtime.stage import Boundary
-from farpipe.runtime.stages.deferred import local_part
-from farpipe.runtime.stages.hugging_face import HuggingFaceSlice, build
-from farpipe.runtime.stages.module_stage import ModuleStage
-from farpipe.runtime.stages.slices import StageSlice
-from farpipe.spec import Model, Training
-from farpipe.spec.hugging_face import config_of
-from farpipe.spec.load import preset_model
+from farpipe.core.spec import Model, Training
+from farpipe.core.spec.hugging_face import config_of
+from farpipe.core.spec.load import preset_model
+from farpipe.engine.data.batches import Batch
+from farpipe.engine.site.mesh import DATA, TENSOR, stage_mesh
+from farpipe.engine.site.sharding import StepReduction, shard
+from farpipe.engine.site.tensor_plans import divide
+from farpipe.engine.stages.deferred import local_part
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
+from farpipe.engine.stages.module_stage import ModuleStage
+from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.stage import Boundary
+from farpipe.planning.cost import Layout, memory
+from farpipe.planning.cost.stage import stage_params
 
 NUM_PROCESSES, LENGTH, NUM_LAYERS = 64, 1024, 8
 NAMES = ("llama-3-70b", "llama-3-405b")

@@ -1,4 +1,4 @@
-"""Fit the constants of src/farpipe/catalog/efficiency.toml.
+"""Fit the constants of src/farpipe/core/catalog/efficiency.toml.
 
     FARPIPE_DATA=folder python -m benchmarks.cost_model.fit_efficiency
 
@@ -21,13 +21,13 @@ from typing import Final
 
 from benchmarks.cost_model.published_steps import load_published
 from benchmarks.shared.data import data_folder
-from farpipe.cost import JobCosts, Layout, calibration_of, compute, place_evenly, step_cost
-from farpipe.cost.calibration import Calibration
-from farpipe.plan.reference_points import ReferenceJob, ReferencePoint
-from farpipe.plan.validation import predict
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.spec import Cluster, Model, Site, Training, preset_model, preset_site
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.spec import Cluster, Model, Site, Training, preset_model, preset_site
+from farpipe.planning.cost import JobCosts, Layout, calibration_of, compute, place_evenly, step_cost
+from farpipe.planning.cost.calibration import Calibration
+from farpipe.planning.plan.reference_points import ReferenceJob, ReferencePoint
+from farpipe.planning.plan.validation import predict
 
 Fit = dict[str, float]
 PRESETS = {

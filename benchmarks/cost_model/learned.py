@@ -53,9 +53,9 @@ def main() -> None:
 
 def measure(folder: Path) -> list[dict[str, Any]]:
     """The first plan; what is planned next after its run: the same job, a larger batch, other numbers of ranks."""
-    from farpipe.plan import make_plan
-    from farpipe.run.learned import learned_from, with_links
-    from farpipe.spec import parse_job
+    from farpipe.core.spec import parse_job
+    from farpipe.engine.launch.learned import learned_from, with_links
+    from farpipe.planning.plan import make_plan
 
     job = parse_job(JOB.format(batch=16, pipeline=4))
     rows = [{"plan": "first, nothing learned"} | run(make_plan(job), folder / "first")]
@@ -70,10 +70,10 @@ def measure(folder: Path) -> list[dict[str, Any]]:
 
 def run(plan: Any, run_dir: Path) -> dict[str, Any]:
     """The plan's placement and order, with the true times and links; the plan and all figures are in `run_dir`."""
-    from farpipe.cost import JobCosts, step_cost
-    from farpipe.run.directory import write_inputs
-    from farpipe.run.run import run as run_spec
-    from farpipe.runtime.run_spec import RunSpec
+    from farpipe.engine.launch.directory import write_inputs
+    from farpipe.engine.launch.run import run as run_spec
+    from farpipe.engine.run_spec import RunSpec
+    from farpipe.planning.cost import JobCosts, step_cost
 
     job = plan.job
     costs = JobCosts(job.model, job.training, {"cpu": true_profile(job)})
@@ -96,7 +96,7 @@ def run(plan: Any, run_dir: Path) -> dict[str, Any]:
 
 
 def true_profile(job: Any) -> Any:
-    from farpipe.cost import PartTimes, Profile, model_shape
+    from farpipe.planning.cost import PartTimes, Profile, model_shape
 
     figures = ("forward_s", "input_grad_s", "weight_grad_s")
     parts = {part: PartTimes(**dict(zip(figures, map(float, t), strict=True))) for part, t in TRUTH.items()}

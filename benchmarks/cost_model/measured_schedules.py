@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.shared.data import data_folder
-from farpipe.cost import JobCosts, Layout, place_stages, round_robin, step_cost, step_flops, v_shape
-from farpipe.cost.stage import stage_params
-from farpipe.schedule import peak_memory_bytes
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.spec import Cluster, Model, Training, preset_model, preset_site
-from farpipe.strict import read_text
+from farpipe.core.schedule import peak_memory_bytes
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.spec import Cluster, Model, Training, preset_model, preset_site
+from farpipe.core.strict import read_text
+from farpipe.planning.cost import JobCosts, Layout, place_stages, round_robin, step_cost, step_flops, v_shape
+from farpipe.planning.cost.stage import stage_params
 
 NUM_RANKS: Final = 8
 NUM_LAYERS: Final = 16

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.spec import preset_model
-from farpipe.strict import read_text
+from farpipe.core.spec import preset_model
+from farpipe.core.strict import read_text
 
 Row = Mapping[str, str]
 Reader = Callable[[Path], Iterator[dict[str, Any]]]

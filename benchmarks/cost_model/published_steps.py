@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from benchmarks.cost_model.narrow_steps import NARROW
 from benchmarks.shared.data import data_folder
-from farpipe.errors import InputError, ToleranceError
-from farpipe.plan.reference_points import ReferenceGroup, ReferencePoint
-from farpipe.plan.validation import validate_groups
-from farpipe.spec import preset_model
-from farpipe.strict import parse_json, read_text, validate
+from farpipe.core.errors import InputError, ToleranceError
+from farpipe.core.spec import preset_model
+from farpipe.core.strict import parse_json, read_text, validate
+from farpipe.planning.plan.reference_points import ReferenceGroup, ReferencePoint
+from farpipe.planning.plan.validation import validate_groups
 
 SELENE: Final = {"site_link_latency": "14 us", "site_link_bandwidth": "200 Gbit/s"}
 """DGX A100 with an HDR InfiniBand port for each device."""

@@ -1,4 +1,4 @@
-"""Make src/farpipe/catalog/prices.toml from tables of prices.
+"""Make src/farpipe/core/catalog/prices.toml from tables of prices.
 
     FARPIPE_DATA=folder python -m benchmarks.cost_model.region_prices
 

@@ -15,12 +15,12 @@ from statistics import mean
 
 from benchmarks.cost_model.narrow_steps import DEVICES, DEVICES_2025, NVIDIA_FP8, replays_graphs, rows
 from benchmarks.shared.data import data_folder
-from farpipe.errors import FarpipeError
+from farpipe.core.errors import FarpipeError
+from farpipe.core.spec import parse_job
 from farpipe.interop.comparison import compare
 from farpipe.interop.files import draft_of_devices, read_draft
 from farpipe.interop.logs import read_log
 from farpipe.interop.steady_steps import measured
-from farpipe.spec import parse_job
 
 NUM_STEPS = 20
 FORMATS = {"fp8": "--fp8-format hybrid", "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8", "nvfp4": "--fp4-format e2m1"}

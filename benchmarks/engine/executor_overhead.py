@@ -29,7 +29,7 @@ TORCH_SCHEDULES = ("_PipelineScheduleRuntime", "Schedule1F1B")
 
 
 def main() -> None:
-    from farpipe.run.launcher import launch
+    from farpipe.engine.launch.launcher import launch
 
     result = {"message_bytes": MESSAGE_BYTES, "num_microbatches": NUM_MICROBATCHES}
     for num_ranks in (1, NUM_RANKS):
@@ -50,7 +50,7 @@ def torch_means(name: str) -> dict[str, float]:
     """The figures of one of torch's schedules, the mean of both ranks."""
     from torch.distributed import TCPStore
 
-    from farpipe.run.launcher import launch
+    from farpipe.engine.launch.launcher import launch
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def torch_means(name: str) -> dict[str, float]:
 
 def make_problem(num_ranks: int):
     """Stages that take no time, messages of MESSAGE_BYTES."""
-    from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+    from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 
     hop = Hop(forward=Transfer(link="a>b", bytes=MESSAGE_BYTES), backward=Transfer(link="a>b", bytes=MESSAGE_BYTES))
     return Problem(
@@ -76,12 +76,12 @@ def make_problem(num_ranks: int):
 
 def run_rank(folder: Path) -> None:
     """Time the steps of one rank and leave the figures in `folder`."""
-    from farpipe.runtime.executor import Executor
-    from farpipe.runtime.peers import TensorPeers
-    from farpipe.runtime.rendezvous import rendezvous_from_env
-    from farpipe.runtime.stage import SleepStage
-    from farpipe.schedule.library import order
-    from farpipe.transport import TransportConfig, connect
+    from farpipe.core.schedule.library import order
+    from farpipe.engine.executor.executor import Executor
+    from farpipe.engine.executor.peers import TensorPeers
+    from farpipe.engine.rendezvous import rendezvous_from_env
+    from farpipe.engine.stages.stage import SleepStage
+    from farpipe.engine.transport import TransportConfig, connect
 
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     problem = make_problem(num_ranks)
@@ -138,8 +138,8 @@ def torch_step(name: str, rank: int, folder: Path):
 
 def written_order(folder: Path, rank: int) -> Path:
     """The order that our executor runs, as a file that torch's runtime loads; for `rank` alone to write and read."""
-    from farpipe.schedule.library import order
-    from farpipe.schedule.torch_csv import to_torch_csv
+    from farpipe.core.schedule.library import order
+    from farpipe.core.schedule.torch_csv import to_torch_csv
 
     path = folder / f"order-{rank}.csv"
     path.write_text(to_torch_csv(order("1f1b", make_problem(NUM_RANKS))))

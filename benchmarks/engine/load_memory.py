@@ -90,13 +90,13 @@ def load(folder: Path, port: int, data: int, tensor: int, process: int) -> None:
     import torch
     import torch.distributed as dist
 
-    import farpipe.runtime.site.tensor_plans
-    import farpipe.runtime.stages.hugging_face_weights  # noqa: F401  (what is imported later would be counted)
-    from farpipe.runtime.make_stage import make_stage, numerics_of
-    from farpipe.runtime.site.mesh import join_site, stage_mesh
-    from farpipe.runtime.stages.slices import StageSlice
-    from farpipe.spec import Training
-    from farpipe.spec.hugging_face import read_model
+    import farpipe.engine.site.tensor_plans
+    import farpipe.engine.stages.hugging_face_weights  # noqa: F401  (what is imported later would be counted)
+    from farpipe.core.spec import Training
+    from farpipe.core.spec.hugging_face import read_model
+    from farpipe.engine.site.mesh import join_site, stage_mesh
+    from farpipe.engine.stages.make_stage import make_stage, numerics_of
+    from farpipe.engine.stages.slices import StageSlice
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=process == 0, wait_for_workers=False)

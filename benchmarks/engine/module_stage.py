@@ -24,10 +24,10 @@ NUM_ACTIONS_OF = 64
 STARTS = {
     "python": "",
     "torch": "import torch",
-    "a rank": "import farpipe.run.rank_main",
-    "a rank, transformers": "import farpipe.run.rank_main, farpipe.runtime.stages.self_check",
+    "a rank": "import farpipe.engine.launch.rank_main",
+    "a rank, transformers": "import farpipe.engine.launch.rank_main, farpipe.engine.stages.self_check",
     "a rank, transformers, FSDP2": (
-        "import farpipe.run.rank_main, farpipe.runtime.site.self_check, farpipe.runtime.site.shared_weights"
+        "import farpipe.engine.launch.rank_main, farpipe.engine.site.self_check, farpipe.engine.site.shared_weights"
     ),
 }
 
@@ -55,7 +55,7 @@ class Alone:
     """The one rank of a pipeline."""
 
     def __init__(self) -> None:
-        from farpipe.transport.clock import Clock
+        from farpipe.engine.transport.clock import Clock
 
         self.rank, self.clock = 0, Clock()
 
@@ -64,9 +64,9 @@ def actions() -> dict[str, float]:
     """Microseconds per action."""
     import torch
 
-    from farpipe.runtime.executor import Executor
-    from farpipe.runtime.stage import SleepStage
-    from farpipe.step import Action, Problem, Rank, Schedule, Stage
+    from farpipe.core.step import Action, Problem, Rank, Schedule, Stage
+    from farpipe.engine.executor.executor import Executor
+    from farpipe.engine.stages.stage import SleepStage
 
     one = Stage(rank=0, forward_s=0, input_grad_s=0, weight_grad_s=0)
     problem = Problem(num_microbatches=NUM_ACTIONS_OF, ranks=(Rank(),), stages=(one,))
@@ -89,11 +89,11 @@ def scaling(kind: str) -> Any:
     """A whole model that only scales: the logits are zeros times its one parameter."""
     import torch
 
-    from farpipe.runtime.batches import Batch
-    from farpipe.runtime.stage import Boundary, TorchStage
-    from farpipe.runtime.stages.deferred import WeightGradStore
-    from farpipe.runtime.stages.module_stage import ModuleSlice, ModuleStage
-    from farpipe.runtime.stages.slices import StageSlice
+    from farpipe.engine.data.batches import Batch
+    from farpipe.engine.stages.deferred import WeightGradStore
+    from farpipe.engine.stages.module_stage import ModuleSlice, ModuleStage
+    from farpipe.engine.stages.slices import StageSlice
+    from farpipe.engine.stages.stage import Boundary, TorchStage
 
     class Scale(torch.nn.Module):
         def __init__(self) -> None:
@@ -119,13 +119,13 @@ def steps(name: str, width: int, num_layers: int, tokens: int, recompute: str) -
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from farpipe.runtime.batches import Batch
-    from farpipe.runtime.make_stage import make_stage, numerics_of
-    from farpipe.runtime.stage import Boundary
-    from farpipe.runtime.stages.hugging_face import HuggingFaceSlice
-    from farpipe.runtime.stages.module_stage import ModuleStage
-    from farpipe.runtime.stages.slices import StageSlice
-    from farpipe.spec import Model, Training
+    from farpipe.core.spec import Model, Training
+    from farpipe.engine.data.batches import Batch
+    from farpipe.engine.stages.hugging_face import HuggingFaceSlice
+    from farpipe.engine.stages.make_stage import make_stage, numerics_of
+    from farpipe.engine.stages.module_stage import ModuleStage
+    from farpipe.engine.stages.slices import StageSlice
+    from farpipe.engine.stages.stage import Boundary
 
     heads, ffn, part = max(4, width // 64), 3 * width, StageSlice(0, num_layers, True, True)
     given = {"num_hidden_layers": num_layers, "num_attention_heads": heads, "num_key_value_heads": heads}

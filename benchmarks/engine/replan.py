@@ -64,12 +64,12 @@ def parse() -> argparse.Namespace:
 
 def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
     """Time of the steps in every phase and in all, and the changes of order."""
-    from farpipe.control.watch import LOG_NAME
-    from farpipe.emulate.wan import Wan, links_of_problem
-    from farpipe.plan.orders import find_order
-    from farpipe.run import run as runner
-    from farpipe.runtime.run_spec import LinkChange, RunSpec
-    from farpipe.spec.training import ReplanSettings
+    from farpipe.core.spec.training import ReplanSettings
+    from farpipe.engine.control.watch import LOG_NAME
+    from farpipe.engine.launch import run as runner
+    from farpipe.engine.links.wan import Wan, links_of_problem
+    from farpipe.engine.run_spec import LinkChange, RunSpec
+    from farpipe.planning.plan.orders import find_order
 
     problem = make_problem(options.scale)
     starts = [sum(options.steps[:phase]) for phase in range(len(LINKS))]
@@ -129,7 +129,7 @@ def facts(event: dict[str, Any]) -> str:
 
 
 def make_problem(scale: float = 1.0) -> Any:
-    from farpipe.step import Link
+    from farpipe.core.step import Link
 
     latency_s, rate = GOOD
     link = Link(latency_s=latency_s * scale, bandwidth_bytes_per_s=rate)

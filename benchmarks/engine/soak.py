@@ -54,8 +54,8 @@ def main() -> None:
 
 def soak(folder: Path, num_steps: int, num_replicas: int, seed: int, kills: tuple[float, ...]) -> dict[str, Any]:
     """Both runs, and what came of them."""
-    from farpipe.run.run import RANK_PROGRAM, run
-    from farpipe.transport.security.authority import init, issue
+    from farpipe.engine.launch.run import RANK_PROGRAM, run
+    from farpipe.engine.transport.security.authority import init, issue
 
     init(folder / "certs")
     for site in SITES:
@@ -96,10 +96,10 @@ SITES = ("east", "west")
 
 def make_run(folder: Path, num_steps: int, num_replicas: int) -> Any:
     """A small model on two stages."""
-    from farpipe.runtime.run_spec import RunSpec, TransportSettings
-    from farpipe.schedule.library import order
-    from farpipe.spec import Data, Model, Training
-    from farpipe.step import Hop, Problem, Rank, Stage
+    from farpipe.core.schedule.library import order
+    from farpipe.core.spec import Data, Model, Training
+    from farpipe.core.step import Hop, Problem, Rank, Stage
+    from farpipe.engine.run_spec import RunSpec, TransportSettings
 
     (folder / "text.txt").write_text("a stitch in time saves nine, and a soak saves a night. " * 200)
     model = Model(name="soaked", num_layers=2, hidden=16, num_heads=2, num_kv_heads=2, ffn_hidden=32, vocab_size=256)
@@ -136,7 +136,7 @@ def result_of(run_dir: Path) -> dict[str, Any]:
     """Loss and gradient norm of every step, and the last checkpoint's digest of every tensor."""
     from safetensors import safe_open
 
-    from farpipe.runtime.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+    from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
 
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     last = whole_checkpoints(run_dir / CHECKPOINTS_NAME)[0]
@@ -296,8 +296,8 @@ def rank() -> None:
     """One rank, with trouble; the program knows nothing of it."""
     import typer
 
-    from farpipe.run import rank_main
-    from farpipe.transport.dialler import Dialler
+    from farpipe.engine.launch import rank_main
+    from farpipe.engine.transport.dialler import Dialler
 
     sys.argv.remove(RANK_WORD)
     trouble, dial = Trouble(Path(sys.argv[-1]), int(os.environ["RANK"])), Dialler.dial

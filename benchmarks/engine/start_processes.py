@@ -19,7 +19,7 @@ SIZES = (8, 32, 64)
 
 
 def main(sizes: list[int]) -> None:
-    from farpipe.run.launcher import launch
+    from farpipe.engine.launch.launcher import launch
 
     for num_processes in sizes:
         begin_s = time.time()
@@ -36,8 +36,8 @@ def main(sizes: list[int]) -> None:
 
 def rank(folder: Path) -> None:
     """One process: load, connect, exchange, and leave when all are there."""
-    from farpipe.runtime.rendezvous import rendezvous_from_env
-    from farpipe.transport import TransportConfig, connect
+    from farpipe.engine.rendezvous import rendezvous_from_env
+    from farpipe.engine.transport import TransportConfig, connect
 
     number, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     sites = tuple("west" if other < world_size // 2 else "east" for other in range(world_size))

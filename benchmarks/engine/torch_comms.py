@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def problem_of(delay_s: float) -> Any:
-    from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+    from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 
     link = Link(latency_s=delay_s, bandwidth_bytes_per_s=1e12)
     names = [(f"{s % NUM_RANKS}>{(s + 1) % NUM_RANKS}") for s in range(NUM_STAGES)]
@@ -52,8 +52,8 @@ def problem_of(delay_s: float) -> Any:
 
 
 def predicted_s(delay_s: float) -> float:
-    from farpipe.schedule.library import order
-    from farpipe.simulate import simulate
+    from farpipe.core.schedule.library import order
+    from farpipe.core.simulate import simulate
 
     problem = problem_of(delay_s)
     return round(simulate(problem, order("interleaved", problem)).makespan_s, 4)
@@ -85,9 +85,9 @@ def measured() -> list[dict[str, Any]]:
 
 def text_of(delay_s: float, lowering: str) -> str:
     """The file that torch loads."""
+    from farpipe.core.schedule.library import order
+    from farpipe.core.schedule.torch_csv import to_torch_csv
     from farpipe.interop.torch_comms import to_torch_comms_csv
-    from farpipe.schedule.library import order
-    from farpipe.schedule.torch_csv import to_torch_csv
 
     problem = problem_of(delay_s)
     schedule = order("interleaved", problem)

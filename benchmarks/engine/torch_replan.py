@@ -62,7 +62,7 @@ def main(asked: argparse.Namespace) -> None:
 
 def run(asked: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
     """Seconds of the steps in every phase and in all, and how many were done in the order of the phase before."""
-    from farpipe.run.launcher import launch
+    from farpipe.engine.launch.launcher import launch
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -91,10 +91,10 @@ def cluster(asked: argparse.Namespace) -> str:
 
 def plan(asked: argparse.Namespace) -> Any:
     """A plan whose step is this benchmark's, over the link as it is at first."""
-    from farpipe.plan import make_plan
-    from farpipe.plan.orders import find_order
-    from farpipe.spec import parse_job
-    from farpipe.step import Link
+    from farpipe.core.spec import parse_job
+    from farpipe.core.step import Link
+    from farpipe.planning.plan import make_plan
+    from farpipe.planning.plan.orders import find_order
 
     case = case_of(asked)
     link = Link(latency_s=case.latency_s, bandwidth_bytes_per_s=case.bytes_per_s)
@@ -116,7 +116,7 @@ def run_rank(asked: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     import farpipe.torch
-    from farpipe.emulate import LinkShape
+    from farpipe.engine.links import LinkShape
 
     rank, case = int(os.environ["RANK"]), case_of(asked)
     os.environ |= {"FARPIPE_SITE": SITES[rank], "FARPIPE_EMULATE": "1"}

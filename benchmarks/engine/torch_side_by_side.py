@@ -64,10 +64,10 @@ def side_by_side(case: str) -> dict[str, Any]:
 
 def farpipe_step(case: Case, method: str) -> dict[str, float]:
     """Predicted and measured seconds of a step."""
-    from farpipe.run.run import run
-    from farpipe.runtime.run_spec import RunSpec
-    from farpipe.schedule.library import order
-    from farpipe.simulate import simulate
+    from farpipe.core.schedule.library import order
+    from farpipe.core.simulate import simulate
+    from farpipe.engine.launch.run import run
+    from farpipe.engine.run_spec import RunSpec
 
     problem = make_problem(case)
     schedule = order(method, problem)
@@ -80,7 +80,7 @@ def farpipe_step(case: Case, method: str) -> dict[str, float]:
 
 
 def make_problem(case: Case) -> Any:
-    from farpipe.step import Link
+    from farpipe.core.step import Link
 
     half_s = case.backward_s / 2
     wan = Link(latency_s=case.latency_s, bandwidth_bytes_per_s=case.bytes_per_s)
@@ -92,7 +92,7 @@ def torch_step(case: str, name: str, *, wan: bool = True) -> dict[str, float]:
     import torch.distributed as dist
     from gloo_relay import Relay
 
-    from farpipe.run.launcher import launch
+    from farpipe.engine.launch.launcher import launch
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     if wan:

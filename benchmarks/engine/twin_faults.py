@@ -71,7 +71,7 @@ def main() -> None:
 
 def break_all(folder: Path, shares: str, faults: Sequence[Fault]) -> tuple[list[dict[str, Any]], bool]:
     """A row for each fault, and whether the run came to what an undisturbed one does."""
-    from farpipe.run.run import run
+    from farpipe.engine.launch.run import run
 
     spec, run_dir, rows = spec_of(folder, shares, STEPS_PER_FAULT * (len(faults) + 1)), folder / shares, []
 
@@ -86,7 +86,7 @@ def break_all(folder: Path, shares: str, faults: Sequence[Fault]) -> tuple[list[
     arm(0)
     program = (str(Path(__file__).resolve()), RANK_WORD)
     try:
-        with patch("farpipe.run.launcher.SETTLE_S", LEFT_S):
+        with patch("farpipe.engine.launch.launcher.SETTLE_S", LEFT_S):
             run(spec, run_dir, max_restarts=len(faults), on_restart=on_restart, rank_program=program)
     finally:
         del os.environ[FAULT]
@@ -96,8 +96,8 @@ def break_all(folder: Path, shares: str, faults: Sequence[Fault]) -> tuple[list[
 
 def spec_of(folder: Path, shares: str, num_steps: int, outage_s: float = OUTAGE_S, *, emulate: bool = False) -> Any:
     """The run: four microbatches of two sequences of 16 tokens, a checkpoint after every step."""
-    from farpipe.run.spec_of_plan import run_spec_of
-    from farpipe.runtime.run_spec import TransportSettings
+    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.run_spec import TransportSettings
 
     keys = f"checkpoint_every_steps = 1\ncheckpoint_every_minutes = 0\nkeep_checkpoints = {num_steps}"
     plan = plan_of(folder, shares, (8, 1 if shares == "FSDP 2" else 2, 16), "zb-h1", keys)
@@ -124,8 +124,8 @@ def row_of(run_dir: Path, shares: str, fault: Fault, attempt: int, reason: str) 
 
 def cut(folder: Path, shares: str) -> dict[str, Any]:
     """A run over the kernel's links, cut for a while in its third step."""
-    from farpipe.emulate import Wan, links_of_problem
-    from farpipe.run.run import run
+    from farpipe.engine.launch.run import run
+    from farpipe.engine.links import Wan, links_of_problem
 
     spec, run_dir, cuts = spec_of(folder, shares, 8, outage_s=30.0), folder / f"{shares} cut", []
     with Wan.up(SITES, links_of_problem(spec.problem), name=f"twins{os.getpid()}") as wan:
@@ -154,9 +154,9 @@ def rank() -> None:
     """One rank with the fault of this attempt; the program knows nothing of it."""
     import typer
 
-    from farpipe.run import rank_main
-    from farpipe.runtime.site.sharding import StepReduction
-    from farpipe.runtime.stage import TorchStage
+    from farpipe.engine.launch import rank_main
+    from farpipe.engine.site.sharding import StepReduction
+    from farpipe.engine.stages.stage import TorchStage
 
     sys.argv.remove(RANK_WORD)
     number, fault, run_dir = int(os.environ["RANK"]), json.loads(os.environ[FAULT]), Path(sys.argv[-1])

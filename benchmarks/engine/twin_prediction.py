@@ -61,12 +61,12 @@ def main() -> None:
 
 def measure(folder: Path, shares: str, method: str, num_steps: int) -> dict[str, Any]:
     """One row of the table."""
-    from farpipe.emulate import Wan, links_of_problem
-    from farpipe.plan.orders import find_order
-    from farpipe.run.run import run
-    from farpipe.run.spec_of_plan import run_spec_of
-    from farpipe.simulate import simulate
-    from farpipe.transport.security.authority import make_throwaway
+    from farpipe.core.simulate import simulate
+    from farpipe.engine.launch.run import run
+    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.links import Wan, links_of_problem
+    from farpipe.engine.transport.security.authority import make_throwaway
+    from farpipe.planning.plan.orders import find_order
 
     plan = plan_of(folder, shares, SHAPES[shares])
     problem = with_times(plan.problem)
@@ -119,9 +119,9 @@ def rank() -> None:
     """One rank whose actions last as long as planned, and that counts what it sends."""
     import typer
 
-    from farpipe.run import rank_main
-    from farpipe.runtime.peers import TensorPeers
-    from farpipe.runtime.stage import TorchStage
+    from farpipe.engine.executor.peers import TensorPeers
+    from farpipe.engine.launch import rank_main
+    from farpipe.engine.stages.stage import TorchStage
 
     sys.argv.remove(RANK_WORD)
     counted: Counter[str] = Counter()

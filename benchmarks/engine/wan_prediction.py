@@ -57,11 +57,11 @@ def main() -> None:
 
 def measure(case: Case, method: str, through: str = "tls") -> dict[str, Any]:
     """One row of the table."""
-    from farpipe.emulate import Wan, links_of_problem
-    from farpipe.plan.orders import find_order
-    from farpipe.run.run import run
-    from farpipe.runtime.run_spec import RunSpec
-    from farpipe.simulate import Timeline, simulate
+    from farpipe.core.simulate import Timeline, simulate
+    from farpipe.engine.launch.run import run
+    from farpipe.engine.links import Wan, links_of_problem
+    from farpipe.engine.run_spec import RunSpec
+    from farpipe.planning.plan.orders import find_order
 
     problem, is_kernel = make_problem(case), through != "transport"
     schedule = find_order(problem, method, time_limit_s=SEARCH_S).schedule
@@ -106,8 +106,8 @@ def account(case: Case, timeline: Any) -> dict[str, float]:
     """Parts of a measured step, milliseconds."""
     import numpy as np
 
-    from farpipe.step import KINDS
-    from farpipe.transport.tcp import PACED_SHARE
+    from farpipe.core.step import KINDS
+    from farpipe.engine.transport.tcp import PACED_SHARE
 
     far = timeline.messages[timeline.messages["bytes"] > 0]
     actions, both = timeline.actions, KINDS.index("B")
@@ -121,7 +121,7 @@ def account(case: Case, timeline: Any) -> dict[str, float]:
 
 
 def make_problem(case: Case) -> Any:
-    from farpipe.step import Link
+    from farpipe.core.step import Link
 
     link = Link(latency_s=case.latency_s, bandwidth_bytes_per_s=case.bit_per_s / 8)
     return two_by_two(link, case.message_bytes, (case.forward_s,) * 3, case.num_microbatches)

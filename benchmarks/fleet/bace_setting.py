@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fleet.fleet_case import percent_change
+from farpipe.core.spec import Cluster
 from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.play import play, quotes_of
 from farpipe.fleet.policies import orders, places, policy_of
@@ -28,7 +29,6 @@ from farpipe.fleet.policies.protocol import Policy, View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
 from farpipe.fleet.snapshot import Space
-from farpipe.spec import Cluster
 
 HOUR_S: Final = 3600.0
 REGIONS: Final = ("ireland", "newyork", "frankfurt", "tokyo", "singapore", "sydney")

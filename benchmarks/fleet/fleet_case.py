@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from benchmarks.fleet.fleet_traces import RawJob, as_jobs, at_load, read_philly
 from benchmarks.shared.data import data_folder
+from farpipe.core.spec import Cluster, preset_site
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
 from farpipe.optical.confidence import paired_change
-from farpipe.spec import Cluster, preset_site
 
 DEVICES: Final = 64
 REGIONS: Final = {

@@ -16,6 +16,8 @@ from typing import Any
 
 from benchmarks.fleet.exact_place import exact
 from benchmarks.fleet.fleet_traces import SIZES
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.job import FleetJob, JobState
 from farpipe.fleet.policies import places, policy_of
@@ -23,8 +25,6 @@ from farpipe.fleet.policies.places import is_stall_free
 from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 
 RULES = {
     "bace": places.bace,

@@ -12,12 +12,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from farpipe.core.spec import Cluster, preset_site
 from farpipe.fleet.job import FleetJob, JobPlacement, Kind
 from farpipe.fleet.policies import policy_of
 from farpipe.fleet.quotes import Devices, StopCosts
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster, preset_site
 
 TRACE, THROUGHPUTS = "traces/physical_cluster/minimize_makespan.trace", "simulation_throughputs.json"
 POLICIES = ("fcfs", "easy", "sjf", "srtf", "las", "farpipe")

@@ -21,12 +21,12 @@ from benchmarks.fleet.fleet_comparison import LOADS, figures, variants
 from benchmarks.fleet.fleet_tables import changes, head, line, mean_of
 from benchmarks.fleet.fleet_traces import RawJob, acme_like, at_load, read_philly
 from benchmarks.shared.data import data_folder
+from farpipe.core.spec import Cluster
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.play import play
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import Scenario
-from farpipe.spec import Cluster
-from farpipe.spec.cluster import SiteLink
 
 TRACES: Final = ("philly, 8 GPUs and more", "philly, 4 GPUs", "like acme")
 NUM_WINDOWS, NUM_DRAWS = 4, 10

@@ -19,13 +19,13 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.fleet.bace_setting import A6000, HOUR_S, MODELS, NUM_DEVICES, USD_PER_KWH, policies, step_times
 from benchmarks.fleet.fleet_case import Row, load_rows, percent_change, resumed
+from farpipe.core.spec import Cluster
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.play import play, quotes_of
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.scenario import FleetFile, Scenario, resolve
-from farpipe.spec import Cluster
 
 OURS: Final = "farpipe"
 OTHERS: Final = ("srtf", "sjf", "easy", "bace", "cr-ldf", "ldf")

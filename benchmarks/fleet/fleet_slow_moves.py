@@ -17,6 +17,7 @@ from benchmarks.fleet.fleet_case import Row, StepTimes
 from benchmarks.fleet.fleet_speed import HOUR_S, cluster_of
 from benchmarks.fleet.fleet_tables import change, head, line, mean_of
 from benchmarks.fleet.fleet_traces import RawJob, as_jobs, at_load
+from farpipe.core.spec import Cluster
 from farpipe.fleet.job import FleetJob
 from farpipe.fleet.policies import policy_of
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
@@ -24,7 +25,6 @@ from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster
 
 RATES: Final = (1e6, 1e7, 1e8, 1e9)
 """Bytes/s of every link."""

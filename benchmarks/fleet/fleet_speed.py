@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.fleet.fleet_traces import RawJob, as_jobs, at_load
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import Event, JobEnded, JobStarted, JobSubmitted, Price, PriceChanged
 from farpipe.fleet.job import FleetJob
 from farpipe.fleet.policies import policy_of
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import FleetState, first_state
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 
 HOUR_S = 3600.0
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.strict import read_csv
 from farpipe.fleet.job import FleetJob, Kind
-from farpipe.strict import read_csv
 
 SIZES: Final = {
     8: (Kind("llama-3.2-1b", 2048, 256),),

@@ -1,6 +1,6 @@
-"""Make src/farpipe/catalog/modes.toml: the reach of transceiver modes, computed by gnpy.
+"""Make src/farpipe/core/catalog/modes.toml: the reach of transceiver modes, computed by gnpy.
 
-    python -m benchmarks.optical.gnpy_reach > src/farpipe/catalog/modes.toml
+    python -m benchmarks.optical.gnpy_reach > src/farpipe/core/catalog/modes.toml
 
 gnpy needs pandas below 3, so run it in a virtual environment of its own: pip install gnpy. The modes are those of the
 transceiver "Voyager" in gnpy's example library. A line is two ROADMs with spans of 80 km of standard fibre
@@ -27,7 +27,7 @@ MODES = (("mode 1", 50.0), ("mode 1", 37.5), ("mode 4", 75.0), ("mode 3", 62.5),
 SPAN_KM, LOSS_DB_PER_KM, MARGIN_DB, MAX_SPANS = 80, 0.2, 2, 128
 
 HEAD = """\
-# Reach of transceiver modes, made by: python -m benchmarks.optical.gnpy_reach > src/farpipe/catalog/modes.toml
+# Reach of transceiver modes, made by: python -m benchmarks.optical.gnpy_reach > src/farpipe/core/catalog/modes.toml
 # gnpy's example library, transceiver {kind}; two ROADMs with spans of {span} km of standard fibre between them
 # ({loss} dB/km, connectors without loss), amplifiers by gnpy's design, all channels lit with {power:g} dBm each; reach:
 # the most spans that leave every channel the mode's required OSNR and {margin} dB.

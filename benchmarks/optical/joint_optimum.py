@@ -23,6 +23,10 @@ from ortools.sat.python import cp_model
 from benchmarks.optical.optical_grid import FIXED, candidates_of, percent, show
 from benchmarks.optical.optical_grid import Setting as Usual
 from benchmarks.optical.optical_training import pipeline_problem, scenario
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.step import Problem, Rank, Schedule, retimed
+from farpipe.core.step.codes import F, I, W, arrival_of, cell_of, direction_of, encode, kind_of, message_of, slot_of
 from farpipe.optical import find_modulation, find_network
 from farpipe.optical.confidence import mean_interval
 from farpipe.optical.demands import CANDIDATES, TransferPolicy, find_transfer_policy
@@ -31,10 +35,6 @@ from farpipe.optical.paths import PathTable
 from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork
 from farpipe.optical.study import random_nodes
 from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule, nominal_problem
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.step import Problem, Rank, Schedule, retimed
-from farpipe.step.codes import F, I, W, arrival_of, cell_of, direction_of, encode, kind_of, message_of, slot_of
 
 TICK_S = 20e-6
 PART_GBIT, MAX_UNITS = UNIT_GBIT / 6, 36

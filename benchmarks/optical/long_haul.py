@@ -13,9 +13,9 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from farpipe.errors import InfeasibleError
-from farpipe.plan import Plan, make_plan
-from farpipe.spec import Job, parse_job
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec import Job, parse_job
+from farpipe.planning.plan import Plan, make_plan
 
 KM = (100, 300, 1000, 2000, 3000)
 BANDWIDTH = 400e9 / 8

@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.optical.optical_grid import LABELS
 from benchmarks.optical.optical_training import candidates, scenario, training
+from farpipe.core.simulate import simulate
 from farpipe.optical import PoissonTraffic, find_modulation, find_network
 from farpipe.optical.confidence import mean_interval, paired_change
 from farpipe.optical.demands import TRANSFER_POLICIES, Cba, Fixed
@@ -28,7 +29,6 @@ from farpipe.optical.policies import POLICIES
 from farpipe.optical.study import LightScenario, Run, bound_s, compare_policies, no_network_s, random_nodes
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.transfers import LightTraining, TransferRule
-from farpipe.simulate import simulate
 
 SHARE, HOLDING_S, RETRY_S = 0.95, 0.2, 0.01
 ROUNDS = 3

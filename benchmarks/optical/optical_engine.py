@@ -22,19 +22,19 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.optical.optical_training import pipeline_problem
-from farpipe.emulate.wan import Wan, links_of_problem
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.step import Link, Problem
+from farpipe.engine.launch.run import run
+from farpipe.engine.links.wan import Wan, links_of_problem
+from farpipe.engine.run_spec import LinkChange, RunSpec
+from farpipe.engine.transport.tcp import PACED_SHARE
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.demands import find_transfer_policy
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.shared_network import NetworkPlayer, SharedNetwork, play_steps
 from farpipe.optical.study import LightScenario
 from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, Step, light_paths, nominal_problem, over_pairs
-from farpipe.run.run import run
-from farpipe.runtime.run_spec import LinkChange, RunSpec
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.step import Link, Problem
-from farpipe.transport.tcp import PACED_SHARE
 
 NODES = ("1", "4", "10", "14", "8", "12")
 SCALE = 4000

@@ -17,6 +17,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from benchmarks.optical.optical_training import scenario, training
+from farpipe.core.schedule import peak_memory_bytes
 from farpipe.optical import find_modulation, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval
 from farpipe.optical.demands import CANDIDATES, Fixed, TransferPolicy, find_transfer_policy
@@ -30,7 +31,6 @@ from farpipe.optical.study import (
     no_network_s,
     random_nodes,
 )
-from farpipe.schedule import peak_memory_bytes
 
 LABELS = ("a", "b", "b", "c", "c", "d", "e", "f")
 FIXED = {f"{units}": Fixed(units) for units in range(3, 7)} | {f"{n}, fewer": Fixed(n, fewer=True) for n in (3, 4, 6)}

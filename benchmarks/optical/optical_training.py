@@ -14,15 +14,15 @@ import itertools
 from dataclasses import replace
 from functools import cache
 
+from farpipe.core.schedule import peak_memory_bytes
+from farpipe.core.schedule.library import order
+from farpipe.core.schedule.library.eager import eager
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.optical import Grid, PoissonTraffic, find_modulation, find_network, k_shortest
 from farpipe.optical.demands import TRANSFER_POLICIES, Cba, Fixed
 from farpipe.optical.policies import POLICIES
 from farpipe.optical.study import LightScenario, bound_s, compare_policies, no_network_s
 from farpipe.optical.transfers import BYTES_PER_GBIT, LightTraining, TransferRule, nominal_problem
-from farpipe.schedule import peak_memory_bytes
-from farpipe.schedule.library import order
-from farpipe.schedule.library.eager import eager
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
 
 NODES = ("1", "4", "4", "10", "10", "14", "8", "12")
 

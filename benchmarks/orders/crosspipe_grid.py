@@ -23,12 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farpipe.errors import FarpipeError
-from farpipe.schedule import check
-from farpipe.schedule.library import order
-from farpipe.search import FoundOrder, search
-from farpipe.simulate import simulate
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.core.errors import FarpipeError
+from farpipe.core.schedule import check
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.planning.search import FoundOrder, search
 
 NUM_RANKS, NUM_MICROBATCHES = 8, 16
 FORWARD_S, INPUT_GRAD_S, WEIGHT_GRAD_S = 0.038, 0.0465, 0.0205

@@ -9,10 +9,10 @@ import json
 import time
 from typing import Any
 
-from farpipe.schedule.library import order
-from farpipe.search import search
-from farpipe.simulate import simulate
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.planning.search import search
 
 NUM_RANKS, NUM_MICROBATCHES, TIME_LIMIT_S = 8, 16, 20.0
 ROWS = [

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from farpipe.schedule import check
-from farpipe.schedule.library import order
-from farpipe.simulate.simulate import play
-from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
-from farpipe.step.arrays import step_arrays
+from farpipe.core.schedule import check
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate.simulate import play
+from farpipe.core.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
+from farpipe.core.step.arrays import step_arrays
 
 LOAD = """
 import time; begin = time.perf_counter()
-from farpipe.step import Problem, Rank, Stage
-from farpipe.schedule import check
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
+from farpipe.core.step import Problem, Rank, Stage
+from farpipe.core.schedule import check
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
 stage = Stage(rank=0, forward_s=1, input_grad_s=1, weight_grad_s=1)
 problem = Problem(num_microbatches=1, ranks=(Rank(),), stages=(stage,))
 simulate(problem, order("1f1b", problem))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.orders.delay_aware_orders import two_sites
-from farpipe.search import search
+from farpipe.planning.search import search
 
 SIZES = [(4, 16), (8, 16), (8, 32), (16, 64), (32, 128), (64, 256), (64, 512)]
 EQUAL, LONG = [(16, 64), (32, 128)], [(4, 100_000), (8, 100_000)]

@@ -10,10 +10,10 @@ import json
 from typing import Any
 
 from benchmarks.shared.data import data_folder
-from farpipe.schedule import check
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
+from farpipe.core.schedule import check
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 
 
 def problem(row: dict[str, Any]) -> Problem:

@@ -21,11 +21,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from farpipe.errors import InfeasibleError
-from farpipe.plan import Plan, make_plan
-from farpipe.plan.bandwidth import link_bounds
-from farpipe.simulate import simulate
-from farpipe.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.simulate import simulate
+from farpipe.core.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
+from farpipe.planning.plan import Plan, make_plan
+from farpipe.planning.plan.bandwidth import link_bounds
 
 S_PER_KM = 4.9e-6
 SEQUENCE_LENGTH, GLOBAL_BATCH = 4096, 64

@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from farpipe.errors import FarpipeError
-from farpipe.plan import Plan, make_plan
-from farpipe.plan.reference_points import ReferencePoint, load_points
-from farpipe.plan.validation import predict
-from farpipe.spec import Job, Pins
+from farpipe.core.errors import FarpipeError
+from farpipe.core.spec import Job, Pins
+from farpipe.planning.plan import Plan, make_plan
+from farpipe.planning.plan.reference_points import ReferencePoint, load_points
+from farpipe.planning.plan.validation import predict
 
 GROUPS: Final = ("mlperf-hopper", "mlperf-blackwell", "mlperf-amd", "bridge-dense")
 SOURCES: Final = {"mlperf": "MLPerf Training v4.1 to v5.1", "bridge": "Megatron-Bridge's performance pages"}

@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.sequences.sequences_planning import NUM_DEVICES, job
 from benchmarks.shared.data import data_folder
-from farpipe.schedule.bounds import lower_bound_s
-from farpipe.search import search
-from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
+from farpipe.core.schedule.bounds import lower_bound_s
+from farpipe.planning.search import search
+from farpipe.planning.workload import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
 
 CUT = 49152
 SETTINGS = ((4, 1, 24), (8, 1, 48), (4, 2, 24), (8, 2, 48))

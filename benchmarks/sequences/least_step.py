@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sequences.sequences_paper import NUM_DEVICES, a800, job
-from farpipe.cost import JobCosts, Layout, place_evenly
-from farpipe.cost.chunk_laws import Law
-from farpipe.cost.chunks import ChunkCosts
-from farpipe.cost.job_chunks import job_chunk_costs
-from farpipe.spec import Cluster, Model
+from farpipe.core.spec import Cluster, Model
+from farpipe.planning.cost import JobCosts, Layout, place_evenly
+from farpipe.planning.cost.chunk_laws import Law
+from farpipe.planning.cost.chunks import ChunkCosts
+from farpipe.planning.cost.job_chunks import job_chunk_costs
 
 _HARDEST = 4
 """Longest documents whose own time bounds the step."""

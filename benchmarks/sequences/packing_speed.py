@@ -20,11 +20,11 @@ import numpy as np
 
 from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_planning import NUM_DEVICES, job
-from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences
-from farpipe.sequences.candidate_cuts import estimated_cuts, total_law
-from farpipe.sequences.checkpointing import token_limit
-from farpipe.sequences.cut import cut_batch
-from farpipe.sequences.lengths import cut_lengths
+from farpipe.planning.workload import BatchOptions, chunk_costs, plan_sequences
+from farpipe.planning.workload.candidate_cuts import estimated_cuts, total_law
+from farpipe.planning.workload.checkpointing import token_limit
+from farpipe.planning.workload.cut import cut_batch
+from farpipe.planning.workload.lengths import cut_lengths
 
 CUTS = (49152, 98304)
 COUNTS = (512, 8192)

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.data import data_folder
-from farpipe.cost.chunks import ChunkCosts
-from farpipe.errors import InfeasibleError
-from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths
-from farpipe.sequences.checkpointing import token_limit
-from farpipe.sequences.lengths import cut_lengths
-from farpipe.spec import Cluster, Job, Pins, Training, preset_model, preset_site
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec import Cluster, Job, Pins, Training, preset_model, preset_site
+from farpipe.planning.cost.chunks import ChunkCosts
+from farpipe.planning.workload import BatchOptions, chunk_costs, plan_sequences, read_lengths
+from farpipe.planning.workload.checkpointing import token_limit
+from farpipe.planning.workload.lengths import cut_lengths
 
 CUTS = (16384, 49152, 98304)
 STAGES = (4, 8)

@@ -49,12 +49,12 @@ import numpy as np
 
 from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_planning import searched_s
-from farpipe.cost import JobCosts, Layout, place_evenly
-from farpipe.cost.chunks import ChunkCosts
-from farpipe.cost.job_chunks import job_chunk_costs
-from farpipe.errors import InfeasibleError, InputError
-from farpipe.sequences import BatchOptions, SequencePlan, chunk_costs, plan_sequences, sample_lengths
-from farpipe.spec import Cluster, Job, Model, Pins, Site, Training, preset_model, preset_site
+from farpipe.core.errors import InfeasibleError, InputError
+from farpipe.core.spec import Cluster, Job, Model, Pins, Site, Training, preset_model, preset_site
+from farpipe.planning.cost import JobCosts, Layout, place_evenly
+from farpipe.planning.cost.chunks import ChunkCosts
+from farpipe.planning.cost.job_chunks import job_chunk_costs
+from farpipe.planning.workload import BatchOptions, SequencePlan, chunk_costs, plan_sequences, sample_lengths
 
 NUM_DEVICES, BATCH = 32, 512
 CUTS = (49152, 98304)

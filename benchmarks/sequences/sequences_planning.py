@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.data import data_folder
-from farpipe.errors import InfeasibleError
-from farpipe.schedule.bounds import lower_bound_s
-from farpipe.search import search
-from farpipe.sequences import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
-from farpipe.sequences.planner import SequencePlan
-from farpipe.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.schedule.bounds import lower_bound_s
+from farpipe.core.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
+from farpipe.planning.search import search
+from farpipe.planning.workload import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
+from farpipe.planning.workload.planner import SequencePlan
 
 NUM_DEVICES, BATCH = 32, 512
 CUTS = (49152, 98304)

@@ -59,12 +59,13 @@ from benchmarks.sequences.sequences_paper import (
     ulysses,
 )
 from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with, shared_out
-from farpipe.cost.chunk_laws import Law
-from farpipe.errors import InfeasibleError
-from farpipe.sequences import BatchOptions, cut, plan_batch, sample_lengths
-from farpipe.sequences.checkpointing import CheckpointRule
-from farpipe.sequences.chunk import as_load
-from farpipe.sequences.device_groups import (
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec import Cluster, Job, Model, Pins, Training
+from farpipe.planning.cost.chunk_laws import Law
+from farpipe.planning.workload import BatchOptions, cut, plan_batch, sample_lengths
+from farpipe.planning.workload.checkpointing import CheckpointRule
+from farpipe.planning.workload.chunk import as_load
+from farpipe.planning.workload.device_groups import (
     DeviceGroup,
     DocumentTimes,
     Family,
@@ -74,8 +75,7 @@ from farpipe.sequences.device_groups import (
     plan_assigned,
     plan_groups,
 )
-from farpipe.sequences.layout import sequence_seconds
-from farpipe.spec import Cluster, Job, Model, Pins, Training
+from farpipe.planning.workload.layout import sequence_seconds
 
 Step = tuple[float, str]
 _OURS = ("farpipe", "farpipe, groups")

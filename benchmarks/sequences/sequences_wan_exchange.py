@@ -25,11 +25,11 @@ from benchmarks.sequences.sequences_many import read_corpora
 from benchmarks.sequences.sequences_paper import models
 from benchmarks.sequences.sequences_rivals import interval
 from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with, shared_out
-from farpipe.cost.chunk_laws import Laws
-from farpipe.cost.chunks import ChunkCosts
-from farpipe.errors import InfeasibleError
-from farpipe.sequences import BatchOptions, plan_batch, sample_lengths
-from farpipe.spec import Model, Pins
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec import Model, Pins
+from farpipe.planning.cost.chunk_laws import Laws
+from farpipe.planning.cost.chunks import ChunkCosts
+from farpipe.planning.workload import BatchOptions, plan_batch, sample_lengths
 
 INSIDE = "slimpipe, inside sites"
 OVER = "slimpipe, over the WAN"

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sequences.sequences_paper import NICS
-from farpipe.cost.chunk_laws import Floats, Laws, Load
-from farpipe.cost.chunks import ChunkCosts, Ints
-from farpipe.sequences import batch_planner
-from farpipe.sequences.layout import ChunkLayout
-from farpipe.spec import Model
+from farpipe.core.spec import Model
+from farpipe.planning.cost.chunk_laws import Floats, Laws, Load
+from farpipe.planning.cost.chunks import ChunkCosts, Ints
+from farpipe.planning.workload import batch_planner
+from farpipe.planning.workload.layout import ChunkLayout
 
 
 @dataclass(frozen=True)

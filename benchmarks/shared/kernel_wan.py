@@ -9,8 +9,8 @@ from benchmarks.shared.outcome import end_unmeasured
 
 def print_where_possible(measure: Callable[[], dict[str, Any]]) -> None:
     """Print the result of `measure` as JSON; where there can be no WAN of namespaces, end with the reason."""
-    from farpipe.emulate import namespace
-    from farpipe.errors import UsageError
+    from farpipe.core.errors import UsageError
+    from farpipe.engine.links import namespace
 
     try:
         namespace.check_possible()

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farpipe.step import Link, Problem
+    from farpipe.core.step import Link, Problem
 
 NUM_RANKS = 4
 SITES = ("west", "west", "east", "east")
@@ -11,7 +11,7 @@ SITES = ("west", "west", "east", "east")
 
 def two_by_two(link: "Link", message_bytes: float, times_s: tuple[float, float, float], microbatches: int) -> "Problem":
     """Problem of two ranks at each of two sites with `link` in both directions; `times_s` are those of F, I and W."""
-    from farpipe.step import Hop, Problem, Rank, Stage, Transfer
+    from farpipe.core.step import Hop, Problem, Rank, Stage, Transfer
 
     forward, backward = (Transfer(link=name, bytes=message_bytes) for name in ("west>east", "east>west"))
     work = dict(zip(("forward_s", "input_grad_s", "weight_grad_s"), times_s, strict=True))

@@ -61,12 +61,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def measure(case: Case, host: str, num_steps: int) -> dict[str, Any]:
     """One run."""
-    from farpipe.emulate import Wan, links_of_problem
-    from farpipe.emulate.tun import in_namespace
-    from farpipe.plan.orders import find_order
-    from farpipe.run.run import run
-    from farpipe.runtime.run_spec import RunSpec
-    from farpipe.simulate import simulate
+    from farpipe.core.simulate import simulate
+    from farpipe.engine.launch.run import run
+    from farpipe.engine.links import Wan, links_of_problem
+    from farpipe.engine.links.tun import in_namespace
+    from farpipe.engine.run_spec import RunSpec
+    from farpipe.planning.plan.orders import find_order
 
     problem = make_problem(case)
     schedule = find_order(problem, "1f1b").schedule
@@ -108,8 +108,8 @@ def run_rank(host: str) -> None:
 
     import typer
 
-    from farpipe.run import rank_main
-    from farpipe.transport import dialler, tcp
+    from farpipe.engine.launch import rank_main
+    from farpipe.engine.transport import dialler, tcp
 
     if host == "bbr":
         tcp.BBR_RENEWED_S = float("inf")

@@ -2,7 +2,7 @@
 Prints JSON.
 
 One message every `gap_s`, the first 20 left out. Late is what a message takes beyond the latency of its way and its
-bytes over the bandwidth, in milliseconds at some quantiles, beside what `farpipe.cost.lossy_links` says.
+bytes over the bandwidth, in milliseconds at some quantiles, beside what `farpipe.planning.cost.lossy_links` says.
 """
 
 import json
@@ -47,9 +47,9 @@ def main() -> None:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    from farpipe.emulate.wan import Wan
-    from farpipe.run.launcher import launch
-    from farpipe.spec import SiteLink
+    from farpipe.core.spec import SiteLink
+    from farpipe.engine.launch.launcher import launch
+    from farpipe.engine.links.wan import Wan
 
     figures = {"latency_s": case.latency_s, "bandwidth_bytes_per_s": case.bit_per_s / 8, "loss": case.loss}
     links = [SiteLink(source=a, target=b, jitter_s=case.jitter_s, **figures) for a, b in (SITES, SITES[::-1])]
@@ -62,7 +62,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def modelled(case: Case) -> list[float]:
-    from farpipe.cost.lossy_links import LossyLink, lateness_s
+    from farpipe.planning.cost.lossy_links import LossyLink, lateness_s
 
     round_trip_s = 2 * case.latency_s + case.jitter_s
     link = LossyLink(case.latency_s, case.bit_per_s / 8, round_trip_s, case.loss, case.jitter_s)
@@ -77,9 +77,9 @@ def figures_of(late_s: list[float]) -> dict[str, float]:
 
 
 def run_rank(folder: Path, host: str, case: Case) -> None:
-    from farpipe.run.reports import reporting_errors
-    from farpipe.runtime.rendezvous import rendezvous_from_env
-    from farpipe.transport import Tag, TransportConfig, connect
+    from farpipe.engine.launch.reports import reporting_errors
+    from farpipe.engine.rendezvous import rendezvous_from_env
+    from farpipe.engine.transport import Tag, TransportConfig, connect
 
     rank = int(os.environ["RANK"])
     rates = dict.fromkeys([(0, 1), (1, 0)], case.bit_per_s / 8)

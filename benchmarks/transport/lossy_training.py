@@ -71,9 +71,9 @@ def main() -> None:
 
 
 def plan_of(loss: float, method: str) -> Any:
-    from farpipe.cost import MeasuredPart, completed_profile
-    from farpipe.plan.find_plans import make_plan
-    from farpipe.spec import parse_job
+    from farpipe.core.spec import parse_job
+    from farpipe.planning.cost import MeasuredPart, completed_profile
+    from farpipe.planning.plan.find_plans import make_plan
 
     ends = MeasuredPart(1e-4, 1e-4)
     measured = {"layer": MeasuredPart(0.01, 0.02), "embedding": ends, "head": ends}
@@ -84,9 +84,9 @@ def plan_of(loss: float, method: str) -> Any:
 
 def measure(loss: float, method: str) -> dict[str, Any]:
     """One row of the table."""
-    from farpipe.emulate import wan_of_cluster
-    from farpipe.run.run import run
-    from farpipe.run.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.run import run
+    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.links import wan_of_cluster
 
     plan = plan_of(loss, method)
     spec = run_spec_of(plan, num_steps=NUM_STEPS, device="sleep", emulate_links=False)

@@ -53,10 +53,10 @@ def measure_all(asked: argparse.Namespace, rows: Any) -> list[dict[str, Any]]:
 
 def measure(asked: argparse.Namespace, backend: str, order: str) -> dict[str, Any]:
     """Seconds of a step and CPU of a message, or how the run ended."""
-    from farpipe.emulate.wan import Wan
-    from farpipe.errors import RunError
-    from farpipe.run.launcher import launch
-    from farpipe.spec import SiteLink
+    from farpipe.core.errors import RunError
+    from farpipe.core.spec import SiteLink
+    from farpipe.engine.launch.launcher import launch
+    from farpipe.engine.links.wan import Wan
 
     case = CASES[asked.case]
     speed = {"latency_s": case.latency_s, "bandwidth_bytes_per_s": case.bytes_per_s, "loss": asked.loss}
@@ -126,7 +126,7 @@ def store_of_launcher(rank: int) -> Any:
     """The store at farpipe's launcher, whose rank 0 inherits the listening socket."""
     import torch.distributed as dist
 
-    from farpipe.runtime.rendezvous import LISTENER_VARIABLE
+    from farpipe.engine.rendezvous import LISTENER_VARIABLE
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = int(os.environ[LISTENER_VARIABLE]) if rank == 0 else None
@@ -157,15 +157,15 @@ def make_schedule(torch: Any, order: str, rank: int, case: Case) -> Any:
 
 def csv_of(order: str, case: Case) -> str:
     """The order for this case as torch's CSV."""
-    from farpipe.schedule import library
-    from farpipe.schedule.torch_csv import to_torch_csv
+    from farpipe.core.schedule import library
+    from farpipe.core.schedule.torch_csv import to_torch_csv
 
     return to_torch_csv(library.order(order, problem_of(case)))
 
 
 def problem_of(case: Case) -> Any:
     """The step as numbers; a sleeping stage has its whole backward in I."""
-    from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+    from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 
     figures = {"forward_s": case.forward_s, "input_grad_s": case.backward_s, "weight_grad_s": 0.0}
     link = Link(latency_s=case.latency_s, bandwidth_bytes_per_s=case.bytes_per_s)
@@ -181,8 +181,8 @@ def problem_of(case: Case) -> Any:
 
 def plan_of(case: Case) -> Any:
     """A plan whose step is this case's."""
-    from farpipe.plan import make_plan
-    from farpipe.spec import parse_job
+    from farpipe.core.spec import parse_job
+    from farpipe.planning.plan import make_plan
 
     facts = {"latency_ms": case.latency_s * 1e3, "mbit_per_s": case.bytes_per_s * 8e-6}
     model = 'name = "small"\nnum_layers = 2\nhidden = 256\nnum_heads = 8\nffn_hidden = 1024\nvocab_size = 2048'

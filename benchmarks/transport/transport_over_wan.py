@@ -31,10 +31,10 @@ def main() -> None:
 
 
 def measure_link(latency_s: float) -> dict:
-    from farpipe.emulate.wan import Wan
-    from farpipe.run.launcher import launch
-    from farpipe.spec import SiteLink
-    from farpipe.transport.security.authority import init, issue
+    from farpipe.core.spec import SiteLink
+    from farpipe.engine.launch.launcher import launch
+    from farpipe.engine.links.wan import Wan
+    from farpipe.engine.transport.security.authority import init, issue
 
     ends = (SITES, SITES[::-1])
     links = [SiteLink(source=a, target=b, latency_s=latency_s, bandwidth_bytes_per_s=BYTES_PER_S) for a, b in ends]
@@ -55,10 +55,10 @@ def measure_link(latency_s: float) -> dict:
 
 def run_rank(folder: Path, host: str) -> None:
     """One side: rank 0 sends, rank 1 receives and leaves its figures in `folder`."""
-    from farpipe.run.reports import reporting_errors
-    from farpipe.runtime.rendezvous import rendezvous_from_env
-    from farpipe.transport import TransportConfig, connect
-    from farpipe.transport.security.tls import TlsFiles
+    from farpipe.engine.launch.reports import reporting_errors
+    from farpipe.engine.rendezvous import rendezvous_from_env
+    from farpipe.engine.transport import TransportConfig, connect
+    from farpipe.engine.transport.security.tls import TlsFiles
 
     rank = int(os.environ["RANK"])
     config = TransportConfig(
@@ -74,7 +74,7 @@ def run_rank(folder: Path, host: str) -> None:
 
 
 def send_all(transport) -> dict:
-    from farpipe.transport import Tag
+    from farpipe.engine.transport import Tag
 
     large, small, half = bytes(LARGE_BYTES), bytes(SMALL_BYTES), bytes(HALF_MB)
     for number in range(NUM_LARGE):
@@ -119,7 +119,7 @@ def receive_all(transport) -> dict:
 
 
 def receive(transport, kind: str, step: int, number: int):
-    from farpipe.transport import Tag
+    from farpipe.engine.transport import Tag
 
     return transport.receive(0, kind, Tag(step, 0, number), waiting_for=f"message {number}").times
 

@@ -25,8 +25,8 @@ EMULATED_BYTES, NUM_EMULATED = 1 << 20, 100
 
 
 def main() -> None:
-    from farpipe.run.launcher import launch
-    from farpipe.transport.security.authority import init, issue
+    from farpipe.engine.launch.launcher import launch
+    from farpipe.engine.transport.security.authority import init, issue
 
     result: dict = {"large_bytes": LARGE_BYTES, "small_bytes": SMALL_BYTES}
     for link in ("plain", "tls", "emulated"):
@@ -43,10 +43,10 @@ def main() -> None:
 
 def run_rank(folder: Path, streams: int, kind: str) -> None:
     """One side of a case; rank 0 sends, rank 1 receives, each leaves its figures in `folder`."""
-    from farpipe.emulate import LinkShape
-    from farpipe.runtime.rendezvous import rendezvous_from_env
-    from farpipe.transport import TransportConfig, connect
-    from farpipe.transport.security.tls import TlsFiles
+    from farpipe.engine.links import LinkShape
+    from farpipe.engine.rendezvous import rendezvous_from_env
+    from farpipe.engine.transport import TransportConfig, connect
+    from farpipe.engine.transport.security.tls import TlsFiles
 
     rank = int(os.environ["RANK"])
     links = {(0, 1): ("west>east", LinkShape(LINK_LATENCY_S, LINK_BYTES_PER_S))} if kind == "emulated" else {}
@@ -99,7 +99,7 @@ def passage_us() -> float:
 
 def send(transport, number: int, data: bytes, after_s: float = 0.0) -> float:
     """Send message `number`; how long that took, in microseconds."""
-    from farpipe.transport import Tag
+    from farpipe.engine.transport import Tag
 
     time.sleep(after_s)
     start = time.perf_counter()
@@ -108,7 +108,7 @@ def send(transport, number: int, data: bytes, after_s: float = 0.0) -> float:
 
 
 def receive(transport, number: int):
-    from farpipe.transport import Tag
+    from farpipe.engine.transport import Tag
 
     return transport.receive(0, "forward", Tag(0, 0, number), waiting_for=f"message {number}").times
 

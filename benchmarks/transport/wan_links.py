@@ -30,8 +30,8 @@ def main() -> None:
 
 def measure(latency_s: float, bit_per_s: float) -> dict[str, Any]:
     """One row of the table."""
-    from farpipe.emulate import Wan
-    from farpipe.spec import SiteLink
+    from farpipe.core.spec import SiteLink
+    from farpipe.engine.links import Wan
 
     speed = {"latency_s": latency_s, "bandwidth_bytes_per_s": bit_per_s / 8}
     links = [SiteLink(source=a, target=b, **speed) for a, b in (("west", "east"), ("east", "west"))]
@@ -46,7 +46,7 @@ def measure(latency_s: float, bit_per_s: float) -> dict[str, Any]:
 
 def pairs(wan: Any, count: int) -> list[tuple[socket.socket, socket.socket]]:
     """Connections from west to east: both ends of each, in this process."""
-    from farpipe.emulate.tun import in_namespace
+    from farpipe.engine.links.tun import in_namespace
 
     west, east = (wan.namespaces[site] for site in ("west", "east"))
     found = []

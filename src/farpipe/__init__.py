@@ -1,6 +1,6 @@
 """farpipe: plan, simulate and run the training of one large model over several datacenters."""
 
-from farpipe import notebook
+from farpipe.core import notebook
 
 __version__ = "0.1.0"
 

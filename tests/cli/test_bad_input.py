@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.plan import make_plan
-from plan.jobs import job, site
+from farpipe.planning.plan import make_plan
+from planning.plan.jobs import job, site
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 JOB = RECIPES / "two_sites.toml"

@@ -5,11 +5,11 @@ import sys
 import pytest
 from cryptography import x509
 
-from farpipe.errors import InputError
-from farpipe.spec import load_cluster
-from farpipe.transport.link_probe import ProbeServer, Sides
-from farpipe.transport.security.authority import init, issue
-from farpipe.transport.security.tls import TlsFiles
+from farpipe.core.errors import InputError
+from farpipe.core.spec import load_cluster
+from farpipe.engine.transport.link_probe import ProbeServer, Sides
+from farpipe.engine.transport.security.authority import init, issue
+from farpipe.engine.transport.security.tls import TlsFiles
 from job_files import cluster_text
 
 CLUSTER = f"# measured by us\n{cluster_text()}"

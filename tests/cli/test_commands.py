@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from farpipe.cli.plan import number_of_tokens, plan
-from farpipe.errors import RunInterruptedError, UsageError
-from farpipe.plan import Plan
-from farpipe.plan.find_plans import FoundPlans
-from farpipe.schedule import check
-from farpipe.schedule.library import ORDERS
-from farpipe.simulate import Timeline
-from farpipe.step import Problem, Schedule
+from farpipe.core.errors import RunInterruptedError, UsageError
+from farpipe.core.schedule import check
+from farpipe.core.schedule.library import ORDERS
+from farpipe.core.simulate import Timeline
+from farpipe.core.step import Problem, Schedule
+from farpipe.planning.plan import Plan
+from farpipe.planning.plan.find_plans import FoundPlans
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = Path(__file__).parents[2] / "recipes"

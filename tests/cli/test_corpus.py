@@ -8,9 +8,9 @@ import pytest
 from pyarrow import parquet
 
 from farpipe.cli.corpus import read_corpus
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from job_files import EIGHT_LAYERS
-from sequences.test_corpora import DOCUMENTS, TABLE, write_data_set, write_megatron
+from planning.workload.test_corpora import DOCUMENTS, TABLE, write_data_set, write_megatron
 
 LENGTHS = [3, 300, 2]
 JOB = f"""

@@ -1,6 +1,6 @@
 import json
 
-from farpipe.step import Schedule
+from farpipe.core.step import Schedule
 
 
 def test_a_schedule_goes_out_as_csv_and_comes_back(farpipe, problem_file, tmp_path):

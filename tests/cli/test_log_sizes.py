@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import parse_job
 from farpipe.interop.log_sizes import sizes_in
 from farpipe.interop.logs import read_log_of
-from farpipe.plan import make_plan
-from farpipe.spec import parse_job
+from farpipe.planning.plan import make_plan
 from interop.test_logs import megatron
 from job_files import EIGHT_LAYERS
 

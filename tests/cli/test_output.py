@@ -9,11 +9,11 @@ import pytest
 
 from farpipe.cli import output
 from farpipe.cli.output import PacedLog, check_folder, console, progress_bar, search_status, status
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.optical.blocking import request_rows
+from farpipe.planning.search import Progress
 from farpipe.report.light import light_rows
 from farpipe.report.pyplot import load_pyplot, save_figure
-from farpipe.search import Progress
 
 
 @pytest.fixture(autouse=True)

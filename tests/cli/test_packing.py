@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from farpipe.cost import model_shape
-from farpipe.cost.chunk_profile import ChunkProfile
-from farpipe.spec import Model
+from farpipe.core.spec import Model
+from farpipe.planning.cost import model_shape
+from farpipe.planning.cost.chunk_profile import ChunkProfile
 
 JOB = """
 [model]

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from farpipe.cli.profile import _num_processes
-from farpipe.spec import load_job
+from farpipe.core.spec import load_job
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from farpipe.spec import load_job
+from farpipe.core.spec import load_job
 from interop.test_link_tests import PING
 from interop.test_logs import megatron
 from interop.test_megatron import SCRIPT

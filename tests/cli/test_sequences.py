@@ -7,7 +7,7 @@ from base64 import b64decode
 import numpy as np
 import pytest
 
-from farpipe.sequences import Chunk
+from farpipe.planning.workload import Chunk
 from job_files import EIGHT_LAYERS
 from sound_chunks import check_chunks
 

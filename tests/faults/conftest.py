@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.run.run import run
-from farpipe.runtime.run_spec import TransportSettings
+from farpipe.engine.launch.run import run
+from farpipe.engine.run_spec import TransportSettings
 from proxies import Proxy
 from trainings import losses, make_run, state
 

@@ -13,11 +13,11 @@ import time
 
 import typer
 
-from farpipe.run import rank_main
-from farpipe.runtime import stage
-from farpipe.runtime.work import Trainer
-from farpipe.transport import meeting
-from farpipe.transport.clock import SKEW_VARIABLE
+from farpipe.engine.executor.work import Trainer
+from farpipe.engine.launch import rank_main
+from farpipe.engine.stages import stage
+from farpipe.engine.transport import meeting
+from farpipe.engine.transport.clock import SKEW_VARIABLE
 
 RANK = int(os.environ["RANK"])
 introduce = meeting.introduce

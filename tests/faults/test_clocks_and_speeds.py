@@ -2,12 +2,12 @@
 
 import pytest
 
-from farpipe.run.run import run
-from farpipe.runtime.run_spec import RunSpec, TransportSettings
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.simulate.timeline import Timeline
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.engine.launch.run import run
+from farpipe.engine.run_spec import RunSpec, TransportSettings
 from trainings import equal_states, losses, state
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from farpipe.runtime.agreement import agree
-from farpipe.runtime.checkpoint.resume import resume
-from farpipe.runtime.train import make_work
+from farpipe.engine.agreement import agree
+from farpipe.engine.checkpoint.resume import resume
+from farpipe.engine.train import make_work
 from in_process import run_ranks
 from trainings import make_run, state, train
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from farpipe.errors import DivergedError
-from farpipe.runtime.work import Trainer
+from farpipe.core.errors import DivergedError
+from farpipe.engine.executor.work import Trainer
 from trainings import checkpoints, equal_states, losses, make_run, state, train
 
 pytestmark = pytest.mark.slow  # starts processes

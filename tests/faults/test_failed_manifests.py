@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from farpipe.errors import RunError
-from farpipe.runtime.checkpoint.manifest import Manifest
-from farpipe.runtime.train import train_rank
-from farpipe.runtime.work import Trainer
+from farpipe.core.errors import RunError
+from farpipe.engine.checkpoint.manifest import Manifest
+from farpipe.engine.executor.work import Trainer
+from farpipe.engine.train import train_rank
 from in_process import run_ranks
 from trainings import checkpoints, equal_states, losses, make_run, state, train
 from waiting import wait_until

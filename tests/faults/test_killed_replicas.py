@@ -1,6 +1,6 @@
 """Replicas with ZeRO-1 that are killed: all start again, and the training is that of a run without faults.
 
-Every rank in every phase, with one replica, is in tests/runtime/test_restart.py.
+Every rank in every phase, with one replica, is in tests/engine/test_restart.py.
 """
 
 import json
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.run.run import run
+from farpipe.engine.launch.run import run
 from trainings import equal_states, losses, state
 
 pytestmark = pytest.mark.slow
 
-FAULTY_RANK = Path(__file__).parent.parent / "runtime" / "faulty_rank.py"
+FAULTY_RANK = Path(__file__).parent.parent / "engine" / "faulty_rank.py"
 FAULTS = [[3, "reduce"], [2, "checkpoint"], [0, "sync"], [1, "backward"]]
 """Every rank once: in the middle of a ring, of a file, of the exchange that ends a step, of the pipeline."""
 SECONDS = 15
@@ -23,7 +23,7 @@ SECONDS = 15
 def test_kill_9_of_replicas_while_they_sum_write_and_compute_changes_nothing(make, undisturbed, tmp_path, monkeypatch):
     """The survivors are left to end by themselves, as at other sites."""
     monkeypatch.setenv("FARPIPE_TEST_FAULT", json.dumps(FAULTS))
-    monkeypatch.setattr("farpipe.run.launcher.SETTLE_S", 60)
+    monkeypatch.setattr("farpipe.engine.launch.launcher.SETTLE_S", 60)
     spec, run_dir, reasons, lasted_s = make(num_replicas=2), tmp_path / "run", [], []
 
     def on_restart(reason):

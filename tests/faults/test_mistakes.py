@@ -2,10 +2,10 @@
 
 import pytest
 
-from farpipe.errors import InputError
-from farpipe.run.directory import reopen
-from farpipe.run.run import run
-from farpipe.runtime.lock import only_run
+from farpipe.core.errors import InputError
+from farpipe.engine.launch.directory import reopen
+from farpipe.engine.launch.run import run
+from farpipe.engine.lock import only_run
 from small_models import LLAMA
 from trainings import make_run, train
 

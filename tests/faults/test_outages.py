@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from farpipe.emulate import Wan
-from farpipe.errors import RunError
-from farpipe.run.run import RANK_PROGRAM, run
+from farpipe.core.errors import RunError
+from farpipe.engine.launch.run import RANK_PROGRAM, run
+from farpipe.engine.links import Wan
 from trainings import checkpoints, equal_states, folder, losses, metrics, state
 from transports import tls_files
 from wans import both_ways, free_name, needs_wan

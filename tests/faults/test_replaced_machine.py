@@ -37,7 +37,7 @@ def start(request, tmp_path):
             # With a shared store torch 2.13 leaves the one that comes waiting if the one that stays was the first.
             environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         words = [f"--{option}={value}" for option, value in options.items()]
-        command = [sys.executable, "-m", "torch.distributed.run", *words, "-m", "farpipe.run.rank_main"]
+        command = [sys.executable, "-m", "torch.distributed.run", *words, "-m", "farpipe.engine.launch.rank_main"]
         with (tmp_path / f"{name}.log").open("w") as log:
             agents.append(subprocess.Popen([*command, str(tmp_path)], env=environment, stdout=log, stderr=log))
         return agents[-1]

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from farpipe.errors import RunError
-from farpipe.run.run import run
+from farpipe.core.errors import RunError
+from farpipe.engine.launch.run import run
 from rank_processes import processes_of
 from trainings import equal_states, losses, metrics, state
 

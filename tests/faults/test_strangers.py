@@ -1,6 +1,6 @@
 """Strangers at every port of a training within TLS: they are turned away, and the training does not notice.
 
-For how long each is listened to: tests/runtime/test_transport_strangers.py and test_transport_tls_limits.py.
+For how long each is listened to: tests/engine/test_transport_strangers.py and test_transport_tls_limits.py.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from farpipe.run.run import run
-from farpipe.transport import handshake
-from farpipe.transport.security.tls import TlsFiles
+from farpipe.engine.launch.run import run
+from farpipe.engine.transport import handshake
+from farpipe.engine.transport.security.tls import TlsFiles
 from trainings import equal_states, losses, state
 from transports import tls_files
 

@@ -16,7 +16,7 @@ from trainings import checkpoints, equal_states, losses, metrics, state
 
 pytestmark = pytest.mark.slow
 
-FAULTY_RANK = Path(__file__).parent.parent / "runtime" / "faulty_rank.py"
+FAULTY_RANK = Path(__file__).parent.parent / "engine" / "faulty_rank.py"
 NUM_STEPS = 40
 LIMIT_S = 120
 

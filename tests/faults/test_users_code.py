@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from farpipe.errors import RunError, RunInterruptedError
-from farpipe.run.run import run
-from farpipe.runtime.run_spec import TransportSettings
+from farpipe.core.errors import RunError, RunInterruptedError
+from farpipe.engine.launch.run import run
+from farpipe.engine.run_spec import TransportSettings
 from rank_processes import processes_of
 from small_models import LLAMA
 from trainings import losses, make_run

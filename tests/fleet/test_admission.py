@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.event_effects import why_refused
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 from fleet_conformance import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)

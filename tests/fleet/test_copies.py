@@ -2,7 +2,9 @@
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import (
     CheckpointCopied,
     JobStarted,
@@ -19,8 +21,6 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 from fleet_conformance import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)

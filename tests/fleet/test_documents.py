@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Cluster, preset_site
 from farpipe.fleet.documents import (
     Entry,
     command_data,
@@ -23,7 +24,6 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import PlannerQuotes, StopCosts
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import FleetState, first_state
-from farpipe.spec import Cluster, preset_site
 from fleet_conformance import SimpleQuotes, random_cluster, random_events, random_jobs
 
 

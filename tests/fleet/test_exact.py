@@ -6,6 +6,8 @@ from itertools import permutations, product
 import pytest
 
 from benchmarks.fleet.exact_place import ORACLE, _alone, ask, enumerated, exact, solved
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import JobSubmitted, Price, PriceChanged
 from farpipe.fleet.job import FleetJob, JobState, Kind
 from farpipe.fleet.policies import POLICIES, places
@@ -13,8 +15,6 @@ from farpipe.fleet.policies.places import is_stall_free
 from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 from fleet_conformance import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import (
     JobEnded,
     JobFailed,
@@ -31,8 +33,6 @@ from farpipe.fleet.replacing import replace
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.snapshot import Ended
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 from fleet_conformance import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)

@@ -7,6 +7,8 @@ from math import pi, sin
 
 import pytest
 
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import farpipe_policy, places, policy_of
@@ -17,8 +19,6 @@ from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.policies.worth import Objective
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 from fleet_conformance import SimpleQuotes, random_cluster, random_events, random_jobs
 
 HOUR_S = 3600.0

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farpipe.cli.app import app
-from farpipe.errors import FarpipeError
+from farpipe.core.errors import FarpipeError
 from farpipe.fleet.job import FleetJob, JobState, Spent, timed_kind
 from farpipe.fleet.outcome import FleetOutcome, JobRecord, verdict
 from farpipe.fleet.policies import ABOUT, POLICIES

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from farpipe.errors import UsageError
+from farpipe.core.errors import UsageError
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import (
     JobStarted,
     JobSubmitted,
@@ -26,8 +28,6 @@ from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.snapshot import Space
 from farpipe.fleet.state import first_state
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 from fleet_conformance import SimpleQuotes, violations
 
 KIND = Kind("llama-3-8b", 512, 64)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from farpipe.errors import InfeasibleError
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec import Cluster, preset_site
 from farpipe.fleet.job import Kind
 from farpipe.fleet.quotes import PlannerQuotes, request_of
-from farpipe.plan.planner import Planner
-from farpipe.spec import Cluster, preset_site
+from farpipe.planning.plan.planner import Planner
 
 SMALL, LARGE = Kind("llama-3.2-1b", 2048, 256), Kind("qwen2.5-32b", 4096, 512)
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from farpipe.core.spec import Cluster, Prices, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.job import FleetJob, JobPlacement, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import RATE_STEP, PlannerQuotes, StopCosts, request_of
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
-from farpipe.plan.planner import Planner
-from farpipe.spec import Cluster, Prices, preset_site
-from farpipe.spec.cluster import SiteLink
+from farpipe.planning.plan.planner import Planner
 from fleet_conformance import SimpleQuotes, random_cluster, random_events, random_jobs
 
 KIND = Kind("llama-3-8b", 512, 64)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.fleet.events import (
     DevicesChanged,
     JobCancelled,

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Cluster, preset_site
+from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import (
     Cancel,
     DevicesChanged,
@@ -30,8 +32,6 @@ from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
 from farpipe.fleet.stops import planned
 from farpipe.fleet.waiting import why_unstarted
-from farpipe.spec import Cluster, preset_site
-from farpipe.spec.cluster import SiteLink
 from fleet_conformance import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from benchmarks.fleet.fleet_traces import RawJob, acme_like, at_load, offered_load
 from farpipe.cli.app import app
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.spec.link_matrices import links_between, read_matrix
 from farpipe.fleet.events import LinkChanged, Price, PriceChanged
 from farpipe.fleet.job import FleetJob, Kind, timed_kind
 from farpipe.fleet.play import play, quotes_of
@@ -17,7 +18,6 @@ from farpipe.fleet.quotes import model_of
 from farpipe.fleet.scenario import load_scenario
 from farpipe.fleet.series import read_series
 from farpipe.fleet.traces import COLUMNS, read_jobs
-from farpipe.spec.link_matrices import links_between, read_matrix
 from fleet_conformance import SimpleQuotes
 
 HEADER = ",".join(COLUMNS[:10])

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from farpipe.core.spec import Cluster, preset_site
 from farpipe.fleet.events import JobSubmitted
 from farpipe.fleet.job import FleetJob, timed_kind
 from farpipe.fleet.policies import policy_of
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.state import FleetState, first_state
 from farpipe.fleet.waiting import Waits, why_waiting
-from farpipe.spec import Cluster, preset_site
 
 
 def job(name, devices, submit_s=0.0, hours=10):

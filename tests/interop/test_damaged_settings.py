@@ -8,9 +8,9 @@ import tomllib
 import pytest
 import yaml
 
-from farpipe.errors import FarpipeError
+from farpipe.core.errors import FarpipeError
+from farpipe.core.spec import parse_job
 from farpipe.interop.files import draft_of_devices, read_draft
-from farpipe.spec import parse_job
 from interop.test_deepspeed import NEOX
 from interop.test_known_options import DEEPSPEED, TITAN, TRAINER
 from interop.test_megatron import BRIDGE, NEMO

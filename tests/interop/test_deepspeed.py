@@ -5,9 +5,9 @@ import json
 import pytest
 import yaml
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import parse_job
 from farpipe.interop.files import draft_of_devices, read_draft
-from farpipe.spec import parse_job
 
 # Keys and values as configs/2-7B.yml and configs/llama2/7B.yml of EleutherAI/gpt-neox have them, smaller.
 NEOX = {

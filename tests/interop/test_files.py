@@ -8,14 +8,14 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Training, parse_job
 from farpipe.interop.files import draft_of_devices, read_draft
 from farpipe.interop.hugging_face import preset_of
 from farpipe.interop.torchtitan import read_saved_torchtitan, read_torchtitan
 from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
-from farpipe.plan import make_plan
-from farpipe.spec import Training, parse_job
-from plan.jobs import device, job, site
+from farpipe.planning.plan import make_plan
+from planning.plan.jobs import device, job, site
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,

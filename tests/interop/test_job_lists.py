@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.fleet.traces import read_jobs
 from farpipe.interop.job_lists import as_trace, read_jobs_of
 

@@ -8,7 +8,7 @@ from importlib.resources import files as resources
 import pytest
 import yaml
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
 from farpipe.interop.files import draft_of_devices, read_draft
 
 pytest.importorskip("yaml")

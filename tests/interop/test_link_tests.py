@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import load_job
 from farpipe.interop.link_tests import read_link_test
 from farpipe.interop.measured_links import link_of, mixed_units, read_link_tests, with_measured_links
 from farpipe.interop.settings import link_lines
-from farpipe.spec import load_job
 
 IPERF3 = {
     "start": {"test_start": {"protocol": "TCP", "num_streams": 4}},

@@ -6,10 +6,10 @@ import tracemalloc
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Training, parse_job
 from farpipe.interop.logs import MAX_LINE, is_log, read_log, read_log_of
 from farpipe.interop.steady_steps import measured
-from farpipe.spec import Training, parse_job
 from interop.test_megatron import SCRIPT
 from interop.test_traces import JOB
 

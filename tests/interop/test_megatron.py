@@ -7,7 +7,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Training, parse_job, preset_model
 from farpipe.interop.interpolation import interpolated
 from farpipe.interop.megatron import (
     layers_of_layout,
@@ -17,9 +18,8 @@ from farpipe.interop.megatron import (
 )
 from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.nemo_config import nemo_config
-from farpipe.plan import make_plan
-from farpipe.spec import Training, parse_job, preset_model
-from plan.jobs import both_ways, device, job, site
+from farpipe.planning.plan import make_plan
+from planning.plan.jobs import both_ways, device, job, site
 
 SCRIPT = """\
 #!/bin/bash

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from farpipe.errors import FarpipeError
+from farpipe.core.errors import FarpipeError
 
 pytest.importorskip("megatron", reason="pip install 'megatron-core>=0.19' triton einops (Python 3.12)")
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.fleet.series import read_series
 from farpipe.interop.price_lists import as_table, read_prices
 

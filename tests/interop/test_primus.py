@@ -2,7 +2,7 @@
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.interop.files import read_draft
 
 pytest.importorskip("yaml")

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import parse_job
 from farpipe.interop.settings import cluster_lines
 from farpipe.interop.sites import read_sites
-from farpipe.spec import parse_job
 from interop.test_traces import JOB
 
 NODE = """NodeName={name} Arch=x86_64 CoresPerSocket=48

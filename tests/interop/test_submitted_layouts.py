@@ -5,9 +5,9 @@ Steps: logs of MLPerf Training v5.0, github.com/mlcommons/training_results_v5.0 
 
 import pytest
 
+from farpipe.core.spec import parse_job
 from farpipe.interop.megatron import read_script_of_megatron
-from farpipe.plan import make_plan
-from farpipe.spec import parse_job
+from farpipe.planning.plan import make_plan
 
 OPTIONS = """\
 --nnodes 64 --nproc-per-node 8 --num-layers 126 --hidden-size 16384 --num-attention-heads 128 --ffn-hidden-size 53248

@@ -5,10 +5,10 @@ from collections import deque
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.schedule.library import order
+from farpipe.core.step import Schedule
 from farpipe.interop.torch_comms import to_torch_comms_csv
-from farpipe.schedule.library import order
-from farpipe.step import Schedule
 from pipelines import pipeline, two_sites
 
 CASES = {

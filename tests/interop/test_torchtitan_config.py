@@ -6,11 +6,11 @@ import types
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Training
 from farpipe.interop.torchtitan_config import torchtitan_config
-from farpipe.plan import make_plan
-from farpipe.spec import Training
-from plan.jobs import device, job, site
+from farpipe.planning.plan import make_plan
+from planning.plan.jobs import device, job, site
 
 RATES = device().model_copy(update={"peak_flops": {"bf16": 312e12, "fp16": 312e12, "fp32": 20e12}})
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import parse_job
 from farpipe.interop.settings import Setting
 from farpipe.interop.torchtitan import read_python_of_torchtitan
-from farpipe.spec import parse_job
 
 # In the form of torchtitan/models/llama3/config_registry.py (pytorch/torchtitan, August 2026); the last function is in
 # that of earlier modules, with sequences in place of tokens.

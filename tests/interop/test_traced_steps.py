@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.spec import parse_job
 from farpipe.interop.trace_files import is_trace, read_traces
 from farpipe.interop.traced_steps import timeline_of
 from farpipe.interop.traces import profile_of
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.spec import parse_job
 from interop.test_traces import JOB, Events, trace_of
 from pipelines import pipeline, two_sites
 

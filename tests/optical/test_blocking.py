@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import optical_twin
 from benchmarks.optical.optical_published import RULES, candidates
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
 from farpipe.optical import (
     POLICIES,
     Grid,

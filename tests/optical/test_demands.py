@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.schedule import peak_memory_bytes
+from farpipe.core.schedule.library import order
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.confidence import mean_interval, paired_change, t_975
 from farpipe.optical.demands import (
@@ -23,8 +25,6 @@ from farpipe.optical.transfers import LightTraining, nominal_problem
 from farpipe.report.light import _LATE, LightText, _draw_pipeline, draw_light, write_light_page
 from farpipe.report.pyplot import load_pyplot
 from farpipe.report.tables import TableView
-from farpipe.schedule import peak_memory_bytes
-from farpipe.schedule.library import order
 from optical_data import pipeline_problem
 
 NODES = ("1", "4", "4", "10")

@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.optical.joint_optimum import RULE, TICK_S, TIMES, Case, Setting, Taken, program_of, solve, step_s
 from benchmarks.optical.optical_training import pipeline_problem
+from farpipe.core.schedule.library import order
 from farpipe.optical import Grid, find_modulation, find_network, k_shortest
 from farpipe.optical.demands import find_transfer_policy
 from farpipe.optical.shared_network import SharedNetwork
 from farpipe.optical.transfers import nominal_problem
-from farpipe.schedule.library import order
 
 FORWARD_S, BACKWARD_S, SLOT_S = 0.02, 0.03, 0.12
 LATENCY_S = 200 * 4.9e-6

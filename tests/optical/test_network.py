@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from farpipe.catalog import mode_names, mode_row
-from farpipe.errors import InputError, UsageError
+from farpipe.core.catalog import mode_names, mode_row
+from farpipe.core.errors import InputError, UsageError
 from farpipe.optical import find_modulation, find_network
 from farpipe.optical.modulation import of_modes
 from farpipe.optical.network import load_network, network_from_data

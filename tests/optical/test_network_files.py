@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.optical import find_network
 from farpipe.optical.network_files import fibre_km
 

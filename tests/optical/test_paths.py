@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
 from farpipe.optical import find_modulation, find_network, k_shortest, load_paths
 from farpipe.optical.network import build_network
 from farpipe.optical.paths import SimplePaths

@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.core.errors import InfeasibleError, InputError, UsageError
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.spec.cluster import SECONDS_PER_KM
 from farpipe.optical import (
     PoissonTraffic,
     find_modulation,
@@ -21,9 +24,6 @@ from farpipe.optical.shared_network import PENDING, NetworkPlayer, SharedNetwork
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.transfers import Demands, LightTraining, TransferRule, lit_problem
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.spec.cluster import SECONDS_PER_KM
 from optical_data import BY_KM, LINKS, TRACE, pipeline_problem
 from optical_pipeline_twin import PlainPlayer, close
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from farpipe.core.schedule.library import order
+from farpipe.core.simulate import simulate
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from farpipe.report.views import RunView
-from farpipe.schedule.library import order
-from farpipe.simulate import simulate
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 
 GIB = 2.0**30
 

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from farpipe.core.schedule import memory_curve
+from farpipe.core.simulate import simulate
+from farpipe.core.units import format_percent
 from farpipe.report.charts import (
     MAX_CHARTS,
     Curve,
@@ -15,9 +18,6 @@ from farpipe.report.charts import (
     metric,
     step_time_chart,
 )
-from farpipe.schedule import memory_curve
-from farpipe.simulate import simulate
-from farpipe.units import format_percent
 from report.steps import GIB, run_view
 from strategies import POSITIVE_SECONDS, problems_with_schedules
 
@@ -136,7 +136,7 @@ def test_a_link_that_is_always_busy_shows_as_the_wall():
 
 
 def _order(problem):
-    from farpipe.schedule.library import order
+    from farpipe.core.schedule.library import order
 
     return order("gpipe", problem)
 

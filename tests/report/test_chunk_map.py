@@ -5,12 +5,12 @@ import re
 
 import numpy as np
 
+from farpipe.planning.workload.cut import Cut, cut_batch
 from farpipe.report.chunk_map import MAX_ROWS, colour_of, draw_chunk_map, stage_table
 from farpipe.report.page import render
 from farpipe.report.views import RunReport
-from farpipe.sequences.cut import Cut, cut_batch
+from planning.workload.test_cut import LAW
 from report.steps import run_view
-from sequences.test_cut import LAW
 
 LENGTHS = [4000, 2500, 900, 300, 40, 30, 20, 7, 1]
 

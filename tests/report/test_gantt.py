@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from farpipe.core.simulate import simulate, slack
+from farpipe.core.simulate.timeline import MESSAGE_DTYPE, MESSAGE_KINDS
+from farpipe.core.step import Sync, Transfer
+from farpipe.core.units import format_seconds
 from farpipe.report.gantt import Panel, draw_gantt, draw_small_multiples
 from farpipe.report.gantt_frame import MAX_BOXES, choose_frame, spaced
-from farpipe.simulate import simulate, slack
-from farpipe.simulate.timeline import MESSAGE_DTYPE, MESSAGE_KINDS
-from farpipe.step import Sync, Transfer
-from farpipe.units import format_seconds
 from report.steps import as_measured, play, sites_of, two_sites
 from strategies import problems_with_schedules
 

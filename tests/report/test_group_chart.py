@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
+from farpipe.planning.workload import Chunk, Slice
 from farpipe.report.group_chart import GroupRun, draw_groups
-from farpipe.sequences import Chunk, Slice
 from report.steps import run_view
 
 

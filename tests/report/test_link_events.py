@@ -1,7 +1,7 @@
 """The table of link events, and the page that has it."""
 
+from farpipe.engine.figures.metrics import event_sentence
 from farpipe.report.summary import MAX_EVENTS, link_event_view
-from farpipe.runtime.figures.metrics import event_sentence
 
 OUTAGE = {"process": 0, "link": "west>east", "kind": "outage", "unix_s": 0.0, "peer": 2, "reason": "it was closed"}
 BACK = OUTAGE | {"kind": "reconnection", "unix_s": 10.0, "duration_s": 10.0, "num_connections": 9, "resent_frames": 4}

@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from farpipe.errors import RunError
+from farpipe.core.errors import RunError
+from farpipe.planning.workload import Chunk, Slice
 from farpipe.report.charts import loss_chart
 from farpipe.report.page import render, write_report
 from farpipe.report.tables import TableView
 from farpipe.report.views import Picture, RunReport
-from farpipe.sequences import Chunk, Slice
 from report.steps import run_view
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"

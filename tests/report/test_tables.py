@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from farpipe.plan.plan import Strategy
+from farpipe.core.units import format_seconds
+from farpipe.planning.plan.plan import Strategy
 from farpipe.report.plan_tables import strategy_table
 from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, step_time_view
 from farpipe.report.tables import TableView, fitted, to_rich, turned
-from farpipe.units import format_seconds
 
 ROWS = [
     ComparisonRow(name, 6.26 + i, 0.015 * i, 0.055, 0.0564, 0.0338, 73.7 * 2**30, 0.111)

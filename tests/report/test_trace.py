@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from farpipe.core.simulate import simulate
 from farpipe.report.charts import memory_over_time
 from farpipe.report.trace import trace, write_trace
-from farpipe.simulate import simulate
 from report.steps import as_measured, play, two_sites
 from strategies import problems_with_schedules
 

@@ -24,9 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 
 import farpipe.torch
-from farpipe.runtime.peers import DTYPES
-from farpipe.schedule.library import order
-from farpipe.schedule.torch_csv import to_torch_csv
+from farpipe.core.schedule.library import order
+from farpipe.core.schedule.torch_csv import to_torch_csv
+from farpipe.engine.executor.peers import DTYPES
 from pipelines import two_sites
 
 NUM_RANKS, NUM_MICROBATCHES = 3, 6

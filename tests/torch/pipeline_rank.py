@@ -23,9 +23,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
 
 import farpipe.torch
-from farpipe.plan import Plan
-from farpipe.schedule.library import ORDERS, order
-from farpipe.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.core.schedule.library import ORDERS, order
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.planning.plan import Plan
 
 COUNT = 8
 ACTION_S = 0.005

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.torch.orders import numbered, stage_owners
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from farpipe.errors import InputError
-from farpipe.plan import make_plan
-from farpipe.spec import parse_job
+from farpipe.core.errors import InputError
+from farpipe.core.spec import parse_job
+from farpipe.planning.plan import make_plan
 from farpipe.torch.titan import _cut
 from job_files import OF_A_LOOP
 

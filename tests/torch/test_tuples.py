@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from farpipe.errors import InputError, RunError
+from farpipe.core.errors import InputError, RunError
 from farpipe.torch.stages import MAX_TENSORS, joined, parted
 
 

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.torch.versions import TESTED, expect_tested
 
 

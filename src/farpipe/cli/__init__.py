@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TextIO, cast
 
-from farpipe.errors import FarpipeError, InputError, RunError
+from farpipe.core.errors import FarpipeError, InputError, RunError
 
 INTERRUPTED = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

@@ -32,7 +32,7 @@ from farpipe.cli.sweep import sweep
 from farpipe.cli.train import train
 from farpipe.cli.validate import validate
 from farpipe.cli.wan import wan
-from farpipe.strict import nearest
+from farpipe.core.strict import nearest
 
 
 def _words(ctx: Any) -> str:

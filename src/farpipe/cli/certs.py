@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 
 certs = typer.Typer(help="Make a private authority and the certificates of the sites.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ def certs_init(
     days: Days = 3650,
 ) -> None:
     """Make the private authority of a cluster."""
-    from farpipe.transport.security.authority import init
+    from farpipe.engine.transport.security.authority import init
 
     end = init(folder, days)
     typer.echo(f"authority made in {folder}, valid until {_day(end)}; keep {folder / 'authority.key'} to yourself")
@@ -37,8 +37,8 @@ def certs_issue(
     days: Days = 365,
 ) -> None:
     """Make or renew the certificate of one site."""
-    from farpipe.spec.part import site_name
-    from farpipe.transport.security.authority import issue
+    from farpipe.core.spec.part import site_name
+    from farpipe.engine.transport.security.authority import issue
 
     try:
         site_name(site)

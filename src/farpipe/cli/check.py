@@ -8,17 +8,17 @@ import typer
 
 from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, log, print_json, status
-from farpipe.errors import InputError, ToleranceError, UsageError
+from farpipe.core.errors import InputError, ToleranceError, UsageError
+from farpipe.core.strict import write_text
+from farpipe.core.units import format_percent, format_seconds
 from farpipe.report.tables import TableView, to_rich
-from farpipe.strict import write_text
-from farpipe.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
+    from farpipe.core.spec import Job
     from farpipe.interop.comparison import Comparison
     from farpipe.interop.step_log import StepLog
-    from farpipe.plan import Plan
+    from farpipe.planning.plan import Plan
     from farpipe.report.views import RunReport
-    from farpipe.spec import Job
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class CheckOptions:
     @property
     def log(self) -> Path:
         """The log; of a run of farpipe its metrics."""
+        from farpipe.engine.figures.metrics import METRICS_NAME
         from farpipe.interop.log_tables import is_table
-        from farpipe.runtime.figures.metrics import METRICS_NAME
 
         is_run = self.log_file.is_dir() and not is_table(self.log_file)
         return self.log_file / METRICS_NAME if is_run else self.log_file
@@ -82,13 +82,13 @@ def check(options: CheckOptions) -> None:
 def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     """The job with measured links, its log, and that beside the prediction."""
     from farpipe.cli.planned import load_profiles
+    from farpipe.core.spec import load_job
     from farpipe.interop.comparison import compare
     from farpipe.interop.logs import read_log_of
     from farpipe.interop.measured_links import with_measured_links
     from farpipe.interop.steady_steps import measured
     from farpipe.interop.trace_files import read_all
     from farpipe.interop.traces import profile_of_any
-    from farpipe.spec import load_job
 
     job = load_job(options.job)
     if options.why and job.data.packing is not None:
@@ -151,7 +151,7 @@ def _guess(plan: "Plan") -> tuple[str, ...]:
 
 def table_of(comparison: "Comparison") -> "TableView":
     """Measured, predicted, seconds by kind, suspects and notes."""
-    from farpipe.plan.derivation import part_name
+    from farpipe.planning.plan.derivation import part_name
 
     measured, expected = comparison.measured, comparison.plan.prediction
     spread = f"median of {measured.num_steps} steps, +- {measured.spread:.1%}"

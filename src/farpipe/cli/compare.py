@@ -9,17 +9,17 @@ import typer
 
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, search_status
-from farpipe.errors import InfeasibleError, InputError, UsageError
+from farpipe.core.errors import InfeasibleError, InputError, UsageError
+from farpipe.core.strict import write_text
+from farpipe.core.units import format_percent, format_seconds
 from farpipe.report.tables import to_rich
-from farpipe.strict import write_text
-from farpipe.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
-    from farpipe.plan.orders import Outcome
+    from farpipe.core.simulate import Timeline
+    from farpipe.core.step import Problem, Schedule
+    from farpipe.planning.plan import Plan
+    from farpipe.planning.plan.orders import Outcome
     from farpipe.report.summary import ComparisonRow
-    from farpipe.simulate import Timeline
-    from farpipe.step import Problem, Schedule
 
     Played = list[tuple[Outcome, Timeline | None]]
 
@@ -97,8 +97,8 @@ def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") 
 
 def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
     """`names` without repetitions; UsageError for one that nobody knows, or for seconds that no search would use."""
-    from farpipe.plan.orders import expect_known
-    from farpipe.search import SEARCHES
+    from farpipe.planning.plan.orders import expect_known
+    from farpipe.planning.search import SEARCHES
 
     for name in names:
         expect_known(name)
@@ -109,7 +109,7 @@ def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
 
 def _all_methods(problem: "Problem", search_s: float | None) -> list[str]:
     """Every named schedule but `interleaved` with one stage per rank, which is 1F1B; the searches when asked for."""
-    from farpipe.schedule.library import ORDERS
+    from farpipe.core.schedule.library import ORDERS
 
     named = [name for name in ORDERS if name != "interleaved" or problem.num_stages > problem.num_ranks]
     return [*named, *(SEARCHED if search_s else ())]
@@ -117,9 +117,9 @@ def _all_methods(problem: "Problem", search_s: float | None) -> list[str]:
 
 def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "tuple[list[Outcome], float]":
     """Outcome of every method, the fastest first, and the highest lower bound that anything proved."""
-    from farpipe.plan.orders import Outcome, find_order, try_orders
-    from farpipe.schedule.bounds import lower_bound_s
-    from farpipe.search import SEARCHES
+    from farpipe.core.schedule.bounds import lower_bound_s
+    from farpipe.planning.plan.orders import Outcome, find_order, try_orders
+    from farpipe.planning.search import SEARCHES
 
     outcomes = try_orders(problem, [name for name in names if name not in SEARCHES])
     bound_s = lower_bound_s(problem)
@@ -137,7 +137,7 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
 
 def _with_own(problem: "Problem", own: "Schedule", outcomes: "list[Outcome]") -> "list[Outcome]":
     """The plan's own schedule, which a search has found, among the others."""
-    from farpipe.plan.orders import Outcome
+    from farpipe.planning.plan.orders import Outcome
 
     return sorted([*outcomes, Outcome.played(own.method, problem, own)], key=_makespan_s)
 
@@ -150,8 +150,8 @@ def _makespan_s(outcome: "Outcome") -> float:
 def _row(
     problem: "Problem", outcome: "Outcome", timeline: "Timeline | None", bound_s: float, overhead_s: float
 ) -> "ComparisonRow":
+    from farpipe.core.schedule import peak_memory_bytes
     from farpipe.report.summary import ComparisonRow
-    from farpipe.schedule import peak_memory_bytes
 
     if timeline is None or outcome.schedule is None:
         return ComparisonRow(outcome.method, obstacle=str(outcome.obstacle).splitlines()[0])

@@ -16,7 +16,7 @@ TOLD: Final = (
 NOT_KEPT: Final = (
     "kernels can't be kept, so each command compiles them: point NUMBA_CACHE_DIR to a folder that has room"
 )
-AHEAD: Final = (sys.executable, "-m", "farpipe.search.compile_ahead")
+AHEAD: Final = (sys.executable, "-m", "farpipe.planning.search.compile_ahead")
 MODULES_AHEAD: Final = ("list_kernel", "player_kernel", "greedy_kernel", "local_kernel")
 """Modules whose kernels that process compiles."""
 LIMIT_S: Final = 120.0
@@ -32,7 +32,7 @@ def compilation_announced() -> Iterator[None]:
     """
     from numba.core import event
 
-    from farpipe.step import jit
+    from farpipe.core.step import jit
 
     class FirstCompilation(event.Listener):
         announced = False

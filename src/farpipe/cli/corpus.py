@@ -6,13 +6,13 @@ from typing import NamedTuple
 import typer
 
 from farpipe.cli.output import status
-from farpipe.data.documents import is_text
-from farpipe.data.tokens import Tokens, load_tokens
-from farpipe.errors import InputError
-from farpipe.sequences import has_documents, read_lengths
-from farpipe.sequences.chunk import Ints
-from farpipe.sequences.lengths import ENDS, cut_lengths
-from farpipe.spec import Data, Job
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Data, Job
+from farpipe.planning.documents.documents import is_text
+from farpipe.planning.documents.tokens import Tokens, load_tokens
+from farpipe.planning.workload import has_documents, read_lengths
+from farpipe.planning.workload.chunk import Ints
+from farpipe.planning.workload.lengths import ENDS, cut_lengths
 
 
 class Corpus(NamedTuple):

@@ -11,13 +11,13 @@ import typer
 
 from farpipe.cli.options import need_torch, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, status
-from farpipe.errors import FarpipeError, InputError
-from farpipe.strict import write_text
-from farpipe.units import counted
+from farpipe.core.errors import FarpipeError, InputError
+from farpipe.core.strict import write_text
+from farpipe.core.units import counted
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
-    from farpipe.step import Schedule
+    from farpipe.core.step import Schedule
+    from farpipe.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def _exported(source: Path, form: str) -> str:
     """The plan or the schedule in `source`, in the format `form`."""
     if source.suffix == ".toml":
         raise InputError(f"{source}: a job has no schedule yet; plan it, and export the plan that this writes")
-    from farpipe.plan import Plan
-    from farpipe.runtime.figures.metrics import PLAN_NAME
-    from farpipe.schedule.torch_csv import to_torch_csv
+    from farpipe.core.schedule.torch_csv import to_torch_csv
+    from farpipe.engine.figures.metrics import PLAN_NAME
+    from farpipe.planning.plan import Plan
 
     if form == "torch-csv":
         return to_torch_csv(load_schedule(source))
@@ -94,7 +94,7 @@ def _writers() -> "dict[str, Callable[[Plan], str]]":
 
 def runs_on(plan: "Plan") -> tuple[str, ...]:
     """Programs that can run a plan: ``farpipe``, and those that a format of settings is for."""
-    from farpipe.plan.engine import plan_obstacle
+    from farpipe.planning.plan.engine import plan_obstacle
 
     able = [] if plan_obstacle(plan)[0] else ["farpipe"]
     for form, write in _writers().items():
@@ -107,8 +107,8 @@ def runs_on(plan: "Plan") -> tuple[str, ...]:
 def _with_comms(source: Path) -> str:
     """The plan's schedule with sends and receives where the simulator sees them."""
     from farpipe.cli.planned import load_step
+    from farpipe.engine.figures.metrics import PLAN_NAME
     from farpipe.interop.torch_comms import to_torch_comms_csv
-    from farpipe.runtime.figures.metrics import PLAN_NAME
 
     problem, schedule, _ = load_step(source / PLAN_NAME if source.is_dir() else source)
     if schedule is None:
@@ -120,7 +120,7 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
     if folder is None:
         raise typer.BadParameter("weights need a folder: give one with --output", param_hint="--output")
     need_torch("--format hugging-face")
-    from farpipe.runtime.checkpoint.export import export_to_hugging_face
+    from farpipe.engine.checkpoint.export import export_to_hugging_face
 
     with status("reading and writing weights"):
         num_steps = export_to_hugging_face(source, folder, dtype=dtype)
@@ -131,10 +131,10 @@ def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
     from farpipe.cli.planned import read_named
     from farpipe.cli.runs import no_run
-    from farpipe.plan import Plan
-    from farpipe.runtime.figures.metrics import PLAN_NAME, RUN_NAME
-    from farpipe.runtime.run_spec import RunSpec
-    from farpipe.step import Schedule
+    from farpipe.core.step import Schedule
+    from farpipe.engine.figures.metrics import PLAN_NAME, RUN_NAME
+    from farpipe.engine.run_spec import RunSpec
+    from farpipe.planning.plan import Plan
 
     if path.is_dir():
         found = [path / name for name in (RUN_NAME, PLAN_NAME) if (path / name).exists()]

@@ -11,10 +11,10 @@ import typer
 from farpipe.cli.fleet_units import ENERGIES, MASSES, TIMES, in_unit, in_usd
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
-from farpipe.errors import InfeasibleError, UsageError
+from farpipe.core.errors import InfeasibleError, UsageError
+from farpipe.core.strict import nearest, write_text
+from farpipe.core.units import counted, format_percent
 from farpipe.report.tables import FittedTable, TableView, to_rich
-from farpipe.strict import nearest, write_text
-from farpipe.units import counted, format_percent
 
 if TYPE_CHECKING:
     from farpipe.fleet.outcome import FleetOutcome

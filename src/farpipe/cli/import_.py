@@ -9,17 +9,17 @@ import typer
 
 from farpipe.cli.options import AsJson, Output, pairs, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.strict import read_text, write_text
 from farpipe.report.tables import FittedTable
-from farpipe.strict import read_text, write_text
 
 if TYPE_CHECKING:
-    from farpipe.cost import Profile
+    from farpipe.core.simulate import Timeline
+    from farpipe.core.spec import Model
     from farpipe.interop.measured_links import MeasuredLink
     from farpipe.interop.settings import Draft, DraftSite
     from farpipe.interop.trace_files import Trace
-    from farpipe.simulate import Timeline
-    from farpipe.spec import Model
+    from farpipe.planning.cost import Profile
 
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
@@ -139,10 +139,10 @@ def _import_settings(options: ImportOptions) -> None:
 
 def _import_job(path: Path, files: list[Path], options: ImportOptions) -> None:
     """Write or print a job with a second site, or with measurements in place of the figures of its link."""
+    from farpipe.core.spec import load_job
+    from farpipe.core.strict import parse_toml
     from farpipe.interop.measured_links import with_measured_links
     from farpipe.interop.second_site import with_second_site
-    from farpipe.spec import load_job
-    from farpipe.strict import parse_toml
 
     job = load_job(path)
     if options.second_site is not None:
@@ -186,8 +186,8 @@ def _job_text(
     draft: "Draft", sites: "list[DraftSite]", link: "MeasuredLink", options: ImportOptions
 ) -> "tuple[str, Model]":
     """The job.toml, which can be read, and its model; with a second site where one is asked for."""
+    from farpipe.core.spec import parse_job
     from farpipe.interop.settings import Setting
-    from farpipe.spec import parse_job
 
     if options.second_site is not None:
         sites = sites or [draft.site(options.device)]
@@ -243,16 +243,16 @@ def _is_traced(files: list[Path], job: Path | None, output: Path | None, as_json
 
 
 def _profile(traces: "list[Trace]", job: Path) -> "tuple[Profile, tuple[str, ...]]":
+    from farpipe.core.spec import load_job
     from farpipe.interop.traces import profile_of
-    from farpipe.spec import load_job
 
     return profile_of(traces, load_job(job))
 
 
 def _traced_step(traces: "list[Trace]", job: Path) -> "tuple[Timeline, tuple[str, ...]]":
     from farpipe.cli.planned import plan_of
+    from farpipe.core.spec import load_job
     from farpipe.interop.traced_steps import timeline_of
-    from farpipe.spec import load_job
 
     plan = plan_of(load_job(job), job)
     return timeline_of(traces, plan.problem, plan.schedule)
@@ -260,7 +260,7 @@ def _traced_step(traces: "list[Trace]", job: Path) -> "tuple[Timeline, tuple[str
 
 def _shown(found: "Profile | Timeline") -> "FittedTable | Timeline":
     from farpipe.cli.shown import profile_table
-    from farpipe.cost import Profile
+    from farpipe.planning.cost import Profile
 
     return profile_table(found) if isinstance(found, Profile) else found
 
@@ -339,7 +339,7 @@ def _expect_schedule(file: Path) -> None:
 
 
 def _import_schedule(files: list[Path], method: str, output: Path | None, as_json: bool) -> None:
-    from farpipe.schedule.torch_csv import from_torch_csv
+    from farpipe.core.schedule.torch_csv import from_torch_csv
 
     if len(files) > 1:
         raise typer.BadParameter("a schedule is one file", param_hint="FILE")

@@ -10,16 +10,16 @@ from zoneinfo import ZoneInfo
 import typer
 
 from farpipe.cli.output import console, expect_new, log, print_json
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.spec import load_job
+from farpipe.core.strict import write_text
+from farpipe.core.units import format_seconds
 from farpipe.interop.job_lists import as_trace, read_jobs_of
 from farpipe.interop.logs import is_log, read_log, read_log_of
 from farpipe.interop.price_lists import as_table, read_prices
 from farpipe.interop.steady_steps import Measured, log_data, measured, rows_of
 from farpipe.interop.step_log import StepLog
 from farpipe.report.tables import TableView, to_rich
-from farpipe.spec import load_job
-from farpipe.strict import write_text
-from farpipe.units import format_seconds
 
 
 def import_lists(files: Sequence[Path], given: Mapping[str, str], output: Path | None, as_json: bool) -> bool:

@@ -8,15 +8,15 @@ import typer
 
 from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
 from farpipe.cli.output import console, print_json, status
-from farpipe.errors import UsageError
+from farpipe.core.errors import UsageError
+from farpipe.core.units import counted, format_percent, format_seconds
 from farpipe.report.tables import TableView, to_rich
-from farpipe.units import counted, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.cli.corpus import Corpus
-    from farpipe.sequences.chunk import Ints
-    from farpipe.sequences.length_summary import Gain, LengthSummary
-    from farpipe.spec import Job
+    from farpipe.core.spec import Job
+    from farpipe.planning.workload.chunk import Ints
+    from farpipe.planning.workload.length_summary import Gain, LengthSummary
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class LengthsOptions:
 @with_groups
 def lengths(context: typer.Context, options: LengthsOptions) -> None:
     """Show the lengths of a corpus: tokens beyond each length, slices, and what chunks would gain."""
-    from farpipe.sequences import summarize
-    from farpipe.spec import load_job
+    from farpipe.core.spec import load_job
+    from farpipe.planning.workload import summarize
 
     if options.job is None:
         of_job = typed(context, batch="--batch", seed="--seed", devices_per_stage="--devices-per-stage")
@@ -83,7 +83,7 @@ def _read(options: LengthsOptions, job: "Job | None") -> "Corpus":
 def _gain(job: "Job", found: "Ints", options: LengthsOptions) -> tuple["Gain", int]:
     """Gain of chunks for one batch of a corpus, and the number of its sequences."""
     from farpipe.cli.compiling import compilation_announced
-    from farpipe.sequences import gain_of_chunks, sample_lengths
+    from farpipe.planning.workload import gain_of_chunks, sample_lengths
 
     batch = min(options.batch or job.training.global_batch, found.size)
     with compilation_announced(), status("planning a batch"):

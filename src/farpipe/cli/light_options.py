@@ -11,12 +11,13 @@ import typer
 from farpipe.cli.optical_blocking import Guard, Modulation, Network, PathsFile, SlotGhz, Slots, net_called
 from farpipe.cli.options import Given, refuse, settings, typed
 from farpipe.cli.output import log, status
-from farpipe.errors import InputError, UsageError
-from farpipe.strict import nearest
-from farpipe.units import counted, format_seconds
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.strict import nearest
+from farpipe.core.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from farpipe.cli.light_settings import LightSettings
+    from farpipe.core.step import Problem, Schedule
     from farpipe.optical import PoissonTraffic
     from farpipe.optical.demands import TransferPolicy
     from farpipe.optical.modulation import Modulation as ModulationTable
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from farpipe.optical.study import LightScenario
     from farpipe.optical.traffic import Traffic
     from farpipe.optical.transfers import LightTraining
-    from farpipe.plan import Plan
-    from farpipe.step import Problem, Schedule
+    from farpipe.planning.plan import Plan
 
     Loaded = tuple[Problem, Schedule | None, Plan | None]
 
@@ -204,9 +204,9 @@ class LightOptions:
         self, loaded: "Loaded", nodes: tuple[str, ...], scenario: "LightScenario", policy: "TransferPolicy"
     ) -> "LightTraining":
         """The step at its nodes, in the order that was asked for, the plan's own, or the joint one."""
+        from farpipe.core.schedule.library import order as named
         from farpipe.optical.joint_order import joint_order
         from farpipe.optical.transfers import UNIT_GBIT, LightTraining, nominal_problem
-        from farpipe.schedule.library import order as named
 
         problem, own, _ = loaded
         if self.order is None and own is not None:
@@ -222,8 +222,8 @@ class LightOptions:
 
 def without_collectives(loaded: "Loaded") -> "Loaded":
     """The same step with its messages alone; a line on stderr says what is left out."""
+    from farpipe.core.simulate import simulate
     from farpipe.optical.transfers import messages_alone
-    from farpipe.simulate import simulate
 
     problem, schedule, plan = loaded
     if not problem.collectives:

@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
-from farpipe.document import Table
+from farpipe.core.document import Table
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from farpipe.catalog import device_names, device_row, link_names, link_row, model_names, model_row
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
+from farpipe.core.catalog import device_names, device_row, link_names, link_row, model_names, model_row
+from farpipe.core.units import format_bytes, format_flops, format_parameters, format_rate, format_seconds
 from farpipe.report.tables import TableView, to_rich
-from farpipe.units import format_bytes, format_flops, format_parameters, format_rate, format_seconds
 
 
 class Listed(StrEnum):

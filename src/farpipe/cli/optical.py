@@ -11,10 +11,10 @@ from farpipe.cli.light_options import LightOptions, without_collectives
 from farpipe.cli.optical_blocking import Seeds, blocking
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
-from farpipe.errors import UsageError
+from farpipe.core.errors import UsageError
+from farpipe.core.strict import write_text
+from farpipe.core.units import counted, format_change, format_percent
 from farpipe.report.tables import TableView, to_rich
-from farpipe.strict import write_text
-from farpipe.units import counted, format_change, format_percent
 
 if TYPE_CHECKING:
     from farpipe.optical.demands import TransferPolicy

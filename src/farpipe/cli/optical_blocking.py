@@ -10,9 +10,9 @@ import typer
 
 from farpipe.cli.options import AsJson, Given, refuse, settings, typed, with_groups
 from farpipe.cli.output import check_folder, log, print_json, status
-from farpipe.errors import UsageError
-from farpipe.strict import write_text
-from farpipe.units import format_percent
+from farpipe.core.errors import UsageError
+from farpipe.core.strict import write_text
+from farpipe.core.units import format_percent
 
 if TYPE_CHECKING:
     from farpipe import optical

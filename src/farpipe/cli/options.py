@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from farpipe.errors import InputError, UsageError
-from farpipe.strict import validate
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.strict import validate
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -14,14 +14,14 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
-from farpipe.errors import InputError, RunError, UsageError
-from farpipe.units import format_seconds, printable
+from farpipe.core.errors import InputError, RunError, UsageError
+from farpipe.core.units import format_seconds, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
 
-    from farpipe.search import Progress
+    from farpipe.planning.search import Progress
 
 LINE_EVERY_S: Final = 5.0
 """Interval of progress lines where stderr is no terminal."""

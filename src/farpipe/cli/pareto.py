@@ -7,12 +7,12 @@ import typer
 
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
-from farpipe.errors import UsageError
+from farpipe.core.errors import UsageError
+from farpipe.core.strict import nearest
 from farpipe.report.tables import to_rich
-from farpipe.strict import nearest
 
 if TYPE_CHECKING:
-    from farpipe.plan.objective import Objective
+    from farpipe.planning.plan.objective import Objective
 
 FORMAT: Final = "farpipe/pareto/1"
 
@@ -25,11 +25,11 @@ def pareto(
     as_json: AsJson = False,
 ) -> None:
     """Show the layouts that no other beats in one objective without losing in another."""
-    from farpipe.plan import objective
-    from farpipe.plan.candidates import left_out_note
-    from farpipe.plan.planner import Planner
+    from farpipe.core.spec import load_job
+    from farpipe.planning.plan import objective
+    from farpipe.planning.plan.candidates import left_out_note
+    from farpipe.planning.plan.planner import Planner
     from farpipe.report.plan_tables import front_data, front_table
-    from farpipe.spec import load_job
 
     names, spec = _objectives(objectives), load_job(job)
     choices = objective.known(objective.options(Planner(), spec), names)
@@ -48,7 +48,7 @@ def pareto(
 
 
 def _objectives(text: str) -> "tuple[Objective, ...]":
-    from farpipe.plan.objective import OBJECTIVES
+    from farpipe.planning.plan.objective import OBJECTIVES
 
     names = [name.strip() for name in text.split(",")]
     for name in names:

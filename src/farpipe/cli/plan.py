@@ -10,15 +10,15 @@ import typer
 
 from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
-from farpipe.errors import InputError, RunInterruptedError, UsageError
-from farpipe.units import COUNTS, format_seconds, parse
+from farpipe.core.errors import InputError, RunInterruptedError, UsageError
+from farpipe.core.units import COUNTS, format_seconds, parse
 
 if TYPE_CHECKING:
-    from farpipe.cost import JobCosts
-    from farpipe.plan import Plan
-    from farpipe.plan.find_plans import FoundPlans, MeasuredDevices
-    from farpipe.plan.objective import Objective
-    from farpipe.spec import Job
+    from farpipe.core.spec import Job
+    from farpipe.planning.cost import JobCosts
+    from farpipe.planning.plan import Plan
+    from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices
+    from farpipe.planning.plan.objective import Objective
 
 MAX_TOKENS: Final = 1e21
 
@@ -76,7 +76,7 @@ class PlanOptions:
 
     def load_job(self) -> "Job":
         """The job, once it is sure that the other options mean something beside it and that results can be written."""
-        from farpipe.spec import load_job
+        from farpipe.core.spec import load_job
 
         expect_replaceable(self.output, "plan")
         check_folder(self.output, self.html, keeping=(self.job,))
@@ -158,7 +158,7 @@ def _show(found: "Plan", costs: "JobCosts", options: PlanOptions) -> None:
 
 
 def _refined(found: "Plan", search_s: float) -> "Plan":
-    from farpipe.plan import refine
+    from farpipe.planning.plan import refine
 
     if not search_s:
         return found
@@ -175,8 +175,8 @@ def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
 
 def _pinned_by(objective: "Objective", job: "Job", profiles: "MeasuredDevices") -> "Job":
     """The job pinned to the layout that is best for `objective` by estimates; the job itself for step time."""
-    from farpipe.plan.objective import choose, options, pinned_to
-    from farpipe.plan.planner import Planner
+    from farpipe.planning.plan.objective import choose, options, pinned_to
+    from farpipe.planning.plan.planner import Planner
 
     return job if objective == "time" else pinned_to(job, choose(options(Planner(profiles), job), objective))
 
@@ -212,7 +212,7 @@ def _with_learned(
     """The job with learned links, all profiles, and sentences about them; files go before what was learned."""
     if run_dir is None:
         return job, profiles, ()
-    from farpipe.run.learned import learned_from, with_links
+    from farpipe.engine.launch.learned import learned_from, with_links
 
     learned, sentences = learned_from(run_dir)
     taken = {profile.device for profile in profiles}
@@ -247,8 +247,8 @@ def _write(output: Path, best: "Plan", *others: "Plan") -> str:
 
 def _print_as_json(plan: "Plan", searched_s: float) -> None:
     """The plan with what others check it by: the search's seconds, money, and whether the engine can run it."""
-    from farpipe.plan.engine import plan_obstacle
-    from farpipe.plan.quote import money_data
+    from farpipe.planning.plan.engine import plan_obstacle
+    from farpipe.planning.plan.quote import money_data
 
     figures = {"step_s": plan.prediction.step_s, "tokens_per_s": plan.prediction.tokens_per_s}
     figures |= plan.prediction.spread.to_figures() if plan.prediction.spread else {}

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from farpipe.cost import Profile
-from farpipe.cost.chunk_profile import ChunkProfile
-from farpipe.errors import InputError
-from farpipe.plan import Plan
-from farpipe.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
-from farpipe.spec import Job, load_job
-from farpipe.step import Problem, Schedule
-from farpipe.strict import parse_json, read_text
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Job, load_job
+from farpipe.core.step import Problem, Schedule
+from farpipe.core.strict import parse_json, read_text
+from farpipe.planning.cost import Profile
+from farpipe.planning.cost.chunk_profile import ChunkProfile
+from farpipe.planning.plan import Plan
+from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
 
 
 def plan_of(job: Job, path: Path, profiles: MeasuredDevices = ()) -> Plan:

@@ -8,12 +8,12 @@ import typer
 from farpipe.cli.options import with_groups
 from farpipe.cli.output import second_name
 from farpipe.cli.run_options import RunOptions, show_planned, write_run_dir
-from farpipe.strict import write_text
+from farpipe.core.strict import write_text
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
-    from farpipe.run.machines import Machine
-    from farpipe.runtime.run_spec import RunSpec
+    from farpipe.engine.launch.machines import Machine
+    from farpipe.engine.run_spec import RunSpec
+    from farpipe.planning.plan import Plan
 
 HOSTFILE_NAME = "hostfile"
 
@@ -30,7 +30,7 @@ def prepare(
     ] = None,
 ) -> None:
     """Write the directory of a run over real sites, and show how to start it."""
-    from farpipe.runtime.lock import only_run
+    from farpipe.engine.lock import only_run
 
     place = options.place()
     plan, costs = options.load_plan(computes_here=False)
@@ -48,9 +48,9 @@ def _show_how_to_start(
     plan: "Plan", spec: "RunSpec", run_dir: Path, max_restarts: int, launch_format: str, hostfile: Path | None
 ) -> None:
     """Print the commands or scripts that start the run; write a hostfile to fill in where none is given."""
-    from farpipe.run.machines import hostfile as hostfile_of
-    from farpipe.run.machines import machines_of, read_hostfile, torchrun_commands
-    from farpipe.run.manifests import IMAGE
+    from farpipe.engine.launch.machines import hostfile as hostfile_of
+    from farpipe.engine.launch.machines import machines_of, read_hostfile, torchrun_commands
+    from farpipe.engine.launch.manifests import IMAGE
 
     sizes = {site.name: site.devices_per_machine for site in plan.job.cluster.sites}
     machines = machines_of(spec, sizes, read_hostfile(hostfile) if hostfile else None)
@@ -84,8 +84,8 @@ def _manifests(
     plan: "Plan", spec: "RunSpec", machines: "list[Machine]", run_dir: Path, max_restarts: int, launch_format: str
 ) -> dict[str, str]:
     """The files that start the run at its sites, by name."""
-    from farpipe.run.machines import sbatch_scripts
-    from farpipe.run.manifests import GROUP_NAME, jobsets, skypilot_group
+    from farpipe.engine.launch.machines import sbatch_scripts
+    from farpipe.engine.launch.manifests import GROUP_NAME, jobsets, skypilot_group
 
     with_gpus = spec.device == "cuda"
     if launch_format == "sbatch":

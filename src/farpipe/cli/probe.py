@@ -11,12 +11,12 @@ import typer
 
 from farpipe.cli.options import AllowPlaintext, AsJson, refuse, typed, with_groups
 from farpipe.cli.output import console, print_json, status
-from farpipe.errors import InputError, UsageError
-from farpipe.strict import nearest, read_text, write_text
-from farpipe.units import BYTES_PER_S, format_seconds
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.strict import nearest, read_text, write_text
+from farpipe.core.units import BYTES_PER_S, format_seconds
 
 if TYPE_CHECKING:
-    from farpipe.transport.link_probe import LinkFigures, Sides
+    from farpipe.engine.transport.link_probe import LinkFigures, Sides
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ProbeOptions:
 @with_groups
 def probe(context: typer.Context, options: ProbeOptions) -> None:
     """Measure the link to another machine: round trip and rate, both directions."""
-    from farpipe.transport.link_probe import measure
+    from farpipe.engine.transport.link_probe import measure
 
     write, source, target = options.write, options.source, options.target
     host, port = _split(options.address)
@@ -73,7 +73,7 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
 
 def doubts(found: "LinkFigures") -> Iterator[str]:
     """Sentence on each direction whose rates still contradict each other after all attempts."""
-    from farpipe.transport.link_probe import ATTEMPTS, LEAST_SHARE
+    from farpipe.engine.transport.link_probe import ATTEMPTS, LEAST_SHARE
 
     rates = {
         "there": (found.streams_there, found.one_stream_there),
@@ -96,8 +96,8 @@ def _split(address: str) -> tuple[str, int]:
 
 def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | None) -> "Sides":
     """Keys with which the connection is secured; UsageError where neither certificates nor plaintext are named."""
-    from farpipe.transport.link_probe import Sides
-    from farpipe.transport.security.tls import TlsFiles
+    from farpipe.engine.transport.link_probe import Sides
+    from farpipe.engine.transport.security.tls import TlsFiles
 
     if certs is not None:
         return Sides(TlsFiles.find(certs, ""), (token or "").encode())
@@ -112,7 +112,7 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
 
 
 def _listen(host: str, port: int, options: ProbeOptions) -> None:
-    from farpipe.transport.link_probe import ProbeServer
+    from farpipe.engine.transport.link_probe import ProbeServer
 
     token = options.token
     if options.certs is None and not token:
@@ -130,7 +130,7 @@ def _listen(host: str, port: int, options: ProbeOptions) -> None:
 
 def _check_sites(path: Path, *names: str) -> None:
     """InputError, before anything is measured, when the file can't take a link between these sites."""
-    from farpipe.spec import load_cluster
+    from farpipe.core.spec import load_cluster
 
     known = [site.name for site in load_cluster(path).sites]
     for option, name in zip(("--from", "--to"), names, strict=True):
@@ -142,8 +142,8 @@ def _check_sites(path: Path, *names: str) -> None:
 
 def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
     """Put both directions into the file; the sites are there, see `_check_sites`."""
-    from farpipe.spec import load_cluster
-    from farpipe.spec.write import with_link
+    from farpipe.core.spec import load_cluster
+    from farpipe.core.spec.write import with_link
 
     latency_s, (there, back) = found.round_trip_s / 2, found.of_link
     text = with_link(read_text(path), source, target, latency_s, there)

@@ -10,14 +10,14 @@ import typer
 
 from farpipe.cli.options import AsJson, need_torch, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
-from farpipe.errors import UsageError
-from farpipe.strict import nearest
+from farpipe.core.errors import UsageError
+from farpipe.core.strict import nearest
 
 if TYPE_CHECKING:
-    from farpipe.cost.chunk_profile import ChunkProfile
-    from farpipe.document import Document
-    from farpipe.runtime.run_spec import DeviceKind
-    from farpipe.spec import Job
+    from farpipe.core.document import Document
+    from farpipe.core.spec import Job
+    from farpipe.engine.run_spec import DeviceKind
+    from farpipe.planning.cost.chunk_profile import ChunkProfile
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ProfileOptions:
 @with_groups
 def profile(options: ProfileOptions) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
-    from farpipe.spec import load_job
+    from farpipe.core.spec import load_job
 
     expect_replaceable(options.output, "chunk-profile" if options.sequences else "profile")
     check_folder(options.output, keeping=(options.job,))
@@ -63,7 +63,7 @@ def profile(options: ProfileOptions) -> None:
 
 def _kind_of(job: "Job", name: str) -> "DeviceKind":
     """The kind of the device that is measured; InputError where it is a GPU and there is none here."""
-    from farpipe.runtime.make_stage import expect_gpu
+    from farpipe.engine.stages.make_stage import expect_gpu
 
     if next(site.device for site in job.cluster.sites if site.device.name == name).is_cpu:
         return "cpu"
@@ -74,7 +74,7 @@ def _kind_of(job: "Job", name: str) -> "DeviceKind":
 def _profile_parts(job: "Job", name: str, device: "DeviceKind", options: ProfileOptions) -> None:
     """Measure, write and show what the parts of the model take."""
     from farpipe.cli.shown import profile_table
-    from farpipe.run.profile import profile as measure
+    from farpipe.engine.launch.profile import profile as measure
 
     count = options.processes or _num_processes(job, device)
     with status(f"measuring the parts of the model in {count} processes at once"):
@@ -84,8 +84,8 @@ def _profile_parts(job: "Job", name: str, device: "DeviceKind", options: Profile
 
 def _profile_chunks(job: "Job", name: str, device: "DeviceKind", options: ProfileOptions) -> None:
     """Measure, write and show what chunks take and hold."""
-    from farpipe.cost.chunk_profile import MARK
-    from farpipe.run.profile import profile_chunks
+    from farpipe.engine.launch.profile import profile_chunks
+    from farpipe.planning.cost.chunk_profile import MARK
 
     count = options.processes or _num_processes(job, device)
     with status(f"measuring slices of sequences in {count} processes at once"):
@@ -94,7 +94,7 @@ def _profile_chunks(job: "Job", name: str, device: "DeviceKind", options: Profil
 
 
 def _show_chunks(found: "ChunkProfile", mark: float) -> None:
-    from farpipe.processes.cpu_share import other_work
+    from farpipe.core.cpu_share import other_work
 
     errors = ", ".join(f"{kind} {error:.1%}" for kind, error in found.errors.items())
     typer.echo(f"error on slices that the fit did not see: {errors}")

@@ -22,7 +22,7 @@ def report(
     """Put runs side by side on one HTML page, write the trace of the first, and show their step times."""
     from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_runs, write_pages
     from farpipe.cli.shown import link_event_tables, step_table
-    from farpipe.run.directory import WRITTEN
+    from farpipe.engine.launch.directory import WRITTEN
 
     read, page = [folder / name for folder in run_dir for name in WRITTEN], output or run_dir[0] / PAGE_NAME
     check_folder(output, trace, keeping=read)

@@ -8,15 +8,15 @@ import typer
 
 from farpipe.cli.options import ProfileFiles, refuse
 from farpipe.cli.output import status
-from farpipe.errors import InputError, UsageError
-from farpipe.strict import parse_toml
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.strict import parse_toml
 
 if TYPE_CHECKING:
-    from farpipe.cost.chunks import ChunkCosts
-    from farpipe.plan import Plan
-    from farpipe.run.directory import RunPlace
-    from farpipe.runtime.run_spec import DeviceKind, RunSpec
-    from farpipe.spec import Job
+    from farpipe.core.spec import Job
+    from farpipe.engine.launch.directory import RunPlace
+    from farpipe.engine.run_spec import DeviceKind, RunSpec
+    from farpipe.planning.cost.chunks import ChunkCosts
+    from farpipe.planning.plan import Plan
 
 TCP_NOTE = (
     "note: the plan assumes NVLink and InfiniBand inside a site; farpipe's engine sends everything over TCP from the "
@@ -64,7 +64,7 @@ class RunOptions:
 
         `computes_here`: InputError where this machine has not the device.
         """
-        from farpipe.plan.orders import expect_known
+        from farpipe.planning.plan.orders import expect_known
 
         if self.method is not None:
             expect_known(self.method)
@@ -75,7 +75,7 @@ class RunOptions:
         """InputError where the device is not here, or the text can't be trained on."""
         device = self.device_for(job)
         if computes_here and device == "cuda":
-            from farpipe.runtime.make_stage import expect_gpu
+            from farpipe.engine.stages.make_stage import expect_gpu
 
             names = ", ".join(sorted({site.device.name for _, site in job.used_sites()}))
             expect_gpu(f"{self.job}: the device is cuda (its sites have {names})", WITHOUT_GPU)
@@ -83,7 +83,7 @@ class RunOptions:
 
     def device_for(self, job: "Job") -> "DeviceKind":
         """The device of `--device`, or that of the job's sites."""
-        from farpipe.run.spec_of_plan import device_of
+        from farpipe.engine.launch.spec_of_plan import device_of
 
         try:
             return self.device or device_of(job)
@@ -92,7 +92,7 @@ class RunOptions:
 
     def place(self) -> "RunPlace":
         """Choose the run directory; errors as in `choose_run_dir`."""
-        from farpipe.run.directory import choose_run_dir
+        from farpipe.engine.launch.directory import choose_run_dir
 
         if self.device == "sleep" and self.resume is not None:
             raise UsageError("--resume has nothing to go on from: a rehearsal trains nothing")
@@ -100,9 +100,9 @@ class RunOptions:
 
     def spec(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]", **settings: Any) -> "RunSpec":
         """The RunSpec of `plan`; `settings` are further fields of it."""
-        from farpipe.plan.engine import groups_documents
-        from farpipe.run.spec_of_plan import run_spec_of
-        from farpipe.spec.training import ReplanSettings
+        from farpipe.core.spec.training import ReplanSettings
+        from farpipe.engine.launch.spec_of_plan import run_spec_of
+        from farpipe.planning.plan.engine import groups_documents
 
         timeout_s = self.timeout_s or max(60.0, 10 * plan.prediction.step_s)
         return run_spec_of(
@@ -118,8 +118,8 @@ class RunOptions:
         )
 
     def _plan_of_file(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
-        from farpipe.plan import Plan
-        from farpipe.plan.find_plans import reorder
+        from farpipe.planning.plan import Plan
+        from farpipe.planning.plan.find_plans import reorder
 
         plan = Plan.load(self.job)
         if self.profile:
@@ -131,7 +131,7 @@ class RunOptions:
 
     def _plan_of_job(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
         from farpipe.cli.planned import find_plans_of, load_profiles
-        from farpipe.spec import load_job
+        from farpipe.core.spec import load_job
 
         job = load_job(self.job)
         self._check(job, computes_here=computes_here)
@@ -142,7 +142,7 @@ class RunOptions:
 
     def _within_engine(self, job: "Job") -> "Job":
         """The job with `--method`, pinned to what the engine can run, which is said: `farpipe plan` doesn't pin it."""
-        from farpipe.plan.engine import within_engine
+        from farpipe.planning.plan.engine import within_engine
 
         runnable, note = within_engine(job)
         if note:
@@ -158,7 +158,7 @@ class RunOptions:
 
 def write_run_dir(plan: "Plan", spec: "RunSpec", place: "RunPlace") -> None:
     """Write all that the ranks read, except the text."""
-    from farpipe.run.directory import open_run_dir, write_inputs
+    from farpipe.engine.launch.directory import open_run_dir, write_inputs
 
     open_run_dir(spec, place.run_dir, resume=place.in_place)
     write_inputs(plan, place.run_dir)
@@ -176,7 +176,7 @@ def check_text(job: "Job", device: str) -> None:
 
     InputError where it can't be trained on, or where GPUs would train on the standard library unasked.
     """
-    from farpipe.data.tokens import load_tokens, require_vocabulary
+    from farpipe.planning.documents.tokens import load_tokens, require_vocabulary
 
     if device == "sleep":
         return

@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from farpipe.cli.shown import of_a_device, plan_report
-from farpipe.errors import InputError
-from farpipe.plan import Plan
-from farpipe.report.page import write_report
-from farpipe.report.plan_tables import trust_note
-from farpipe.report.summary import typical
-from farpipe.report.trace import write_trace
-from farpipe.report.views import RunView
-from farpipe.run.directory import how_it_ended
-from farpipe.runtime.figures.metrics import (
+from farpipe.core.errors import InputError
+from farpipe.core.simulate import Timeline, simulate
+from farpipe.engine.figures.metrics import (
     METRICS_NAME,
     PLAN_NAME,
     RUN_NAME,
@@ -25,9 +19,15 @@ from farpipe.runtime.figures.metrics import (
     Summary,
     read_metrics,
 )
-from farpipe.runtime.run_spec import RunSpec
-from farpipe.sequences import StepPlan
-from farpipe.simulate import Timeline, simulate
+from farpipe.engine.launch.directory import how_it_ended
+from farpipe.engine.run_spec import RunSpec
+from farpipe.planning.plan import Plan
+from farpipe.planning.workload import StepPlan
+from farpipe.report.page import write_report
+from farpipe.report.plan_tables import trust_note
+from farpipe.report.summary import typical
+from farpipe.report.trace import write_trace
+from farpipe.report.views import RunView
 
 PAGE_NAME = "report.html"
 TRACE_NAME = "trace.json"

@@ -9,11 +9,11 @@ import typer
 
 from farpipe.cli.options import AsJson, Output, Seed, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, print_json, search_status
-from farpipe.units import format_bytes, format_percent, format_seconds
+from farpipe.core.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from farpipe.search import FoundOrder
-    from farpipe.step import Problem
+    from farpipe.core.step import Problem
+    from farpipe.planning.search import FoundOrder
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ScheduleOptions:
 def schedule(context: typer.Context, options: ScheduleOptions) -> None:
     """Schedule one step: which rank does what in which order, its makespan and the gap to the lower bound."""
     from farpipe.cli.planned import load_step
-    from farpipe.plan.orders import find_order
-    from farpipe.simulate import data_with_slack
+    from farpipe.core.simulate import data_with_slack
+    from farpipe.planning.plan.orders import find_order
 
     begin, method, output = time.perf_counter(), options.method, options.output
     _refuse_what_is_not_used(context, method, as_json=options.as_json)
@@ -64,7 +64,7 @@ def schedule(context: typer.Context, options: ScheduleOptions) -> None:
 
 def _facts(problem: "Problem", best: "FoundOrder", elapsed_s: float) -> dict[str, Any]:
     """Figures that ``--json`` prints."""
-    from farpipe.schedule import peak_memory_bytes
+    from farpipe.core.schedule import peak_memory_bytes
 
     return {
         "schedule": best.schedule.to_data(),
@@ -94,8 +94,8 @@ def _nearness(gap: float, bound_s: float) -> str:
 
 def _refuse_what_is_not_used(context: typer.Context, method: str, *, as_json: bool) -> None:
     """UsageError for an unknown method, and for options of a search beside a method that is none."""
-    from farpipe.plan.orders import expect_known
-    from farpipe.search import SEARCHES
+    from farpipe.planning.plan.orders import expect_known
+    from farpipe.planning.search import SEARCHES
 
     expect_known(method)
     if not SEARCHES.get(method):

@@ -9,15 +9,15 @@ import typer
 
 from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, log, print_json, status
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.units import counted, format_about, format_bytes, format_percent, format_seconds
 from farpipe.report.tables import TableView, to_rich
-from farpipe.units import counted, format_about, format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
+    from farpipe.core.spec import Job
+    from farpipe.planning.workload import BatchOptions, BatchPlan, SequencePlan
+    from farpipe.planning.workload.chunk import Ints
     from farpipe.report.views import RunView
-    from farpipe.sequences import BatchOptions, BatchPlan, SequencePlan
-    from farpipe.sequences.chunk import Ints
-    from farpipe.spec import Job
 
 _MOST_GROUPS: Final = 4
 """Groups of devices with charts of their own on a page, those that end last."""
@@ -76,7 +76,7 @@ class BatchPlanOptions:
     @property
     def planner_options(self) -> "BatchOptions":
         """Options of the planner."""
-        from farpipe.sequences import BatchOptions
+        from farpipe.planning.workload import BatchOptions
 
         return BatchOptions(
             num_slices=self.slices, rule=self.packing, checkpointing=self.checkpointing, hide_links=self.hide_links
@@ -88,8 +88,8 @@ class BatchPlanOptions:
 def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     """Plan one batch: layout, chunks, pipelines, recomputed layers, orders, and the time of the step."""
     from farpipe.cli.compiling import compilation_announced
-    from farpipe.sequences import plan_batch
-    from farpipe.spec import load_job
+    from farpipe.core.spec import load_job
+    from farpipe.planning.workload import plan_batch
 
     if options.sample is None and options.lengths is not None:
         refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
@@ -113,7 +113,7 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
 
 def _obstacle(job: "Job", plan: "BatchPlan") -> str:
     """The sentence on what keeps the engine from running a plan; empty where it can."""
-    from farpipe.plan.engine import batch_obstacle
+    from farpipe.planning.plan.engine import batch_obstacle
 
     obstacle, change = batch_obstacle(job, plan)
     return (
@@ -141,9 +141,9 @@ def _write_page(plan: "BatchPlan", name: str, path: Path, obstacle: str) -> None
 
 def _view(plan: "BatchPlan", index: int) -> "RunView":
     """One replica or group of devices."""
+    from farpipe.core.simulate import simulate
+    from farpipe.planning.workload import step_plan
     from farpipe.report.views import RunView
-    from farpipe.sequences import step_plan
-    from farpipe.simulate import simulate
 
     replica, step = plan.replicas[index], step_plan(plan.replicas[index])
     problem = step.problem(plan.layouts[index].costs)
@@ -180,8 +180,8 @@ def _run_name(plan: "BatchPlan", index: int, method: str) -> str:
 
 def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
     """Properties of the batch with which predictions were never compared."""
-    from farpipe.cost import JobCosts
-    from farpipe.plan.limits import uncompared
+    from farpipe.planning.cost import JobCosts
+    from farpipe.planning.plan.limits import uncompared
 
     sites = [job.cluster.site(name) for name in plan.layout.devices]
     return uncompared(JobCosts(job.model, job.training), sites, longest, plan.layout.devices_per_stage)
@@ -190,8 +190,8 @@ def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
 def _batch(job: "Job", options: BatchPlanOptions) -> "Ints":
     """The lengths to plan; InputError when one is longer than the model has positions."""
     from farpipe.cli.corpus import read_corpus, trained_corpus
-    from farpipe.sequences import sample_lengths
-    from farpipe.sequences.lengths import cut_lengths
+    from farpipe.planning.workload import sample_lengths
+    from farpipe.planning.workload.lengths import cut_lengths
 
     path, sample = options.lengths, options.sample
     found = (trained_corpus(job) if path is None else read_corpus(path, options.column, job.data)).lengths

@@ -6,21 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from farpipe.cost import JobCosts, PartTimes, Profile, causal_share, step_flops
-from farpipe.cost.profile import hidden_by_noise
-from farpipe.cost.speed import peak_flops_per_s
-from farpipe.plan import Plan
-from farpipe.plan.changes import WORTH_LISTING
-from farpipe.plan.derivation import costs_of
-from farpipe.plan.engine import plan_obstacle
-from farpipe.plan.plan import Change
-from farpipe.plan.quote import money_data
-from farpipe.processes.cpu_share import other_work
-from farpipe.report.plan_tables import bottleneck, derivation_tables, only_by_export, plan_tables
-from farpipe.report.tables import FittedTable, TableView, to_rich
-from farpipe.report.views import RunReport, RunView
-from farpipe.simulate import simulate
-from farpipe.units import (
+from farpipe.core.cpu_share import other_work
+from farpipe.core.simulate import simulate
+from farpipe.core.units import (
     counted,
     format_about,
     format_change,
@@ -31,6 +19,18 @@ from farpipe.units import (
     format_percent,
     format_seconds,
 )
+from farpipe.planning.cost import JobCosts, PartTimes, Profile, causal_share, step_flops
+from farpipe.planning.cost.profile import hidden_by_noise
+from farpipe.planning.cost.speed import peak_flops_per_s
+from farpipe.planning.plan import Plan
+from farpipe.planning.plan.changes import WORTH_LISTING
+from farpipe.planning.plan.derivation import costs_of
+from farpipe.planning.plan.engine import plan_obstacle
+from farpipe.planning.plan.plan import Change
+from farpipe.planning.plan.quote import money_data
+from farpipe.report.plan_tables import bottleneck, derivation_tables, only_by_export, plan_tables
+from farpipe.report.tables import FittedTable, TableView, to_rich
+from farpipe.report.views import RunReport, RunView
 
 
 @dataclass(frozen=True)

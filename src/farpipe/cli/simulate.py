@@ -8,14 +8,14 @@ import typer
 
 from farpipe.cli.options import AsJson, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json
-from farpipe.strict import write_text
-from farpipe.units import format_seconds
+from farpipe.core.strict import write_text
+from farpipe.core.units import format_seconds
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
-    from farpipe.plan.plan import Spread
+    from farpipe.core.step import Problem, Schedule
+    from farpipe.planning.plan import Plan
+    from farpipe.planning.plan.plan import Spread
     from farpipe.report.views import RunView
-    from farpipe.step import Problem, Schedule
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class SimulateOptions:
 def simulate(options: SimulateOptions) -> None:
     """Simulate a plan: step time, bubble, exposed communication, memory, links."""
     from farpipe.cli.planned import load_step
-    from farpipe.plan.step_samples import spread_of
-    from farpipe.schedule import check
-    from farpipe.simulate import data_with_slack
-    from farpipe.step import Schedule
+    from farpipe.core.schedule import check
+    from farpipe.core.simulate import data_with_slack
+    from farpipe.core.step import Schedule
+    from farpipe.planning.plan.step_samples import spread_of
 
     check_picture(options.plot, kinds=(".svg",))
     check_folder(options.trace, options.plot, options.html, keeping=(options.plan, options.schedule))
@@ -79,8 +79,8 @@ def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> Non
 
 def _view(problem: "Problem", schedule: "Schedule", plan: "Plan | None") -> "RunView":
     from farpipe.cli.shown import planned_view
+    from farpipe.core.simulate import simulate as play
     from farpipe.report.views import RunView
-    from farpipe.simulate import simulate as play
 
     if plan is not None:
         return planned_view(plan.model_copy(update={"schedule": schedule}))

@@ -13,7 +13,7 @@ from farpipe.cli.output import check_folder, check_picture, console, print_json,
 from farpipe.report.tables import to_rich
 
 if TYPE_CHECKING:
-    from farpipe.plan.job_grid import Axis, Result
+    from farpipe.planning.plan.job_grid import Axis, Result
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class SweepOptions:
 @with_groups
 def sweep(context: typer.Context, options: SweepOptions) -> None:
     """Compare strategies at every point of a grid of the job's inputs, and show which wins where."""
-    from farpipe.plan.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of
+    from farpipe.core.spec import load_table
+    from farpipe.engine.launch.grid import RowFile, here, play_grid
+    from farpipe.planning.plan.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of
     from farpipe.report.sweeps import draw_map
-    from farpipe.run.grid import RowFile, here, play_grid
-    from farpipe.spec import load_table
 
     if options.lengths is None and options.sample is not None:
         refuse(["--sample"], "is of the documents of --lengths: give that too")
@@ -71,7 +71,7 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
 
 
 def _show(axes: "Sequence[Axis]", results: "Sequence[Result]", options: SweepOptions) -> None:
-    from farpipe.plan.job_grid import FORMAT
+    from farpipe.planning.plan.job_grid import FORMAT
     from farpipe.report.sweeps import sweep_table
 
     if options.as_json:
@@ -86,7 +86,7 @@ def _show(axes: "Sequence[Axis]", results: "Sequence[Result]", options: SweepOpt
 
 
 def _is_guessed(options: SweepOptions) -> bool:
-    from farpipe.spec.load import load_table
+    from farpipe.core.spec.load import load_table
 
     model = load_table(options.job).get("model")
     return isinstance(model, dict) and model.get("guess") is True
@@ -95,8 +95,8 @@ def _is_guessed(options: SweepOptions) -> bool:
 def _documents(options: SweepOptions) -> "Sequence[int]":
     """Lengths of the batch, of texts by the job's tokenizer; none without --lengths."""
     from farpipe.cli.corpus import read_corpus
-    from farpipe.sequences import sample_lengths
-    from farpipe.spec import load_job
+    from farpipe.core.spec import load_job
+    from farpipe.planning.workload import sample_lengths
 
     if options.lengths is None:
         return ()

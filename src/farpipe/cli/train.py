@@ -10,12 +10,12 @@ import typer
 from farpipe.cli.options import AllowPlaintext, AsJson, need_torch, with_groups
 from farpipe.cli.output import console, log, print_json
 from farpipe.cli.run_options import RunOptions, show_planned, write_run_dir
-from farpipe.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError, UsageError
+from farpipe.core.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError, UsageError
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
-    from farpipe.runtime.run_spec import RunSpec
-    from farpipe.step import LightPaths
+    from farpipe.core.step import LightPaths
+    from farpipe.engine.run_spec import RunSpec
+    from farpipe.planning.plan import Plan
 
 
 @with_groups
@@ -31,7 +31,7 @@ def train(
 ) -> None:
     """Train here, one process per rank, with an emulated WAN between the sites."""
     from farpipe.cli.wan import wan_for
-    from farpipe.runtime.lock import only_run
+    from farpipe.engine.lock import only_run
 
     if allow_plaintext and not wan:
         raise UsageError("--allow-plaintext is for --wan; under torchrun it is the ranks' own")
@@ -52,7 +52,7 @@ def train(
 
 def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "LightPaths | None":
     """The light paths in a file; InputError where they are not of the plan's step and order."""
-    from farpipe.step import LightPaths
+    from farpipe.core.step import LightPaths
 
     if path is None:
         return None
@@ -83,8 +83,8 @@ def _show_results(run_dir: Path, *, as_json: bool) -> None:
 
 def _run_here(plan: "Plan", spec: "RunSpec", run_dir: Path, **settings: Any) -> None:
     """Run on this machine, with a progress bar; `settings` are those of `run`."""
-    from farpipe.run.directory import what_is_left
-    from farpipe.run.run import run
+    from farpipe.engine.launch.directory import what_is_left
+    from farpipe.engine.launch.run import run
 
     try:
         with _progress(plan.schedule.method, spec.num_steps, spec.metrics.log_every_steps) as on_step:
@@ -114,7 +114,7 @@ def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[d
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farpipe.runtime.figures.metrics import event_sentence, is_logged, log_line
+    from farpipe.engine.figures.metrics import event_sentence, is_logged, log_line
 
     shown, is_terminal = console(stderr=True), sys.stderr.isatty()
     columns = (

@@ -7,7 +7,7 @@ import typer
 
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json, status
-from farpipe.errors import ToleranceError
+from farpipe.core.errors import ToleranceError
 
 
 def validate(
@@ -15,7 +15,7 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Compare the cost model and the simulator with published and measured step times."""
-    from farpipe.plan.validation import validate as compare_points
+    from farpipe.planning.plan.validation import validate as compare_points
 
     with status("simulating the reference points"):
         report = compare_points(points)

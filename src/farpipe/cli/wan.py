@@ -10,13 +10,13 @@ import typer
 
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.units import BYTES_PER_S, SECONDS, format_bytes, format_rate, format_seconds, parse
 from farpipe.report.tables import TableView, to_rich
-from farpipe.units import BYTES_PER_S, SECONDS, format_bytes, format_rate, format_seconds, parse
 
 if TYPE_CHECKING:
-    from farpipe.emulate import Wan
-    from farpipe.spec import Cluster
+    from farpipe.core.spec import Cluster
+    from farpipe.engine.links import Wan
 
 wan = typer.Typer(help="Real kernel networking between emulated sites on this machine.", no_args_is_help=True)
 
@@ -30,8 +30,8 @@ def wan_up(
     name: Name = "default",
 ) -> None:
     """Give every site of a cluster a network namespace, and every link its delay and rate."""
-    from farpipe.emulate import wan_of_cluster
-    from farpipe.spec import load_cluster
+    from farpipe.core.spec import load_cluster
+    from farpipe.engine.links import wan_of_cluster
 
     made = wan_of_cluster(load_cluster(cluster), name=name, keep=True)
     for site, namespace in made.namespaces.items():
@@ -91,8 +91,8 @@ def wan_mend(link: LinkName, name: Name = "default") -> None:
 @wan.command("down")
 def wan_down(name: Name = "default") -> None:
     """Remove a WAN, or what a crash has left of it; nothing there is fine."""
-    from farpipe.emulate import state
-    from farpipe.emulate.namespace import check_possible
+    from farpipe.engine.links import state
+    from farpipe.engine.links.namespace import check_possible
 
     check_possible()
     try:
@@ -106,8 +106,8 @@ def wan_down(name: Name = "default") -> None:
 @contextmanager
 def wan_for(cluster: "Cluster", *, wanted: bool) -> Iterator["Wan | None"]:
     """The WAN that a run over `cluster` uses: the one that is up, or one of its own, which is gone afterwards."""
-    from farpipe.emulate import Wan, wan_of_cluster
-    from farpipe.emulate.namespace import check_possible
+    from farpipe.engine.links import Wan, wan_of_cluster
+    from farpipe.engine.links.namespace import check_possible
 
     if not wanted:
         yield None
@@ -122,8 +122,8 @@ def wan_for(cluster: "Cluster", *, wanted: bool) -> Iterator["Wan | None"]:
 
 
 def _find(name: str) -> "Wan":
-    from farpipe.emulate import Wan, state
-    from farpipe.emulate.namespace import check_possible
+    from farpipe.engine.links import Wan, state
+    from farpipe.engine.links.namespace import check_possible
 
     check_possible()
     found = Wan.find(name)

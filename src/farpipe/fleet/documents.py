@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.strict import expect_format, key_path, nearest, parse_json
 from farpipe.fleet import events
 from farpipe.fleet.events import Command, Event, JobSubmitted
 from farpipe.fleet.job import FleetJob
@@ -20,7 +21,6 @@ from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import Quotes, StopCosts
 from farpipe.fleet.snapshot import Ended, World
 from farpipe.fleet.state import FleetState
-from farpipe.strict import expect_format, key_path, nearest, parse_json
 
 EVENT: Final = "farpipe/fleet-event/1"
 COMMAND: Final = "farpipe/fleet-command/1"

@@ -4,7 +4,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec.part import MAX_BANDWIDTH, MAX_DEVICES
+from farpipe.core.strict import nearest
 from farpipe.fleet.copies import go_on_from_newest, with_copying, without_copying
 from farpipe.fleet.events import (
     AttemptEvent,
@@ -34,8 +36,6 @@ from farpipe.fleet.quotes import Devices
 from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import Snapshot, Space, State, placed, queued, settled
 from farpipe.fleet.stops import planned, stopped, without_reservations
-from farpipe.spec.part import MAX_BANDWIDTH, MAX_DEVICES
-from farpipe.strict import nearest
 
 STEP_SECONDS: Final = (1e-6, 1e7)
 """Least and most that a step can take."""

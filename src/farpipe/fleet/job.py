@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple
 
-from farpipe.cost import Layout
+from farpipe.planning.cost import Layout
 
 Phase = Literal["queued", "starting", "running", "stopping"]
 """``starting``: it holds its devices and loads its state; no step is done yet. ``stopping``: it was told to stop, and

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 from farpipe.fleet.events import Price
 from farpipe.fleet.job import JobPlacement, Phase, Spent
 from farpipe.fleet.replacing import replace
+from farpipe.planning.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 
 JOULES_PER_KWH: Final = 3.6e6
 

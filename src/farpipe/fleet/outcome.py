@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from farpipe.cost.money import KINDS, SECONDS_PER_HOUR
+from farpipe.core.units import counted, format_change, format_percent, format_seconds
 from farpipe.fleet.job import FleetJob, JobState, Spent
 from farpipe.fleet.replacing import replace
-from farpipe.units import counted, format_change, format_percent, format_seconds
+from farpipe.planning.cost.money import KINDS, SECONDS_PER_HOUR
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.fleet.events import Event
 from farpipe.fleet.job import FleetJob
 from farpipe.fleet.outcome import FleetOutcome

@@ -8,15 +8,15 @@ from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from farpipe.catalog import model_row
-from farpipe.cost import Layout
-from farpipe.cost.memory import optimizer_bytes
-from farpipe.errors import InfeasibleError
+from farpipe.core.catalog import model_row
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec import Cluster, Model, Prices, Request, Site, Training, load_model, preset_model
+from farpipe.core.strict import seen_from
 from farpipe.fleet.job import JobPlacement, Kind
-from farpipe.plan.planner import Planner
-from farpipe.plan.quote import Quote
-from farpipe.spec import Cluster, Model, Prices, Request, Site, Training, load_model, preset_model
-from farpipe.strict import seen_from
+from farpipe.planning.cost import Layout
+from farpipe.planning.cost.memory import optimizer_bytes
+from farpipe.planning.plan.planner import Planner
+from farpipe.planning.plan.quote import Quote
 
 SUFFIXES = (".json", ".toml")
 

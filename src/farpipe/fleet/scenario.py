@@ -8,19 +8,19 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from farpipe.cost.money import egress_of
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Cluster, Prices, Site
+from farpipe.core.spec.cluster import check_ends
+from farpipe.core.spec.link_matrices import links_between, read_matrix
+from farpipe.core.spec.part import Flag, Natural, NonNegative, Part, Positive, Share, SiteName, Text
+from farpipe.core.spec.written import BandwidthOrNone, Power, WrittenLink, WrittenSite
+from farpipe.core.strict import as_utc, nearest, parse_toml, read_text, seen_from, validate
 from farpipe.fleet.events import Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.quotes import HopQuotes, StopCosts
 from farpipe.fleet.series import Series, read_series
 from farpipe.fleet.simulator import Failures
-from farpipe.spec import Cluster, Prices, Site
-from farpipe.spec.cluster import check_ends
-from farpipe.spec.link_matrices import links_between, read_matrix
-from farpipe.spec.part import Flag, Natural, NonNegative, Part, Positive, Share, SiteName, Text
-from farpipe.spec.written import BandwidthOrNone, Power, WrittenLink, WrittenSite
-from farpipe.strict import as_utc, nearest, parse_toml, read_text, seen_from, validate
+from farpipe.planning.cost.money import egress_of
 
 IDLE_SHARE: Final = 0.2
 """Share of a device's board power that it draws idle: an A100 takes 50 to 60 of 400 W, its share of the machine

@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from farpipe.errors import InputError
-from farpipe.strict import as_utc, nearest, read_csv
+from farpipe.core.errors import InputError
+from farpipe.core.strict import as_utc, nearest, read_csv
 
 HOUR_S: Final = 3600.0
 MAX_GAP_S: Final = 7 * 24 * HOUR_S

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, TextIO
 
-from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.events import (
     Cancel,
     CheckpointCopied,
@@ -33,6 +32,7 @@ from farpipe.fleet.outcome import Allocation, FleetOutcome, JobRecord
 from farpipe.fleet.snapshot import settled
 from farpipe.fleet.state import FleetState
 from farpipe.fleet.waiting import why_unstarted
+from farpipe.planning.cost.money import SECONDS_PER_HOUR
 
 NAMES: Final[Mapping[type[Command], str]] = {
     Start: "start",

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.strict import nearest
 from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind, Phase
 from farpipe.fleet.meter import Reading, SiteTariff, bill
 from farpipe.fleet.quotes import Devices, Quotes, StopCosts
 from farpipe.fleet.replacing import replace
-from farpipe.strict import nearest
 
 ROUNDING: Final = 1e-6
 """Bytes/s that a sum of reservations may be off."""

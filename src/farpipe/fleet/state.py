@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from farpipe.cost.money import egress_of
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Cluster
 from farpipe.fleet.event_effects import apply_event
 from farpipe.fleet.events import Cancel, CheckpointCopied, Command, Event, Migrate, Preempt, Price, Resize, Start
 from farpipe.fleet.job import JobPlacement, JobState, devices_in_words
@@ -20,7 +20,7 @@ from farpipe.fleet.quotes import Quotes, StopCosts
 from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import SiteState, Snapshot, Space, State, World, queued, settled, start_on
 from farpipe.fleet.stops import as_planned, planned, start_reserved, started, stopped
-from farpipe.spec import Cluster
+from farpipe.planning.cost.money import egress_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.strict import as_utc, nearest, parse_json, read_csv, read_text
 from farpipe.fleet.job import MAX_STEPS, FleetJob, Kind, timed_kind
-from farpipe.strict import as_utc, nearest, parse_json, read_csv, read_text
 
 _KIND: Final = ("model", "sequence_length", "global_batch", "num_steps")
 _SIZES: Final = ("min_devices", "max_devices")

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
-from farpipe.strict import parse_json
+from farpipe.core.errors import InputError
+from farpipe.core.strict import parse_json
 
 KINDS_TRIED: Final = (
     "settings (scripts and options of Megatron-LM; YAML of Megatron-LM, GPT-NeoX, NeMo and Accelerate; TOML, JSON and "

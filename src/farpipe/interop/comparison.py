@@ -5,19 +5,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from farpipe.cost import JobCosts
-from farpipe.errors import FarpipeError, InfeasibleError
+from farpipe.core.errors import FarpipeError, InfeasibleError
+from farpipe.core.simulate import Timeline
+from farpipe.core.spec import Job, Site
+from farpipe.core.units import format_seconds
 from farpipe.interop.log_sizes import expect_same, pinned_by, sizes_of_plan
 from farpipe.interop.steady_steps import Measured
 from farpipe.interop.step_log import StepLog
 from farpipe.interop.trace_files import Trace, of_one_rank
 from farpipe.interop.traced_steps import timeline_of
-from farpipe.plan import Plan, make_plan
-from farpipe.plan.derivation import parts_of_step
-from farpipe.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
-from farpipe.simulate import Timeline
-from farpipe.spec import Job, Site
-from farpipe.units import format_seconds
+from farpipe.planning.cost import JobCosts
+from farpipe.planning.plan import Plan, make_plan
+from farpipe.planning.plan.derivation import parts_of_step
+from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
 
 _MORE_MEMORY: Final = 16.0
 """Factor on the devices' memory with which a training is predicted that ran, but would not fit by the model."""

@@ -6,8 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from farpipe.catalog import device_row
-from farpipe.errors import InputError
+from farpipe.core.catalog import device_row
+from farpipe.core.errors import InputError
+from farpipe.core.spec import rack_share
+from farpipe.core.strict import parse_json, parse_toml, read_text, shaped
 from farpipe.interop.cells import inner, unknown_kind
 from farpipe.interop.deepspeed import is_neox, read_deepspeed, read_neox
 from farpipe.interop.hugging_face import read_model_config, read_trainer
@@ -19,8 +21,6 @@ from farpipe.interop.settings import Draft, Setting
 from farpipe.interop.torchtitan import read_python_of_torchtitan, read_saved_torchtitan, read_torchtitan
 from farpipe.interop.torchtitan_python import is_python_of_torchtitan
 from farpipe.interop.yaml_files import yaml_documents
-from farpipe.spec import rack_share
-from farpipe.strict import parse_json, parse_toml, read_text, shaped
 
 Form = Literal["auto", "megatron", "torchtitan", "nemo", "deepspeed", "hugging-face", "torch-csv"]
 _MARKS: Final = {

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.catalog import model_names
+from farpipe.core.catalog import model_names
+from farpipe.core.spec.hugging_face import model_of_config
+from farpipe.core.spec.hugging_face_keys import MTP
+from farpipe.core.spec.model import Model
 from farpipe.interop.kinds import as_count, as_flag, as_size
 from farpipe.interop.known_options import known_options
 from farpipe.interop.megatron_names import settings_of_tables
 from farpipe.interop.settings import Draft, Setting, Settings
-from farpipe.spec.hugging_face import model_of_config
-from farpipe.spec.hugging_face_keys import MTP
-from farpipe.spec.model import Model
 
 _STAGES: Final = {
     "FULL_SHARD": 3,

@@ -10,11 +10,11 @@ from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.strict import parse_json, read_csv, read_text, shaped
 from farpipe.interop.cells import head_of, number
 from farpipe.interop.listed_jobs import ListedJob, jobs_of_kubernetes, moment, span_s
 from farpipe.interop.yaml_files import yaml_documents
-from farpipe.strict import parse_json, read_csv, read_text, shaped
 
 HEADER: Final = ("job", "submit_s", "duration_s", "devices", "tenant")
 """Columns of JOBS.csv of a job that is known by its duration."""

@@ -3,7 +3,7 @@
 import ast
 from typing import Any, Final
 
-from farpipe.spec.hugging_face_keys import MAX_LAYERS
+from farpipe.core.spec.hugging_face_keys import MAX_LAYERS
 
 
 def as_flag(value: Any) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.strict import parse_json, read_text, shaped
+from farpipe.core.units import format_rate
 from farpipe.interop.cells import inner, json_in, number, plain_number
-from farpipe.strict import parse_json, read_text, shaped
-from farpipe.units import format_rate
 
 _PING: Final = re.compile(r"(?:rtt|round-trip) min/avg/max\S* = ([\d.]+)/[\d.]+/[\d.]+(?:/([\d.]+))? ms")
 """The least round trip, and where it is told how far they spread (mdev, stddev)."""

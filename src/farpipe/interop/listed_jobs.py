@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
+from farpipe.core.strict import as_utc
 from farpipe.interop.cells import whole
-from farpipe.strict import as_utc
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from farpipe.errors import InputError
-from farpipe.plan import Plan
-from farpipe.spec import Job
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Job
+from farpipe.planning.plan import Plan
 
 Sizes = dict[str, Any]
 """Sizes by key of the job (`num_devices` and `num_params` are of all of it)."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 
 _EVENTS: Final = "events.out.tfevents"
 _SECONDS: Final = {

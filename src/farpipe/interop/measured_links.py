@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Job, SiteLink
+from farpipe.core.units import format_rate
 from farpipe.interop.link_tests import LinkTest, read_link_test
-from farpipe.spec import Job, SiteLink
-from farpipe.units import format_rate
 
 _SAME_RATE: Final = 0.1
 """Relative difference of two measurements of one link."""

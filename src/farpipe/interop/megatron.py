@@ -7,7 +7,7 @@ say otherwise (megatron/training/arguments.py).
 import re
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.interop.kinds import as_count, as_flag, as_layers, as_size
 from farpipe.interop.known_options import known_options
 from farpipe.interop.megatron_names import settings_of_script, settings_of_tables

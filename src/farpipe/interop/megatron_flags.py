@@ -3,16 +3,16 @@
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from farpipe.cost import settle
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import operations_of
+from farpipe.core.spec.recompute import spelled
 from farpipe.interop.megatron_launch import launch_notes
 from farpipe.interop.shards import has_whole_optimizers, more_between_sites
-from farpipe.spec import operations_of
-from farpipe.spec.recompute import spelled
+from farpipe.planning.cost import settle
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
-    from farpipe.spec import Model, Training
+    from farpipe.core.spec import Model, Training
+    from farpipe.planning.plan import Plan
 
 _MEGATRON_SCHEDULES = ("1f1b", "interleaved")
 _MEGATRON_NARROW = {

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
-from farpipe.cost import settle
-from farpipe.units import format_bytes, format_rate, format_seconds
+from farpipe.core.units import format_bytes, format_rate, format_seconds
+from farpipe.planning.cost import settle
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
+    from farpipe.planning.plan import Plan
 
 _BUFFER_PER_BYTE: Final = 1.5
 """Bytes of a socket's buffer per byte in flight: about two thirds of Linux' buffers hold data."""

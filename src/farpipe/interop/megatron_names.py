@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.interop.interpolation import Given, interpolated
 from farpipe.interop.settings import Setting, Settings
 from farpipe.interop.shell import Script, flags_of, read_script, unset

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
+from farpipe.core.spec.recompute import OPERATIONS
 from farpipe.interop.kinds import as_count, as_flag
 from farpipe.interop.settings import Draft, Plain, Settings
-from farpipe.spec.recompute import OPERATIONS
 
 _RECIPES: Final = {"mxfp8": "mxfp8"}
 """Recipes of Transformer Engine for which farpipe has a number format of its own; others count as ``fp8``."""

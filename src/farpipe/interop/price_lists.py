@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.strict import as_utc, read_csv, shaped
 from farpipe.interop.cells import head_of, number
-from farpipe.strict import as_utc, read_csv, shaped
 
 _ZONES: Final = {
     "UTC": UTC,

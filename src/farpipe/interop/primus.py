@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.strict import read_text
 from farpipe.interop.megatron import read_tables_of_megatron
 from farpipe.interop.settings import Draft
 from farpipe.interop.yaml_files import yaml_documents
-from farpipe.strict import read_text
 
 _CONFIGS: Final = Path("primus", "configs")
 _VARIABLE: Final = re.compile(r"\$\{(\w+):([^{}]*)\}")

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 from typing import Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Job, Pins, load_table, parse_job
+from farpipe.core.spec.write import as_toml
+from farpipe.core.strict import parse_toml, read_text
 from farpipe.interop.measured_links import MeasuredLink
 from farpipe.interop.settings import USUAL_LINK, link_lines
-from farpipe.spec import Job, Pins, load_table, parse_job
-from farpipe.spec.write import as_toml
-from farpipe.strict import parse_toml, read_text
 
 _NAME: Final = "second"
 _OF_ONE_PLACE: Final = ("region", "prices")

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.spec.write import toml_value
 from farpipe.interop.kinds import KIND_NAMES, as_flag
 from farpipe.interop.known_options import KnownOptions, says_shape
 from farpipe.interop.shell import UNKNOWN, unset
-from farpipe.spec.write import toml_value
 
 TABLES: Final = ("model", "training", "layout", "schedule")
 Plain = Mapping[str, tuple[str, Callable[[Any], Any]]]

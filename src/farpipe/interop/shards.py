@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from farpipe.cost import JobCosts, settle, step_cost
-from farpipe.cost.memory import gathered_weight_bytes, gradient_bytes
+from farpipe.planning.cost import JobCosts, settle, step_cost
+from farpipe.planning.cost.memory import gathered_weight_bytes, gradient_bytes
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
+    from farpipe.planning.plan import Plan
 
 
 def more_bytes(plan: "Plan") -> list[float]:

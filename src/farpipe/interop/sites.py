@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from farpipe.catalog import DeviceRow, device_names, device_row
-from farpipe.errors import InputError
+from farpipe.core.catalog import DeviceRow, device_names, device_row
+from farpipe.core.errors import InputError
+from farpipe.core.strict import read_text, shaped
 from farpipe.interop.cells import json_in, number, whole
 from farpipe.interop.settings import DraftSite, Setting
 from farpipe.interop.yaml_files import yaml_documents
-from farpipe.strict import read_text, shaped
 
 _NODE: Final = re.compile(r"^NodeName=", re.MULTILINE)
 _GPUS: Final = re.compile(r"\bgpu(?::([^:,()\s]+))?:(\d+)")

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.interop.step_log import StepLog
 
 FEW_STEPS: Final = 3

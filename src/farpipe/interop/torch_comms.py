@@ -9,11 +9,11 @@ order of one clock, so that no two ranks wait for each other, even where a send 
 
 from collections.abc import Iterator
 
-from farpipe.errors import InputError
-from farpipe.schedule.torch_csv import to_torch_csv
-from farpipe.simulate import Timeline, simulate
-from farpipe.simulate.timeline import MESSAGE_KINDS
-from farpipe.step import Action, Problem, RankOrder, Schedule
+from farpipe.core.errors import InputError
+from farpipe.core.schedule.torch_csv import to_torch_csv
+from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.simulate.timeline import MESSAGE_KINDS
+from farpipe.core.step import Action, Problem, RankOrder, Schedule
 
 _Key = tuple[float, int, int, int, int]
 """Place in a row: time, then actions before messages, then the message's kind, stage and microbatch."""

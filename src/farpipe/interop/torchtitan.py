@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from farpipe.catalog import model_row
-from farpipe.errors import InputError
+from farpipe.core.catalog import model_row
+from farpipe.core.errors import InputError
 from farpipe.interop.kinds import as_count, as_flag, as_size
 from farpipe.interop.known_options import known_options, says_shape
 from farpipe.interop.megatron_names import settings_by_path

@@ -9,19 +9,19 @@ gradients where weights are sharded again after the forward (``always``), and wr
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from farpipe.cost import settle
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.simulate import simulate
+from farpipe.core.spec import operations_of
+from farpipe.core.step import Action, Schedule
+from farpipe.core.units import format_bytes, format_seconds
 from farpipe.interop.megatron_flags import expect_plain, is_round_robin, most_recomputed
 from farpipe.interop.megatron_launch import rank_notes
 from farpipe.interop.shards import has_whole_optimizers, more_between_sites, more_bytes
-from farpipe.simulate import simulate
-from farpipe.spec import operations_of
-from farpipe.step import Action, Schedule
-from farpipe.units import format_bytes, format_seconds
+from farpipe.planning.cost import settle
 
 if TYPE_CHECKING:
-    from farpipe.plan import Plan
-    from farpipe.spec import Training
+    from farpipe.core.spec import Training
+    from farpipe.planning.plan import Plan
 
 VERSION: Final = "0.2"
 """The last one that is configured in TOML."""

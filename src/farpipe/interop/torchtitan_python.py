@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 
 _TABLES: Final = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer", "model", "model_spec")
 _MODES: Final = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}

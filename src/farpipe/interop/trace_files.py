@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from farpipe.errors import InputError
-from farpipe.strict import shaped
+from farpipe.core.errors import InputError
+from farpipe.core.strict import shaped
 
 _STEP: Final = "ProfilerStep#"
 _MARKS: Final = tuple(

@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.simulate.events import ACTION_DTYPE, makers, users
+from farpipe.core.step import KINDS, Action, Problem, Schedule
+from farpipe.core.strict import shaped
 from farpipe.interop.trace_files import Span, Trace
-from farpipe.simulate import Timeline, simulate
-from farpipe.simulate.events import ACTION_DTYPE, makers, users
-from farpipe.step import KINDS, Action, Problem, Schedule
-from farpipe.strict import shaped
 
 _NAME: Final = re.compile(r"PP:(\d+[FIWB]\d+)")
 _COMPUTES: Final = ("aten::", "autograd::")

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from farpipe.cost import MeasuredPart, Profile, completed_profile
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Job
+from farpipe.core.strict import shaped
 from farpipe.interop.trace_files import Span, Trace
-from farpipe.spec import Job
-from farpipe.strict import shaped
+from farpipe.planning.cost import MeasuredPart, Profile, completed_profile
 
 _ATTENTION: Final = (
     re.compile(r"aten::scaled_dot_product_attention|aten::scaled_dot_product_fused_attention_overrideable"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 
 
 def yaml_documents(text: str, source: str) -> list[Any]:

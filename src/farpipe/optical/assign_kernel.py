@@ -6,6 +6,7 @@ neighbours) of the candidate paths; `policy` is (rule of paths, rule of slots, w
 
 import numpy as np
 
+from farpipe.core.step.jit import inner, jit
 from farpipe.optical.spectrum_kernel import (
     common,
     flip,
@@ -19,7 +20,6 @@ from farpipe.optical.spectrum_kernel import (
     pop,
     push,
 )
-from farpipe.step.jit import inner, jit
 
 _FIRST, _LAST, _BEST = range(3)
 _SAME = 1e-9

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
 from farpipe.optical.confidence import Interval, mean_interval
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.paths import PathTable

@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import UsageError
+from farpipe.core.errors import UsageError
+from farpipe.core.step.codes import W, direction_of
+from farpipe.core.strict import nearest
 from farpipe.optical.policies import POLICIES
 from farpipe.optical.transfers import UNIT_GBIT, Demands, LightTraining, Step, TransferRule
-from farpipe.step.codes import W, direction_of
-from farpipe.strict import nearest
 
 _LATER_S: Final = 1e-9
 

@@ -6,14 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.errors import InfeasibleError
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.schedule import check
+from farpipe.core.schedule.library import order
+from farpipe.core.schedule.library.eager import eager
+from farpipe.core.step import Problem, Schedule
 from farpipe.optical.demands import TransferPolicy
 from farpipe.optical.shared_network import SharedNetwork, play_steps
 from farpipe.optical.transfers import UNIT_GBIT, LightTraining, nominal_problem
-from farpipe.schedule import check
-from farpipe.schedule.library import order
-from farpipe.schedule.library.eager import eager
-from farpipe.step import Problem, Schedule
 
 ZERO_BUBBLE: Final = ("zb-h1", "zb-h2", "zb-1p", "zb-2p")
 MAX_EXTRA: Final = 3

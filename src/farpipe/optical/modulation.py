@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.catalog import mode_names, mode_row
-from farpipe.errors import InputError
+from farpipe.core.catalog import mode_names, mode_row
+from farpipe.core.errors import InputError
+from farpipe.core.strict import nearest
 from farpipe.optical.network import number, read_rows
-from farpipe.strict import nearest
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
-from farpipe.spec.cluster import MAX_FIBRE_KM
-from farpipe.strict import expect_format, nearest, parse_json, read_csv, read_text
+from farpipe.core.errors import InputError
+from farpipe.core.spec.cluster import MAX_FIBRE_KM
+from farpipe.core.strict import expect_format, nearest, parse_json, read_csv, read_text
 
 FORMAT: Final = "farpipe/network/1"
 MAX_FIBRES: Final = 64

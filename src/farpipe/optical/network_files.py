@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.strict import nearest, parse_json, read_text
 from farpipe.optical.network import Edge, Network, build_network, load_network, number
-from farpipe.strict import nearest, parse_json, read_text
 
 Attributes = Mapping[str, Any]
 Position = tuple[Any, Any]

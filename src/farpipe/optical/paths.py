@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.spec.cluster import SECONDS_PER_KM
+from farpipe.core.strict import nearest
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.network import Network, number, read_rows
-from farpipe.spec.cluster import SECONDS_PER_KM
-from farpipe.strict import nearest
 
 Pair = tuple[str, ...]
 """Source and target; a further word distinguishes tables of the same nodes."""

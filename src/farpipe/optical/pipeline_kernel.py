@@ -8,6 +8,9 @@ and then in order of asking; at a hop of one light path at a time none tries bef
 
 import numpy as np
 
+from farpipe.core.step.codes import W
+from farpipe.core.step.inlined import arrival_of, direction_of, kind_of, message_of, slot_of
+from farpipe.core.step.jit import jit
 from farpipe.optical.assign_kernel import choose, slots_needed
 from farpipe.optical.pipeline_state import AT_ONCE, NEXT, NOTHING, RETRYING, SENDING, WAITING
 from farpipe.optical.sending_kernel import (
@@ -29,9 +32,6 @@ from farpipe.optical.sending_kernel import (
     widen,
 )
 from farpipe.optical.spectrum_kernel import pop, subroutine
-from farpipe.step.codes import W
-from farpipe.step.inlined import arrival_of, direction_of, kind_of, message_of, slot_of
-from farpipe.step.jit import jit
 
 
 @subroutine

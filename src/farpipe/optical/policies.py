@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import UsageError
-from farpipe.strict import nearest
+from farpipe.core.errors import UsageError
+from farpipe.core.strict import nearest
 
 SLOT_RULES: Final = ("first", "last", "best")
 """The lowest block that fits; the highest; the smallest (ties: lowest)."""

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import InfeasibleError, InputError
+from farpipe.core.errors import InfeasibleError, InputError
+from farpipe.core.step import Schedule
+from farpipe.core.units import counted
 from farpipe.optical.demands import TransferPolicy
 from farpipe.optical.modulation import MODULATIONS, Modulation
 from farpipe.optical.paths import PathTable
@@ -17,8 +19,6 @@ from farpipe.optical.policies import POLICIES, AssignmentPolicy
 from farpipe.optical.spectrum import Grid, empty_heap, expect_narrow, expect_reach
 from farpipe.optical.traffic import Traffic
 from farpipe.optical.transfers import MAX_BLOCKS, Demands, LightTraining, Step, TransferRule
-from farpipe.step import Schedule
-from farpipe.units import counted
 
 _BACKGROUND = ("background",)
 PENDING = -2

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
 from farpipe.optical.modulation import Modulation
 from farpipe.optical.paths import Pair, PathTable
 

@@ -11,9 +11,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from farpipe.step import jit
-from farpipe.step.inlined import pop as pop_first
-from farpipe.step.inlined import settle
+from farpipe.core.step import jit
+from farpipe.core.step.inlined import pop as pop_first
+from farpipe.core.step.inlined import settle
 
 subroutine: Final = jit.inner(forceinline=False)
 """Decorator of functions that only kernels call: as parts of their callers they would take twice as long to compile."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
+from farpipe.core.simulate import simulate
+from farpipe.core.step import retimed
 from farpipe.optical.confidence import Interval, mean_interval, paired_change
 from farpipe.optical.demands import TransferPolicy
 from farpipe.optical.modulation import MODULATIONS, Modulation
@@ -19,8 +21,6 @@ from farpipe.optical.shared_network import PENDING, NetworkPlayer, PlayedSteps, 
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.traffic import MAX_REQUESTS, PoissonTraffic, Traffic, expect_few
 from farpipe.optical.transfers import UNIT_GBIT, LightTraining, TransferRule, nominal_problem
-from farpipe.simulate import simulate
-from farpipe.step import retimed
 
 BOUND_UNITS = 6
 """Units of a message in the lower bound of a step: the most that policies ask for by default."""

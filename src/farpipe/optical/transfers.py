@@ -10,14 +10,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import InputError, UsageError
+from farpipe.core.errors import InputError, UsageError
+from farpipe.core.schedule import check
+from farpipe.core.simulate import Timeline, timeline_of
+from farpipe.core.step import LightPaths, Link, LitHop, LitStep, Problem, Schedule, retimed, step_arrays
 from farpipe.optical.network import Network
 from farpipe.optical.paths import PathTable
 from farpipe.optical.pipeline_state import AT_ONCE, NOTHING, Floats, Ints, Orders, Out
 from farpipe.optical.policies import POLICIES, AssignmentPolicy
-from farpipe.schedule import check
-from farpipe.simulate import Timeline, timeline_of
-from farpipe.step import LightPaths, Link, LitHop, LitStep, Problem, Schedule, retimed, step_arrays
 
 MAX_BLOCKS: Final = 4
 """Light paths of one message side by side, at most."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.units import format_seconds
+from farpipe.core.units import format_seconds
 
 _STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.step import KINDS, Problem, byte_tables, exceeds, held_over_time
+from farpipe.core.units import format_bytes, format_percent, format_rate, format_seconds
 from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, Quantity, Scale, covered, shorten, spread, ticks
 from farpipe.report.figure import Block, Figure, Markup, join, number, tag
 from farpipe.report.gantt_frame import extent
 from farpipe.report.views import RunView
-from farpipe.simulate.timeline import Timeline
-from farpipe.step import KINDS, Problem, byte_tables, exceeds, held_over_time
-from farpipe.units import format_bytes, format_percent, format_rate, format_seconds
 
 Floats = NDArray[np.float64]
 
@@ -202,7 +202,7 @@ def memory_over_time(problem: Problem, timeline: Timeline, rank: int) -> tuple[F
     """(times in seconds [N], bytes from then on [N]) of what `rank` holds, static bytes included; from the begin of the
     timeline to its end.
 
-    Bytes are taken at the start of F and given back at the end of I, B or W (`farpipe.step.byte_tables`).
+    Bytes are taken at the start of F and given back at the end of I, B or W (`farpipe.core.step.byte_tables`).
     """
     actions = timeline.actions[timeline.actions["rank"] == rank]
     slots = actions["stage"].astype(np.int64) * problem.num_microbatches + actions["microbatch"]

@@ -6,13 +6,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.units import counted, format_bytes, format_change
+from farpipe.planning.workload import Chunk, Slice
 from farpipe.report.axis import PLAIN, Quantity, Scale, duration, ticks
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.report.tables import TableView
 from farpipe.report.views import RunView
-from farpipe.sequences import Chunk, Slice
-from farpipe.simulate.timeline import Timeline
-from farpipe.units import counted, format_bytes, format_change
 
 MAX_ROWS: Final = 40
 """Sequences that have a row of their own, the longest; the others follow in lines, one after the other."""

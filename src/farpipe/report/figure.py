@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from farpipe.strict import write_text
+from farpipe.core.strict import write_text
 
 _EMPTY: Final = frozenset({"br", "circle", "input", "line", "link", "meta", "path", "polyline", "rect"})
 

@@ -366,7 +366,7 @@ def coastlines() -> list[list[tuple[float, float]]]:
     """(longitude, latitude) along the coasts of the world but Antarctica: Natural Earth's 1:110m coastline (public
     domain, naturalearthdata.com), simplified to half a degree, islands below 2.5 degrees left out."""
     lines: dict[str, list[tuple[float, float]]] = {}
-    text = (files("farpipe.catalog") / "coastlines.csv").read_text(encoding="utf-8")
+    text = (files("farpipe.core.catalog") / "coastlines.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         lines.setdefault(row["line"], []).append((float(row["longitude"]), float(row["latitude"])))
     return list(lines.values())

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from farpipe.plan import Plan
+from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.step import site_of
+from farpipe.core.units import format_seconds
+from farpipe.planning.plan import Plan
 from farpipe.report.axis import shorten
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.report.gantt_frame import GanttFrame, Panel, choose_frame, extent
 from farpipe.report.gantt_rows import BOX_PX, FALL_PX, action_boxes, legend, link_row, shades, strips, wait_boxes
-from farpipe.simulate import Timeline, simulate
-from farpipe.step import site_of
-from farpipe.units import format_seconds
 
 __all__ = ["Panel", "draw_gantt", "draw_small_multiples", "svg_of"]
 

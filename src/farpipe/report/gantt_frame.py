@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.simulate import Slack, slack
+from farpipe.core.simulate.events import waits
+from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.step import KINDS
 from farpipe.report.axis import TIME, AxisTick, Scale, duration, moment, ticks
-from farpipe.simulate import Slack, slack
-from farpipe.simulate.events import waits
-from farpipe.simulate.timeline import Timeline
-from farpipe.step import KINDS
 
 MAX_BOXES: Final = 2500
 """Actions and messages drawn per panel; several panels share three times as many."""

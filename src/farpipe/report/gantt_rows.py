@@ -6,13 +6,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.simulate import Slack
+from farpipe.core.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.core.step import KINDS, site_of
+from farpipe.core.units import format_bytes
 from farpipe.report.axis import TIME, Scale, covered, duration, lanes, moment, span, ticks
 from farpipe.report.figure import Block, Markup, at, join, number, stack, tag
 from farpipe.report.gantt_frame import CRITICAL, SPARE, GanttFrame, Panel
-from farpipe.simulate import Slack
-from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
-from farpipe.step import KINDS, site_of
-from farpipe.units import format_bytes
 
 NUM_SHADES: Final = 4
 """Virtual stages of a rank are distinguished by this many shades; more share them."""

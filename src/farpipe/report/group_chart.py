@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.step import KINDS
+from farpipe.core.units import counted
+from farpipe.planning.workload import Chunk
 from farpipe.report.axis import TIME, Scale, duration
 from farpipe.report.chunk_map import HUE_STEP, WIDTH_PX, top_axis
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
-from farpipe.sequences import Chunk
-from farpipe.simulate.timeline import Timeline
-from farpipe.step import KINDS
-from farpipe.units import counted
 
 _GUTTER_PX: Final = 84.0
 _MARGIN_PX: Final = 24.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.errors import UsageError
+from farpipe.core.errors import UsageError
 from farpipe.optical.paths import PathTable
 from farpipe.optical.transfers import Step, lit_problem
 from farpipe.report.page import write_report

@@ -6,6 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.strict import write_text
+from farpipe.core.units import format_change, format_percent, format_seconds
 from farpipe.report.charts import ChartGroup, LineChart, link_charts, loss_chart, memory_charts, step_time_chart
 from farpipe.report.chunk_map import draw_chunk_map, stage_table
 from farpipe.report.figure import Markup, figures_css, join, tag
@@ -14,9 +17,6 @@ from farpipe.report.gantt_frame import Panel, fitting_window
 from farpipe.report.summary import StepRow, link_event_view, step_row, step_time_view
 from farpipe.report.tables import MAX_TURNED, TableView, turned
 from farpipe.report.views import Picture, RunReport, RunView
-from farpipe.simulate.timeline import Timeline
-from farpipe.strict import write_text
-from farpipe.units import format_change, format_percent, format_seconds
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The browser itself keeps the page from loading or running anything."""

@@ -3,15 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from farpipe.cost import JobCosts
-from farpipe.plan import Plan
-from farpipe.plan.derivation import DerivedQuantity, stage_lines, step_lines
-from farpipe.plan.objective import Objective, is_known
-from farpipe.plan.plan import Change, CostClass, Strategy
-from farpipe.plan.quote import Quote
-from farpipe.report.tables import TableView
-from farpipe.step import exceeds, occupied_s
-from farpipe.units import (
+from farpipe.core.step import exceeds, occupied_s
+from farpipe.core.units import (
     format_about,
     format_bytes,
     format_change,
@@ -20,6 +13,13 @@ from farpipe.units import (
     format_rate,
     format_seconds,
 )
+from farpipe.planning.cost import JobCosts
+from farpipe.planning.plan import Plan
+from farpipe.planning.plan.derivation import DerivedQuantity, stage_lines, step_lines
+from farpipe.planning.plan.objective import Objective, is_known
+from farpipe.planning.plan.plan import Change, CostClass, Strategy
+from farpipe.planning.plan.quote import Quote
+from farpipe.report.tables import TableView
 
 COST_WORDS: Final[dict[CostClass, str]] = {
     "a setting": "a setting",

@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.errors import InputError
-from farpipe.strict import write_bytes
+from farpipe.core.errors import InputError
+from farpipe.core.strict import write_bytes
 
 
 def load_pyplot() -> Any:

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
-from farpipe.processes.cpu_share import other_work
+from farpipe.core.cpu_share import other_work
+from farpipe.core.units import format_bytes, format_change, format_count, format_flops, format_hours, format_percent
+from farpipe.engine.figures.metrics import NUM_SKIPPED_STEPS, event_text, settled_steps
 from farpipe.report.axis import duration
 from farpipe.report.charts import metric
 from farpipe.report.tables import TableView
 from farpipe.report.views import RunView
-from farpipe.runtime.figures.metrics import NUM_SKIPPED_STEPS, event_text, settled_steps
-from farpipe.units import format_bytes, format_change, format_count, format_flops, format_hours, format_percent
 
 MISSING = "–"
 ALIKE_RATIO: Final = 1.1

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from farpipe.plan.job_grid import Axis, Result
-from farpipe.plan.plan import Strategy
+from farpipe.core.units import format_count, format_seconds
+from farpipe.planning.plan.job_grid import Axis, Result
+from farpipe.planning.plan.plan import Strategy
 from farpipe.report.plan_tables import bottleneck
 from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.report.tables import TableView
-from farpipe.units import format_count, format_seconds
 
 COLOURS: Final = {
     "one site": "#c7ccd6",

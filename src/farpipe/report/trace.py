@@ -18,14 +18,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.simulate.events import makers, users, waits
+from farpipe.core.simulate.timeline import MESSAGE_KINDS, Timeline
+from farpipe.core.step import KINDS, Problem
+from farpipe.core.strict import write_text
+from farpipe.core.units import format_seconds
 from farpipe.report.axis import lanes
 from farpipe.report.charts import memory_over_time
 from farpipe.report.gantt_rows import link_name
-from farpipe.simulate.events import makers, users, waits
-from farpipe.simulate.timeline import MESSAGE_KINDS, Timeline
-from farpipe.step import KINDS, Problem
-from farpipe.strict import write_text
-from farpipe.units import format_seconds
 
 Event = dict[str, Any]
 Nanoseconds = NDArray[np.int64]

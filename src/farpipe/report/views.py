@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.step import Problem
+from farpipe.planning.workload.chunk import Chunk
 from farpipe.report.tables import TableView
-from farpipe.sequences.chunk import Chunk
-from farpipe.simulate.timeline import Timeline
-from farpipe.step import Problem
 
 
 @dataclass(frozen=True)

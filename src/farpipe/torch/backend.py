@@ -13,18 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from farpipe.errors import FarpipeError, InputError, RunError, spoken
-from farpipe.runtime.peers import TensorPeers
-from farpipe.runtime.rendezvous import TorchStore
-from farpipe.runtime.replicas.background import BackgroundThread
-from farpipe.runtime.staging import message_memory
+from farpipe.core.errors import FarpipeError, InputError, RunError, spoken
+from farpipe.engine.executor.peers import TensorPeers
+from farpipe.engine.executor.staging import message_memory
+from farpipe.engine.rendezvous import TorchStore
+from farpipe.engine.replicas.background import BackgroundThread
+from farpipe.engine.transport import LinkEvent, PeerError, Rendezvous, Transport, connect
+from farpipe.engine.transport.meeting import telling_others
+from farpipe.engine.transport.rendezvous import TOKEN_VARIABLE
 from farpipe.torch.collectives import GroupCollectives, GroupMessages, reduction_name
 from farpipe.torch.options import Options
 from farpipe.torch.point_to_point import DEVICES, PointToPoint, expect_path
 from farpipe.torch.works import FutureWork, raised_as_torch
-from farpipe.transport import LinkEvent, PeerError, Rendezvous, Transport, connect
-from farpipe.transport.meeting import telling_others
-from farpipe.transport.rendezvous import TOKEN_VARIABLE
 
 NAME: Final = "farpipe"
 _groups_made = itertools.count()

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from farpipe.errors import InputError, RunError
-from farpipe.runtime.peers import describe, tensor_bytes, tensor_of
-from farpipe.runtime.replicas.collectives import Ring
-from farpipe.transport import Tag, Transport
+from farpipe.core.errors import InputError, RunError
+from farpipe.engine.executor.peers import describe, tensor_bytes, tensor_of
+from farpipe.engine.replicas.collectives import Ring
+from farpipe.engine.transport import Tag, Transport
 
 KIND: Final = "sync"
 DIRECT_BYTES: Final = 64 << 10

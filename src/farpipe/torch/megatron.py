@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from farpipe.errors import InputError
+from farpipe.core.errors import InputError
 from farpipe.torch.backend import farpipe_group
 from farpipe.torch.versions import expect_tested
 from farpipe.torch.works import raised_as_torch

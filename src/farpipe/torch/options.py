@@ -8,14 +8,14 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, Final, Self, get_type_hints
 
-from farpipe.emulate import LinkShape
-from farpipe.errors import InputError
-from farpipe.plan import Plan
-from farpipe.spec import SiteLink
-from farpipe.spec.load import load_cluster
-from farpipe.strict import nearest
-from farpipe.transport import TransportConfig
-from farpipe.transport.security.tls import TlsFiles
+from farpipe.core.errors import InputError
+from farpipe.core.spec import SiteLink
+from farpipe.core.spec.load import load_cluster
+from farpipe.core.strict import nearest
+from farpipe.engine.links import LinkShape
+from farpipe.engine.transport import TransportConfig
+from farpipe.engine.transport.security.tls import TlsFiles
+from farpipe.planning.plan import Plan
 
 PREFIX: Final = "FARPIPE_"
 _WORDS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}

@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from farpipe.runtime.commands import Watch
-from farpipe.step import Schedule
-from farpipe.transport import Tag, Transport
+from farpipe.core.step import Schedule
+from farpipe.engine.executor.commands import Watch
+from farpipe.engine.transport import Tag, Transport
 
 KIND: Final = "sync"
 NO_MICROBATCH: Final = -1

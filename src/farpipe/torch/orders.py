@@ -11,14 +11,14 @@ from torch import nn
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from farpipe import __version__
-from farpipe.errors import FarpipeError, InputError
-from farpipe.plan import Plan
-from farpipe.plan.orders import V_ORDERS, find_order
-from farpipe.schedule import check
-from farpipe.step import Problem, Rank, Schedule, Stage
-from farpipe.strict import parse_json
+from farpipe.core.errors import FarpipeError, InputError
+from farpipe.core.schedule import check
+from farpipe.core.step import Problem, Rank, Schedule, Stage
+from farpipe.core.strict import parse_json
+from farpipe.engine.transport import Transport
+from farpipe.planning.plan import Plan
+from farpipe.planning.plan.orders import V_ORDERS, find_order
 from farpipe.torch.order_changes import is_first, shared_mesh
-from farpipe.transport import Transport
 
 SEARCH_S: Final = 10.0
 """Time that the search for an order may take, where one is asked for."""

@@ -17,14 +17,14 @@ from torch import nn
 from torch.distributed.pipelining.microbatch import merge_chunks
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from farpipe.errors import InputError
-from farpipe.plan import Plan
-from farpipe.runtime.evaluation import FIRST_TAG, forward_only
-from farpipe.runtime.executor import Executor
-from farpipe.runtime.peers import TensorPeers
-from farpipe.runtime.stages.deferred import WeightGradStore
-from farpipe.runtime.staging import Staging
-from farpipe.step import Schedule
+from farpipe.core.errors import InputError
+from farpipe.core.step import Schedule
+from farpipe.engine.executor.evaluation import FIRST_TAG, forward_only
+from farpipe.engine.executor.executor import Executor
+from farpipe.engine.executor.peers import TensorPeers
+from farpipe.engine.executor.staging import Staging
+from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.planning.plan import Plan
 from farpipe.torch.backend import farpipe_group
 from farpipe.torch.order_changes import OrderChanges, from_first, shared_mesh
 from farpipe.torch.orders import Agreed, Asked, agree

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from farpipe.errors import InputError, RunError
-from farpipe.runtime.peers import TensorPeers, describe, tensor_bytes, tensor_of
-from farpipe.runtime.replicas.background import BackgroundThread
-from farpipe.runtime.staging import Staging
+from farpipe.core.errors import InputError, RunError
+from farpipe.core.units import counted
+from farpipe.engine.executor.peers import TensorPeers, describe, tensor_bytes, tensor_of
+from farpipe.engine.executor.staging import Staging
+from farpipe.engine.replicas.background import BackgroundThread
+from farpipe.engine.transport import Message, Tag
+from farpipe.engine.transport.outbox import Loan
 from farpipe.torch.works import FutureWork, LentWork, finished
-from farpipe.transport import Message, Tag
-from farpipe.transport.outbox import Loan
-from farpipe.units import counted
 
 KIND: Final = "forward"
 DEVICES: Final = ("cpu", "cuda")

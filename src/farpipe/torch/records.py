@@ -7,19 +7,19 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.control.watch import ReplanWatch
-from farpipe.plan import Plan
-from farpipe.runtime.commands import Watch
-from farpipe.runtime.executor import StepEvents
-from farpipe.runtime.figures.metrics import PLAN_NAME
-from farpipe.runtime.figures.recorder import BOX, Recorder
-from farpipe.runtime.figures.step_report import StepReport, is_recorded, record_every
-from farpipe.runtime.peers import Peers
-from farpipe.runtime.run_spec import RunSpec, TransportSettings
-from farpipe.runtime.train import memory_figures
-from farpipe.spec import MetricsSettings
-from farpipe.spec.training import ReplanSettings
-from farpipe.step import Schedule
+from farpipe.core.spec import MetricsSettings
+from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.step import Schedule
+from farpipe.engine.control.watch import ReplanWatch
+from farpipe.engine.executor.commands import Watch
+from farpipe.engine.executor.executor import StepEvents
+from farpipe.engine.executor.peers import Peers
+from farpipe.engine.figures.metrics import PLAN_NAME
+from farpipe.engine.figures.recorder import BOX, Recorder
+from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
+from farpipe.engine.run_spec import RunSpec, TransportSettings
+from farpipe.engine.train import memory_figures
+from farpipe.planning.plan import Plan
 
 _ENDLESS: Final = 1 << 40
 """Number of steps of a training whose end nobody has told."""

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from farpipe.errors import InputError, RunError
-from farpipe.runtime.peers import describe, form_of
-from farpipe.runtime.site.sharding import StepReduction
-from farpipe.runtime.stages.deferred import WeightGradStore, defer
+from farpipe.core.errors import InputError, RunError
+from farpipe.engine.executor.peers import describe, form_of
+from farpipe.engine.site.sharding import StepReduction
+from farpipe.engine.stages.deferred import WeightGradStore, defer
 
 MAX_TENSORS: Final = 64
 _ALIGNMENT: Final = 16

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from farpipe.errors import InputError
-from farpipe.plan import Plan
-from farpipe.plan.orders import V_ORDERS
-from farpipe.runtime.stages.deferred import WeightGradStore, defer
+from farpipe.core.errors import InputError
+from farpipe.engine.stages.deferred import WeightGradStore, defer
+from farpipe.planning.plan import Plan
+from farpipe.planning.plan.orders import V_ORDERS
 from farpipe.torch.pipeline import Pipeline
 from farpipe.torch.versions import expect_tested
 from farpipe.torch.works import raised_as_torch

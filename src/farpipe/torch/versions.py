@@ -3,8 +3,8 @@
 import warnings
 from typing import Final
 
-from farpipe.errors import InputError
-from farpipe.runtime.versions import Tested
+from farpipe.core.errors import InputError
+from farpipe.engine.versions import Tested
 
 TESTED: Final = {
     "torch": Tested("2.13", "2.14"),

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from farpipe.errors import FarpipeError, InfeasibleError, InputError, UsageError
-from farpipe.transport.outbox import Loan
+from farpipe.core.errors import FarpipeError, InfeasibleError, InputError, UsageError
+from farpipe.engine.transport.outbox import Loan
 
 Result = TypeVar("Result")
 

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from farpipe.errors import UsageError
+from farpipe.core.errors import UsageError
+from farpipe.core.strict import nearest
 from farpipe.fleet.policies import orders, places
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Decision, Policy, View
 from farpipe.fleet.policies.queueing import PreemptivePolicy, QueuePolicy
-from farpipe.strict import nearest
 
 POLICIES: Final[dict[str, Policy]] = {
     policy.name: policy

@@ -7,13 +7,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, Kind, sizes
 from farpipe.fleet.policies.places import alone, has_room, is_stall_free, max_sites, wide
 from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.worth import Worth
 from farpipe.fleet.quotes import Devices
 from farpipe.fleet.snapshot import Space
+from farpipe.planning.cost.money import SECONDS_PER_HOUR
 
 
 class DecisionDraft:

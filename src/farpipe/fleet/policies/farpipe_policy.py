@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, sizes
 from farpipe.fleet.policies.draft import DecisionDraft
 from farpipe.fleet.policies.orders import by_arrival, by_work_left, tenants_excess
@@ -18,6 +17,7 @@ from farpipe.fleet.policies.protocol import Decision, View
 from farpipe.fleet.policies.queueing import LOOKED_AT
 from farpipe.fleet.policies.worth import Objective, Worth
 from farpipe.fleet.snapshot import Space
+from farpipe.planning.cost.money import SECONDS_PER_HOUR
 
 URGENT = -1e18
 """Added to the key of a job that has waited too long: it goes first, the longest wait before the others."""

@@ -5,12 +5,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, permutations
 
-from farpipe.cost.money import SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState
 from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import Devices
 from farpipe.fleet.snapshot import Space
-from farpipe.plan.placement import MAX_SITES as MAX_PLANNED
+from farpipe.planning.cost.money import SECONDS_PER_HOUR
+from farpipe.planning.plan.placement import MAX_SITES as MAX_PLANNED
 
 Preference = Callable[[str], float]
 """Order of sites: the least figure is filled first."""

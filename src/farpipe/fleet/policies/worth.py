@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from farpipe.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 from farpipe.fleet.job import JobPlacement, JobState, Kind
 from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import Devices
 from farpipe.fleet.snapshot import SiteState, Space
+from farpipe.planning.cost.money import BYTES_PER_GB, SECONDS_PER_HOUR
 
 GRAMS_PER_TONNE = 1e6
 

@@ -1,0 +1,94 @@
+"""The base of every part of a job: frozen tables without unknown keys, counts, figures, names."""
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from farpipe.core.strict import finite, plain_signature
+from farpipe.core.units import parse
+
+MAX_COUNT: Final = 1 << 40
+"""No count in a job is larger; a typing slip is named before it turns into an endless computation."""
+
+
+MAX_DEVICES: Final = 1 << 20
+"""Most devices of one site; the largest that is known has some 200,000."""
+MAX_LATENCY_S: Final = 3600.0
+MIN_BANDWIDTH: Final = 1.0
+"""Bytes per second; below it a step would outlast its computer."""
+MAX_BANDWIDTH: Final = 1e18
+
+
+class Part(BaseModel):
+    """A table of a job: frozen, nothing unknown in it, figures in SI units."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Sign in the types that callers give, without their validators."""
+        cls.__signature__ = plain_signature(cls)
+
+
+def at_most_an_hour(latency_s: float, written: str) -> float:
+    """`latency_s`; ValueError, showing it as `written`, if no link on Earth has so much."""
+    if latency_s > MAX_LATENCY_S:
+        raise ValueError(f"a link's latency is at most an hour, found {written}")
+    return latency_s
+
+
+def possible_bandwidth(bytes_per_s: float, written: str) -> float:
+    """`bytes_per_s`; ValueError, showing it as `written`, if times over such a link mean nothing."""
+    if not MIN_BANDWIDTH <= bytes_per_s <= MAX_BANDWIDTH:
+        raise ValueError(f"a bandwidth is from 8 bit/s (1 B/s) to 1e18 B/s, found {written}")
+    return bytes_per_s
+
+
+def _share(value: Any) -> float:
+    number = finite(value)
+    if number >= 1:
+        raise ValueError(f"must be less than 1, found {value}")
+    return number
+
+
+def more_than_zero(units: dict[str, float], example: str) -> BeforeValidator:
+    """Reads a quantity such as `example`, with one of `units`, that is not zero."""
+
+    def read(text: Any) -> float:
+        value = parse(text, units, example)
+        if value == 0:
+            raise ValueError(f"must be more than zero, found {text!r}")
+        return value
+
+    return BeforeValidator(read)
+
+
+def site_name(name: str) -> str:
+    """`name`; ValueError unless it can be a site's: it is also the name of a folder and a part of link names."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"a site's name is letters, digits, '_', '-' and '.', found {name!r}")
+    return name
+
+
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=60)]
+SiteName = Annotated[Name, AfterValidator(site_name)]
+NonNegative = Annotated[float, BeforeValidator(finite)]
+Positive = Annotated[float, BeforeValidator(lambda value: finite(value, exclusive=True))]
+Share = Annotated[float, BeforeValidator(_share)]
+LatencySeconds = Annotated[float, BeforeValidator(lambda value: at_most_an_hour(finite(value), f"{value!r:.40} s"))]
+BytesPerSecond = Annotated[
+    float, BeforeValidator(lambda value: possible_bandwidth(finite(value, exclusive=True), f"{value!r:.40} B/s"))
+]
+NumDevices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
+
+
+def fault(message: str, *location: str | int) -> ValidationError:
+    """The error to raise when what stands at `location`, seen from the table being checked, is impossible."""
+    kind = PydanticCustomError("value_error", "{message}", {"message": message})
+    return ValidationError.from_exception_data("job", [{"type": kind, "loc": location, "input": None}])

@@ -1,0 +1,354 @@
+"""Training of the model: batches, precision, optimizer, adapters, data; re-planning while it runs."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+
+from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
+from farpipe.core.spec.recompute import RecomputeChoice
+from farpipe.core.strict import finite, nearest
+
+if TYPE_CHECKING:
+    from farpipe.core.spec.model import Model
+
+_ATTENTION: Final = ("linear_qkv", "linear_proj")
+_LATENT: Final = ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
+_MLP: Final = ("linear_fc1", "linear_fc2")
+MODULES: Final = (*_ATTENTION, *_MLP, *_LATENT[:-1], "linear_q_proj")
+"""Linear maps of a layer by Megatron-Core's names: query, key and value in one; attention's output; both of the MLP, or
+of the experts; those of latent attention."""
+
+
+def _list(value: Any) -> Any:
+    return value.split() if isinstance(value, str) else value
+
+
+class Lora(Part):
+    """LoRA (Hu et al., arXiv 2106.09685): each of `target_modules` of every layer gets two matrices, from its input to
+    `rank` numbers and on to its output; all other weights are frozen."""
+
+    rank: Count
+    """Width between the two matrices (``r`` of peft, ``dim`` of Megatron-Bridge)."""
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_list)] = (*_ATTENTION, *_MLP)
+    """Linear maps that get them, by Megatron-Core's names."""
+    dropout: Share = 0.0
+    """Share of the adapters' inputs that is dropped out."""
+    base_weights: Literal["same", "fp8", "nf4"] = "same"
+    """Number format of the layers' frozen weights: the training's precision; 8 bit, which 8-bit products take as they
+    are; 4 bit (NF4 with double quantization, QLoRA, arXiv 2305.14314). Other products widen them each time."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for module in self.target_modules:
+            if module not in MODULES:
+                hint = nearest(module, MODULES) or f"; known: {', '.join(MODULES)}"
+                raise fault(f"there is no module {module[:60]!r}{hint}", "target_modules")
+        return self
+
+    @property
+    def base_bytes(self) -> float | None:
+        """Bytes of one frozen weight of a layer; None: those of the training's precision. 4 bit have an 8-bit scale for
+        64 numbers, and a 32-bit one for 256 of these (arXiv 2305.14314, section 3)."""
+        return {"same": None, "fp8": 1.0, "nf4": 1 / 2 + 1 / 64 + 4 / (64 * 256)}[self.base_weights]
+
+
+def attention_modules(model: "Model") -> tuple[str, ...]:
+    """Names of the linear maps of attention, in the order in which a layer has them."""
+    if model.latent_attention is None:
+        return _ATTENTION
+    return _LATENT if model.latent_attention.query_rank else ("linear_q_proj", *_LATENT[2:])
+
+
+def possible_modules(model: "Model") -> tuple[str, ...]:
+    """List the modules that the layers of `model` have."""
+    return (*attention_modules(model), *_MLP)
+
+
+Precision = Literal["bf16", "fp16", "fp32"]
+ContextExchange = Literal["ring", "ulysses"]
+"""Method of context parallelism: keys and values go round, or tokens are exchanged for heads."""
+Zero = Literal[0, 1, 2, 3]
+"""State divided among the replicas of one site (Rajbhandari et al., arXiv 1910.02054): 0 nothing, 1 the optimizer's
+state, 2 gradients too, 3 parameters too (FSDP), which are gathered layer by layer."""
+Rate = Literal[Precision, "tf32", "fp8", "mxfp8", "nvfp4"]
+"""Number formats in which a device has a rate."""
+Matmul = Literal["same", "tf32", "fp8", "mxfp8", "nvfp4"]
+"""Number format of matrix products: the training's precision, or narrower numbers; sums stay in 32 bit. ``fp8`` has a
+scale for each tensor (Transformer Engine's delayed and current scaling), ``mxfp8`` one for 32 numbers, ``nvfp4`` one
+for 16."""
+QUANTIZED: Final = ("fp8", "mxfp8", "nvfp4")
+"""Formats of matrix products whose factors are made from wider numbers, with scales."""
+WireType = Literal["none", "bf16", "fp8", "int8"]
+"""Numbers that activations and their gradients are rounded to between sites."""
+
+
+def _not_of_products(value: Any) -> Any:
+    if value in ("tf32", *QUANTIZED):
+        wide = "fp32" if value == "tf32" else "bf16"
+        raise ValueError(f'{value} is for products alone; set matmul = "{value}" and precision = "{wide}"')
+    return value
+
+
+WrittenPrecision = Annotated[Precision, BeforeValidator(_not_of_products)]
+"""Precision as users write it: a format of products is refused with the key that it belongs to."""
+
+
+def _or_none(value: Any) -> Any:
+    """TOML has no null: there the word none switches clipping off."""
+    return None if value is None or value == "none" else finite(value, exclusive=True)
+
+
+def _no_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("expected 'auto' or 0 to 3, found a flag")
+    return value
+
+
+class Training(Part):
+    """Settings of a training: what an optimizer step is, its precision, the optimizer."""
+
+    sequence_length: Count
+    """Tokens of one sequence."""
+    global_batch: Count
+    """Sequences in one optimizer step, over all data-parallel replicas."""
+    microbatch_size: Count | None = None
+    """Sequences in one microbatch; None leaves it to the planner."""
+    num_steps: Count = 100
+    precision: WrittenPrecision = "bf16"
+    """Number format of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
+    recompute: RecomputeChoice = "auto"
+    """Recomputation in every stage; ``auto`` leaves it to the planner, which decides for each stage."""
+    wire_type: WireType = "none"
+    """Number format to which activations and their gradients are rounded between sites: fewer bytes, less exact."""
+    zero: Annotated[Literal["auto"] | Zero, BeforeValidator(_no_flag)] = "auto"
+    """Stage of ZeRO; ``auto`` leaves it to the planner. `zero1 = true` is the same as 1."""
+    sequence_parallel: Literal["auto"] | Flag = "auto"
+    """Norms and dropout are divided over the tensor-parallel devices as well; ``auto`` leaves it to the planner."""
+    flash_attention: Flag = True
+    """Attention never keeps the matrix of scores."""
+    matmul: Matmul = "same"
+    """Narrower numbers in matrix products of the layers than `precision` says."""
+    fp8_param_gather: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if the layers' weights are kept and gathered in the format of `matmul` alone, beside the optimizer's 32-bit
+    masters (Megatron-LM's ``--fp8-param-gather``); False keeps them in `precision` as well."""
+    grad_reduce_in_fp32: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
+    """True if gradients are added up and reduced in 32 bit; None: beside bf16, as Megatron-LM does, not beside fp16."""
+    tp_comm_overlap: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if tensor-parallel collectives run beside the matrix products before and after them, part by part
+    (Megatron-LM's ``--tp-comm-overlap``, Transformer Engine's user buffers)."""
+    fp8_dot_product_attention: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if attention multiplies 8-bit numbers too (Megatron-Core's name)."""
+    fp8_output_proj: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if the head multiplies 8-bit numbers too, with a scale for 32 (Megatron-Core's name)."""
+    cross_entropy_loss_fusion: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
+    """True if one kernel makes the loss and its gradient (Megatron-LM's ``--cross-entropy-loss-fusion``); None: on
+    Hopper and Blackwell, as Megatron-Bridge and Megatron-LM's examples for these do."""
+    moe_token_dispatcher_type: Annotated[
+        Literal["alltoall", "flex"], Field(exclude_if=lambda kind: kind == "alltoall")
+    ] = "alltoall"
+    """Exchange of tokens with experts (Megatron-Core's name): ``alltoall`` sends a copy for each expert, ``flex``
+    (DeepEP, HybridEP) one for each device, and between machines one for each machine."""
+    overlap_moe_expert_parallel_comm: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if tokens travel beside the computation of another microbatch (Megatron-LM's
+    ``--overlap-moe-expert-parallel-comm``)."""
+    lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
+    """Low-rank adapters beside frozen weights; None trains all weights."""
+    activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """True if the MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
+    cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
+    """Layers whose activations wait in the host's memory for the backward (Megatron-Core's name); in pipelines of one
+    rank alone, and without recomputation."""
+    kernels: Literal["fused", "eager"] = "fused"
+    """Kernels of what lies between matrix products: Megatron-LM's or torch.compile's, or one for each operation."""
+    cuda_graphs: Flag = False
+    """True if layers are replayed from CUDA graphs, so that the host does not launch them."""
+    dropout: Flag = False
+    """True if activations and attention are dropped out, with a mask of one byte for each number."""
+    overlap: Flag = True
+    """Replicas' collectives run beside the rank's own computation where the device lets them (Megatron-LM's
+    ``--overlap-grad-reduce`` and ``--overlap-param-gather``, FSDP)."""
+    learning_rate: Positive = 3e-4
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    weight_decay: NonNegative = 0.1
+    clip_norm: Annotated[Positive | None, BeforeValidator(_or_none)] = 1.0
+    """Largest norm of the whole gradient; None does not clip."""
+    seed: Natural = 0
+    warmup_steps: Natural = 0
+    """Steps in which the learning rate rises in equal parts to `learning_rate`."""
+    decay: Literal["none", "cosine"] = "none"
+    """Course of the learning rate after warm-up: stay, or fall along half a cosine to `final_learning_rate`."""
+    decay_steps: Natural = 0
+    """The step at which it has fallen completely; 0: the end of the run."""
+    final_learning_rate: NonNegative = 0.0
+    evaluate_every_steps: Natural = 0
+    """Steps between two evaluations on text that is held out; 0: none."""
+    evaluation_batches: Count = 1
+    """Batches, each as large as a step's, in one evaluation."""
+    checkpoint_every_steps: Natural = 0
+    """Steps between two checkpoints; 0: only the clock counts."""
+    checkpoint_every_minutes: NonNegative = 10.0
+    """Minutes between two checkpoints; 0: only the steps count."""
+    keep_checkpoints: Natural = 2
+    """The newest ones that are kept; 0: none is written, not even at the end."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_zero1(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or "zero1" not in given or "zero" in given:
+            return given
+        if not isinstance(given["zero1"], bool):
+            raise fault("input should be a valid boolean", "zero1")
+        return {key: value for key, value in given.items() if key != "zero1"} | {"zero": int(given["zero1"])}
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.microbatch_size is not None and self.global_batch % self.microbatch_size:
+            raise fault(f"{self.microbatch_size} does not divide global_batch {self.global_batch}", "microbatch_size")
+        if self.wire_type == "bf16" and self.precision != "fp32":
+            raise fault(f"'bf16' is no narrower than precision {self.precision}; 'fp8' and 'int8' are", "wire_type")
+        if self.matmul == "tf32" and self.precision != "fp32":
+            raise fault(f"tf32 is for fp32, but precision is {self.precision}", "matmul")
+        if self.fp8_param_gather and self.matmul not in QUANTIZED:
+            raise fault(f"weights are narrow only with matmul {' or '.join(QUANTIZED)}", "fp8_param_gather")
+        if self.fp8_dot_product_attention and self.matmul not in QUANTIZED:
+            raise fault(f"only with matmul {' or '.join(QUANTIZED)}", "fp8_dot_product_attention")
+        if self.fp8_output_proj and self.matmul != "mxfp8":
+            raise fault("only with matmul mxfp8", "fp8_output_proj")
+        if self.tp_comm_overlap and self.sequence_parallel is False:
+            raise fault("it divides what sequence parallelism gathers; set sequence_parallel = true", "tp_comm_overlap")
+        if self.lora is not None and self.fp8_param_gather:
+            raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
+        if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
+            raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
+        self._check_offloading()
+        self._check_decay()
+        return self
+
+    def _check_offloading(self) -> None:
+        if self.cpu_offloading_num_layers and self.recompute not in ("auto", "none"):
+            raise fault('what is computed again is not offloaded; set recompute = "none"', "cpu_offloading_num_layers")
+        if self.cpu_offloading_num_layers and self.cuda_graphs:
+            raise fault(
+                "layers are not replayed from graphs then; set cuda_graphs = false", "cpu_offloading_num_layers"
+            )
+
+    def _check_decay(self) -> None:
+        if self.decay == "none":
+            return
+        if self.final_learning_rate > self.learning_rate:
+            raise fault(
+                f"{self.final_learning_rate:g} is more than learning_rate {self.learning_rate:g}", "final_learning_rate"
+            )
+        if self.decay_steps and self.decay_steps <= self.warmup_steps:
+            raise fault(f"{self.decay_steps} steps are over before warmup_steps {self.warmup_steps}", "decay_steps")
+
+    @property
+    def zero1(self) -> bool:
+        """True if the optimizer's state is divided over the replicas."""
+        return self.zero in (1, 2, 3)
+
+    def decided(self, zero: Zero = 1) -> Self:
+        """The same with this stage of ZeRO and with sequence parallelism where they are left open."""
+        wanted = {"zero": zero, "sequence_parallel": True}
+        chosen = {key: value for key, value in wanted.items() if getattr(self, key) == "auto"}
+        return self.model_copy(update=chosen) if chosen else self
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step."""
+        return self.sequence_length * self.global_batch
+
+    @property
+    def num_bytes_per_param(self) -> float:
+        """Bytes that a parameter surely takes on its device: weight, gradient and AdamW's state.
+
+        Two 16-bit figures beside float32 master weight and two moments, or four float32 figures (ZeRO, arXiv
+        1910.02054, section 3.1). What ZeRO divides, or could, over the replicas is left out, for they may be many;
+        stage 3 has a whole layer's weights at a time. Frozen ones are weights alone.
+        """
+        width = 4 if self.precision == "fp32" else 2
+        if self.lora is not None:
+            return 0 if self.zero == 3 else self.lora.base_bytes or width
+        narrowed = 1 if self.fp8_param_gather else 0
+        if self.zero == 0:
+            return 16 - narrowed
+        return (2 * width if self.zero == 1 else width) - narrowed
+
+
+class Data(Part):
+    """The text to train on, and how it becomes tokens."""
+
+    source: Text = "stdlib"
+    """``stdlib`` is the source code of Python's standard library; anything else is a file or folder."""
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tokens"] = "auto"
+    """Format of the files; ``auto`` goes by the ends of their names, of which .gz and .zst are left out. ``arrow`` are
+    also folders of Hugging Face's `datasets`. ``tokens`` are numbers already: .npy, .bin, Megatron-LM's .bin with .idx.
+    """
+    text_key: Text = "text"
+    """Key of the text in JSONL, its column in Parquet and Arrow; without it a column ``input_ids`` has the tokens."""
+    prompt_key: Text | None = None
+    """Key of a text before it that is read and not trained on (the prompt of a fine-tuning)."""
+    tokenizer: Text = "bytes"
+    """``bytes``: one token per byte, 256 of them; anything else is a tokenizer.json, or a folder that has one."""
+    end_of_text: Text | None = None
+    """Token of the tokenizer that is put behind every document; None puts nothing there."""
+    held_out: Share = 0.0
+    """Share of the sequences that is kept for evaluation and never trained on."""
+    packing: Literal["elastic", "fixed", "none"] | None = None
+    """Train on whole documents, cut at `sequence_length`, `global_batch` of them a step, in chunks that are planned for
+    every step: ``elastic`` cuts the long ones into slices and packs the short ones, ``fixed`` does so by equal numbers
+    of tokens, ``none`` leaves every document a chunk of its own. None: on sequences of one length out of the text."""
+    cache: Text | None = None
+    """Folder for text that has been tokenized; None: ``farpipe`` in the user's folder of caches."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.prompt_key is not None and (self.format in ("text", "tokens") or self.prompt_key == self.text_key):
+            raise fault("a prompt is another key of JSONL, Parquet or Arrow", "prompt_key")
+        if self.end_of_text is not None and self.tokenizer == "bytes":
+            raise fault("bytes have no such token; give a tokenizer", "end_of_text")
+        return self
+
+    @property
+    def is_bytes(self) -> bool:
+        """True if tokens are bytes of text, as far as is known without looking at the files.
+
+        Tables may have tokens as well; only their columns show it.
+        """
+        names = (".npy", ".bin", ".idx", ".parquet", ".arrow", ".feather")
+        is_other = self.format in ("tokens", "parquet", "arrow") or self.source.endswith(names)
+        return self.tokenizer == "bytes" and not is_other
+
+
+class MetricsSettings(Part):
+    """Destinations of a run's metrics beside ``metrics.jsonl``."""
+
+    log_every_steps: Natural = 10
+    """Steps between two lines of rank 0's log, and of stderr where it is no terminal; 0: no lines."""
+    tensorboard: Flag = False
+    prometheus_port: Annotated[Natural, Field(le=65535)] | None = None
+    """Port at which Prometheus reads the metrics, 0 for any that is free; None: not served."""
+    prometheus_host: Text = "127.0.0.1"
+    """The figures are no secret, but nobody is asked for a password: others can't reach the loopback interface."""
+
+
+class ReplanSettings(Part):
+    """Conditions under which a run is planned anew, and limits of that search."""
+
+    drift: Positive = 0.1
+    """Steps are odd that take so much longer or shorter than expected (relative) ..."""
+    change: Positive = 0.25
+    """... or in which a stage or a message takes so much longer or shorter than the last decision assumed."""
+    sudden_steps: Count = 2
+    """Odd steps in a row after which something has changed, if they are off by twice that; the less, the later."""
+    settle_steps: Annotated[Natural, Field(validation_alias=AliasChoices("settle_steps", "warm_up_steps"))] = 3
+    """First steps of a run from which nothing is concluded; earlier documents say `warm_up_steps`."""
+    gain: Positive = 0.05
+    """An order is taken when it is predicted to make steps so much shorter (relative); half of it must come true."""
+    search_s: Positive = 5.0
+    """Time that one search may take."""
+    watch_steps: Count = 5
+    """Steps after which a new order is judged."""
+    pause_steps: Natural = 10
+    """Steps between a search that changed nothing, or a step back, and the next search."""

@@ -1,0 +1,193 @@
+"""The one form of a message: its link, how long it occupies that, and after how long it is there.
+
+For a plain link these are bytes/bandwidth, and that plus the latency. A `Transfer` may give other figures per
+microbatch (light paths, windows of RDMA, links that lose packets); staggered replicas
+(`Link.num_staggered`) occupy a link together. Whatever reads a step (simulator, searches, bounds) reads only this form.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.core.step.codes import BACKWARD, FORWARD
+from farpipe.core.step.links import Collective, Figure, Hop, Link, Transfer
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+
+NOTHING: Final = -2
+"""Instead of a link: nothing is sent (behind the last stage, before the first)."""
+FREE: Final = -1
+"""Instead of a link: the tensor is there at once (same rank, or a hop that costs nothing)."""
+
+
+@dataclass(frozen=True, eq=False)  # arrays: Problems are compared by their fields
+class Messages:
+    """Arrays of one shape: [2, S, M] for what stage s sends forward and backward, [C] for collectives."""
+
+    link: Ints
+    """Place in the Problem's links, or FREE, or NOTHING."""
+    bytes: Floats
+    leaves_after_s: Floats
+    """Seconds from its start on the link until its own last byte is on it: for what is shown, not for what follows."""
+    occupies_s: Floats
+    """Seconds from its start on the link until that takes the next message."""
+    arrives_after_s: Floats
+    """Seconds from its start on the link until it is there."""
+
+    @property
+    def figures(self) -> tuple[Ints, Floats, Floats]:
+        """(link, occupies_s, arrives_after_s): what compiled loops read."""
+        return self.link, self.occupies_s, self.arrives_after_s
+
+
+class Opening(NamedTuple):
+    """Times from which stages and links are free when a step begins, as its first collectives leave them."""
+
+    stage_s: Floats
+    """[S]: when the first forward of every stage may begin."""
+    link_s: Floats
+    """[L]: when every link takes its first message."""
+    gather_s: Floats
+    """[number of gathers]: when each has its start on its link."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives(Messages):
+    """The arrays of `Problem.collectives`, in its order: what waits for nothing, then by what it waits for."""
+
+    stage: Ints
+    """[C]: see `Collective`; of the first `begin[0]` the stage whose first forward waits for it."""
+    begin: NDArray[np.int64]
+    """[S + 1]: those that wait for the last backward of stage s are at `begin[s]` to `begin[s + 1]`."""
+
+    def opening(self, opens_s: Floats, num_links: int) -> Opening:
+        """Times from which stages and links are free; `opens_s`: see `StepTraffic`.
+
+        Collectives that wait for nothing are ready when the step begins and go first, one after the other. This is the
+        one place that knows it.
+        """
+        stage_s, link_s, gather_s = opens_s.copy(), np.zeros(num_links), np.zeros(int(self.begin[0]))
+        for at, (link, stage) in enumerate(zip(self.link[: gather_s.size], self.stage, strict=False)):
+            gather_s[at] = link_s[link]
+            stage_s[stage] = max(stage_s[stage], opens_s[stage] + gather_s[at] + self.arrives_after_s[at])
+            link_s[link] += self.occupies_s[at]
+        return Opening(stage_s, link_s, gather_s)
+
+
+@dataclass(frozen=True, eq=False)
+class StepTraffic:
+    """Messages and collectives that a step puts on its links."""
+
+    messages: Messages
+    collectives: Collectives
+    opens_s: Floats
+    """[S]: from the start of the step, or from the arrival of a stage's gather, until its first forward may begin."""
+    stagger_s: float
+    """Seconds by which a replica is behind the one before it where they are staggered."""
+    copies: tuple[int, ...]
+    """[L]: how many replicas, this one included, each send messages like these over the link, one after the other."""
+
+    @property
+    def num_staggered(self) -> int:
+        """The number of staggered replicas; 1: there is one, or they send together."""
+        return max(self.copies, default=1)
+
+    @property
+    def opening(self) -> Opening:
+        """Times from which stages and links are free: `Collectives.opening`."""
+        return self.collectives.opening(self.opens_s, len(self.copies))
+
+
+def traffic(
+    links: Mapping[str, Link],
+    hops: Sequence[Hop | None],
+    collectives: Sequence[Collective],
+    rank_of_stage: Sequence[int],
+    num_microbatches: int,
+) -> StepTraffic:
+    """The messages and collectives of a Problem with these parts."""
+    table = _Table(links)
+    messages = _between_stages(table, hops, rank_of_stage, num_microbatches)
+    others = _collectives(table, collectives, len(rank_of_stage))
+    copies = tuple(link.num_staggered for link in links.values())
+    num_staggered = np.array([*copies, 1, 1])  # the last two: NOTHING and FREE
+    opens_s = np.zeros(len(rank_of_stage))
+    if (num_staggered == 1).all():
+        return StepTraffic(messages, others, opens_s, 0.0, copies)
+    stagger_s = float(messages.occupies_s[num_staggered[messages.link] > 1].max(initial=0.0))
+    messages, others = _followed(messages, num_staggered, stagger_s), _followed(others, num_staggered, stagger_s)
+    return StepTraffic(messages, others, opens_s + (num_staggered.max() - 1) * stagger_s, stagger_s, copies)
+
+
+AnyMessages = TypeVar("AnyMessages", bound=Messages)
+
+
+def _followed(messages: AnyMessages, num_staggered: NDArray[np.int64], stagger_s: float) -> AnyMessages:
+    """The messages of staggered replicas: on their links each is followed by the other replicas'.
+
+    When each replica is d = `stagger_s` (the longest message there) behind the one before it, k replicas can all do
+    what this one does: when it puts a message on the link at t, the others' follow at t + d, t + 2 d, ..., so the link
+    is free again (k - 1) d after the message has left. Collectives are all replicas' together: a reduce is ready when
+    the last of them is, a gather when the first begins, and each is followed by the same pause. The step is the last
+    replica's, which begins (k - 1) d after the first (`StepTraffic.opens_s`).
+    """
+    return replace(messages, occupies_s=messages.occupies_s + (num_staggered[messages.link] - 1) * stagger_s)
+
+
+class _Table:
+    """Fills rows of Messages from the Transfers of a document."""
+
+    def __init__(self, links: Mapping[str, Link]) -> None:
+        self.links, self.place = links, {name: index for index, name in enumerate(links)}
+
+    def empty(self, shape: tuple[int, ...]) -> Messages:
+        """Nothing on any link."""
+        return Messages(np.full(shape, NOTHING, np.int32), *(np.zeros(shape) for _ in range(4)))
+
+    def put(self, rows: Messages, at: tuple[int, ...], transfer: Transfer | None) -> None:
+        """Write a transfer into the row (or the one place) `at`; None: the tensor is there at once."""
+        if transfer is None:
+            rows.link[at] = FREE
+            return
+        names, size = transfer.link, np.asarray(transfer.bytes, np.float64)
+        if isinstance(names, str):
+            rows.link[at], occupied_s, travel_s = self.place[names], *_plain(self.links[names], size)
+        else:
+            rows.link[at] = [self.place[name] for name in names]
+            sizes = np.broadcast_to(size, len(names))
+            plain = [_plain(self.links[name], size) for name, size in zip(names, sizes, strict=True)]
+            occupied_s, travel_s = np.array(plain).T
+        rows.bytes[at] = size
+        rows.occupies_s[at] = occupied_s if transfer.occupies_s is None else transfer.occupies_s
+        rows.arrives_after_s[at] = travel_s if transfer.arrives_after_s is None else transfer.arrives_after_s
+        rows.leaves_after_s[at] = np.minimum(rows.occupies_s[at], rows.arrives_after_s[at])
+
+
+def _plain(link: Link, size: Figure) -> tuple[Figure, Figure]:
+    """(occupies_s, arrives_after_s) where a Transfer does not say otherwise."""
+    return link.occupied_s(size), link.travel_s(size)
+
+
+def _between_stages(
+    table: _Table, hops: Sequence[Hop | None], rank_of_stage: Sequence[int], num_microbatches: int
+) -> Messages:
+    rows = table.empty((2, len(rank_of_stage), num_microbatches))
+    for index, hop in enumerate(hops):
+        is_free = hop is None or rank_of_stage[index] == rank_of_stage[index + 1]
+        table.put(rows, (FORWARD, index), None if is_free or hop is None else hop.forward)
+        table.put(rows, (BACKWARD, index + 1), None if is_free or hop is None else hop.backward)
+    return rows
+
+
+def _collectives(table: _Table, collectives: Sequence[Collective], num_stages: int) -> Collectives:
+    rows = table.empty((len(collectives),))
+    for index, one in enumerate(collectives):
+        table.put(rows, (index,), one.transfer)
+    after = [-1 if one.after is None else one.after for one in collectives]
+    begin = np.searchsorted(after, np.arange(num_stages + 1)).astype(np.int64)
+    stage = np.array([one.stage for one in collectives], np.int32)
+    return Collectives(**vars(rows), stage=stage, begin=begin)

@@ -1,0 +1,116 @@
+"""Export of a run's trained weights, out of its checkpoints."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Model
+from farpipe.core.strict import write_text
+from farpipe.engine.checkpoint.files import Checkpoint, Piece
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
+from farpipe.engine.checkpoint.manifest import Manifest
+from farpipe.engine.figures.metrics import RUN_NAME
+from farpipe.engine.run_spec import RunSpec
+from farpipe.engine.stages.decoder import StageModule
+from farpipe.engine.stages.decoder_weights import save_model
+from farpipe.engine.stages.slices import StageSlice
+
+
+class CheckpointWeights(Mapping[str, Tensor]):
+    """Parameters of a checkpoint by their names in the whole model, in float32; read when they are asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, shapes: Mapping[str, torch.Size] | None = None) -> None:
+        """`shapes` by name; None: those of farpipe's own decoder."""
+        self._checkpoint, trained = checkpoint, checkpoint.manifest.trained
+        self._shapes = shapes or parameter_shapes(trained.model, trained.sequence_length)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """InputError when its file is damaged, or is at another site."""
+        shape = self._shapes[name]
+        values = torch.empty(shape)
+        self._checkpoint.fill([Piece(f"weight/{name}", tuple(shape), 0, values.view(-1))])
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def parameter_shapes(model: Model, sequence_length: int) -> dict[str, torch.Size]:
+    """The shape of every parameter of farpipe's own decoder, by name."""
+    with torch.device("meta"):
+        whole = StageModule(model, StageSlice(0, model.num_layers, True, True), sequence_length)
+    return {name: parameter.shape for name, parameter in whole.named_parameters()}
+
+
+def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str = "float32") -> int:
+    """Write the newest checkpoint of the run in `source`, or `source` if it is one itself; the steps it was trained.
+
+    InputError when there is none, when a part of it is at another site, or when the model has no form in files of
+    Hugging Face's.
+    """
+    checkpoint = _newest(Path(source))
+    model = checkpoint.manifest.trained.model
+    if model.hugging_face is not None:
+        _export_transformers(checkpoint, model.hugging_face, folder, dtype)
+        return checkpoint.manifest.step
+    if model.module is not None:
+        raise InputError(f"{source}: a module of your own ({model.module}) has no form in files of Hugging Face's")
+    save_model(CheckpointWeights(checkpoint), model, folder, dtype=dtype)
+    if trained_on_bytes(checkpoint):
+        for name, text in byte_tokenizer().items():
+            write_text(Path(folder) / name, text)
+    return checkpoint.manifest.step
+
+
+def _export_transformers(checkpoint: Checkpoint, began_with: str, folder: Path | str, dtype: str) -> None:
+    """Write a model of transformers, whose training began with the folder `began_with`."""
+    from farpipe.engine.stages import hugging_face_weights as files  # takes seconds, which no other export needs
+
+    shapes = files.parameter_shapes(files.read_config(began_with))
+    files.save(CheckpointWeights(checkpoint, shapes), began_with, folder, dtype=dtype)
+
+
+def trained_on_bytes(checkpoint: Checkpoint) -> bool:
+    """True if tokens were bytes of text, which the run's ``run.json`` says; False if there is none."""
+    run = checkpoint.folder.parent.parent / RUN_NAME
+    return run.exists() and checkpoint.manifest.trained.model.hugging_face is None and RunSpec.load(run).data.is_bytes
+
+
+def byte_tokenizer() -> dict[str, str]:
+    """Files of a tokenizer of Hugging Face's whose token of a byte is its value, by name.
+
+    Byte-level BPE without merges; each byte stands for a character as in GPT-2's ``bytes_to_unicode``.
+    """
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    characters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    vocabulary = {characters[byte]: byte for byte in range(256)}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(config)}
+
+
+def _newest(source: Path) -> Checkpoint:
+    if not (source / MANIFEST_NAME).exists():
+        checkpoints = source / CHECKPOINTS_NAME
+        steps = whole_checkpoints(checkpoints)
+        if not steps:
+            raise InputError(
+                f"{source}: neither a run with a whole checkpoint in {checkpoints} nor a checkpoint itself"
+            )
+        source = folder_of(checkpoints, steps[0])
+    return Checkpoint(source, Manifest.load(source))

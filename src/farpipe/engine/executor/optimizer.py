@@ -1,0 +1,115 @@
+"""AdamW over the parameters of all ranks, with the gradient clipped by the norm of the whole of it."""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+
+from farpipe.core.errors import DivergedError
+from farpipe.core.spec import Training
+from farpipe.engine.executor.peers import Peers
+
+CLIP_EPSILON: Final = 1e-6
+"""Added to the norm when clipping, as `torch.nn.utils.clip_grad_norm_` does."""
+_NUMBER: Final = struct.Struct("<d")
+
+
+class Optimizer:
+    """AdamW on this rank's parameters. Weight decay is for matrices only, not for gains, shifts and biases."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], training: Training, *, copies: Sequence[nn.Parameter] = ()
+    ) -> None:
+        """`copies`: those of `parameters` that another rank or stage owns, and that don't count in the norm."""
+        self.parameters = list(dict.fromkeys(parameters))
+        others = {id(copy) for copy in copies}
+        self._counted = [parameter for parameter in self.parameters if id(parameter) not in others]
+        self.clip_norm = training.clip_norm
+        self._adamw = _adamw(self.parameters, training)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the rate of the updates from now on."""
+        for group in [] if self._adamw is None else self._adamw.param_groups:
+            group["lr"] = rate
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """AdamW's two running means for one of its parameters, as live tensors; zero before the first update."""
+        assert self._adamw is not None
+        state = self._adamw.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        return {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
+
+    def restore(self, num_steps: int) -> None:
+        """Number of updates that have been done; the moments were written to already."""
+        for state in [] if self._adamw is None else self._adamw.state.values():
+            state["step"].fill_(num_steps)
+
+    def sum_of_squares(self) -> float:
+        """Sum of squares, in float64, of the gradients that this rank owns."""
+        norms = [_norm(parameter) for parameter in self._counted if parameter.grad is not None]
+        return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+    @torch.no_grad()
+    def update(self, grad_norm: float) -> None:
+        """Clip by the norm of the whole gradient, update the parameters, drop the gradients."""
+        if self.clip_norm is not None and grad_norm + CLIP_EPSILON > self.clip_norm:
+            grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            torch._foreach_mul_(grads, self.clip_norm / (grad_norm + CLIP_EPSILON))
+        if self._adamw is not None:
+            self._adamw.step()
+            self._adamw.zero_grad(set_to_none=True)
+
+
+def _adamw(parameters: list[nn.Parameter], training: Training) -> torch.optim.AdamW | None:
+    """None for a rank without parameters, which torch's optimizer does not accept."""
+    if not parameters:
+        return None
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
+
+
+def _norm(parameter: nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    norm: torch.Tensor = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
+    return norm
+
+
+def global_norm(sum_of_squares: float, peers: Peers, step: int) -> float:
+    """The norm of the whole gradient from every rank's share; all ranks get the same bits.
+
+    DivergedError when it is not finite: the training has broken down, and going on would only spoil the weights.
+    """
+    name, waiting_for = f"norm {step}", f"the gradient norm of step {step}"
+    shares = peers.exchange(name, _NUMBER.pack(sum_of_squares), waiting_for=waiting_for)
+    total = math.fsum(_NUMBER.unpack(share)[0] for share in shares)
+    if not math.isfinite(total):
+        broken = [rank for rank, share in enumerate(shares) if not math.isfinite(_NUMBER.unpack(share)[0])]
+        raise DivergedError(
+            f"step {step}: the loss or gradient on rank {', '.join(map(str, broken)) or 'all'} is not finite: "
+            "the training has diverged; lower training.learning_rate or clip_norm"
+        )
+    return math.sqrt(total)
+
+
+def learning_rate(training: Training, step: int, num_steps: int) -> float:
+    """Return the learning rate of step `step` (from 0) of a run of `num_steps` steps.
+
+    Warm-up rises in equal parts, so that the first step learns something and step ``warmup_steps`` has the full rate.
+    The cosine is that of SGDR (Loshchilov and Hutter, arXiv 1608.03983) without restarts.
+    """
+    peak, floor, warmup = training.learning_rate, training.final_learning_rate, training.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / (warmup + 1)
+    if training.decay == "none":
+        return peak
+    end = training.decay_steps or num_steps
+    progress = min(1.0, (step - warmup) / max(1, end - warmup))
+    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,396 @@
+"""A rank's work around its actions in every step: training a model, or rehearsing without one."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from farpipe.core.spec import Training
+from farpipe.engine.checkpoint.checkpointer import state_pieces
+from farpipe.engine.checkpoint.files import Piece
+from farpipe.engine.data.batches import Batches, load_batches
+from farpipe.engine.executor.executor import message_table
+from farpipe.engine.executor.optimizer import Optimizer, global_norm, learning_rate
+from farpipe.engine.executor.peers import Messenger, Peers, TensorMessage
+from farpipe.engine.replicas.collectives import Flat, Line, Rings, Shard, whole_shards
+from farpipe.engine.replicas.places import Place
+from farpipe.engine.replicas.replicas import (
+    COMPLETE,
+    PipelinePeers,
+    RehearsedSync,
+    ReplicaSync,
+    WeightSync,
+    exposed_transfer,
+)
+from farpipe.engine.run_spec import RunSpec, transfer_of
+from farpipe.engine.run_text import shape_of, trained
+from farpipe.engine.stages.divided_stages import (
+    check_twins,
+    divided_stages,
+    groups_of,
+    mesh_of,
+    part_of_boundary,
+    twins_in,
+)
+from farpipe.engine.stages.make_stage import check_model, make_stage, numerics_of
+from farpipe.engine.stages.slices import StageSlice, slices
+from farpipe.engine.stages.stage import PipelineStage, SleepStage, TorchStage
+from farpipe.engine.stages.tied_weights import EndsExchange, TiedWeights
+from farpipe.planning.documents.batches import Share
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from farpipe.engine.site.context_chunks import Groups
+    from farpipe.engine.site.shared_weights import SharedWeights
+
+
+class Work(Protocol):
+    """A rank's stages and what it does before and after their actions."""
+
+    @property
+    def stages(self) -> Mapping[int, PipelineStage]:
+        """This rank's stages by number."""
+
+    @property
+    def data_digest(self) -> bytes:
+        """Equal on all ranks that read the same data; empty on a rank that needs none."""
+
+    @property
+    def boundaries(self) -> Mapping[int, str]:
+        """Inputs and outputs of each of this rank's stages in words, equal at neighbours; none in a rehearsal."""
+
+    def begin_step(self, step: int) -> None:
+        """Get ready, before the first action."""
+
+    def stage_begins(self, step: int, stage: int) -> None:
+        """Get a stage ready, before its first action."""
+
+    def stage_done(self, step: int, stage: int) -> None:
+        """Pass on a stage's results, after its last action."""
+
+    def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
+        """The norm of the whole gradient, and the rows of `StepReport.sync`; after the last action.
+
+        Every rank waits here for every other.
+        """
+
+    @property
+    def link_bytes(self) -> NDArray[np.int64]:
+        """Bytes of the step that is finished; see `StepReport.link_bytes`."""
+
+    @property
+    def loss(self) -> float:
+        """Loss of the step; NaN on a rank without the last stage."""
+
+    def state(self) -> Sequence[Piece]:
+        """Pieces of the training's state on this rank, as live views; between steps, on all ranks at once."""
+
+    def restore(self, num_steps: int) -> None:
+        """The views of `state` have been written to; so many steps are done."""
+
+
+class SleepTrainer:
+    """Work of stages that sleep. Everything that a training sends is sent, and steps wait for each other."""
+
+    data_digest = b""
+    boundaries: Mapping[int, str] = MappingProxyType({})
+    loss = float("nan")
+
+    def __init__(self, run: RunSpec, peers: Peers) -> None:
+        self._peers, self._problem = peers, run.problem
+        pipeline = PipelinePeers(peers, run.places)
+        mine = run.problem.stages_of_rank[pipeline.rank]
+        self.stages: dict[int, PipelineStage] = {stage: SleepStage(run.problem, stage) for stage in mine}
+        levels = run.places.ring_levels(peers.rank)
+        reduced = [stage for stage in mine if run.has_reduce(stage)]
+        between_sites = run.problem.between_sites
+        rings = levels, peers.rank, between_sites
+        gather, reduce = (partial(exposed_transfer, run.problem, kind) for kind in ("gather", "reduce"))
+        syncs = {s: RehearsedSync(gather(s), reduce(s), *rings) for s in reduced}
+        self._replicas = ReplicaSync(run, peers, syncs)
+        exchange = _exchange(run, pipeline)
+        ends = {0, run.problem.num_stages - 1} if exchange is not None else set()
+        self._ends = [(stage, exchange) for stage in mine if stage in ends and exchange is not None]
+
+    @property
+    def link_bytes(self) -> NDArray[np.int64]:
+        return self._replicas.link_bytes
+
+    def begin_step(self, step: int) -> None:
+        self._replicas.begin_step(step)
+
+    def stage_begins(self, step: int, stage: int) -> None:
+        self._replicas.stage_begins(step, stage)
+
+    def stage_done(self, step: int, stage: int) -> None:
+        self._replicas.stage_done(step, stage)
+        for end, exchange in self._ends:
+            if end == stage:
+                exchange.send(step, stage, torch.zeros(self._exchanged_bytes(stage), dtype=torch.uint8))
+
+    def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
+        rows = self._replicas.finish_step()
+        messages = [exchange.receive(step, stage) for stage, exchange in self._ends]
+        return global_norm(0.0, self._peers, step), np.concatenate([rows, _rows(messages)])
+
+    def _exchanged_bytes(self, stage: int) -> int:
+        transfer = transfer_of(self._problem, "exchange", stage)
+        assert transfer is not None
+        return round(float(self._problem.row(transfer.bytes)[0]))
+
+    def state(self) -> Sequence[Piece]:
+        """No pieces: a rehearsal has none."""
+        return ()
+
+    def restore(self, num_steps: int) -> None:
+        """Do nothing: a rehearsal has no state."""
+
+
+class Trainer:
+    """Work of stages of a model that is trained."""
+
+    on_chunks: ClassVar[bool] = False
+    _batches: Batches | None = None
+
+    def __init__(self, run: RunSpec, peers: Peers, parameters: torch.dtype = torch.float32) -> None:
+        """`parameters`: their dtype; bf16 trains with float32 parameters and computes with copies of them.
+
+        With ZeRO-1 a replica has its share of those parameters, and copies of all.
+        """
+        assert run.model is not None
+        assert run.training is not None
+        self._peers, self._training, self._num_steps = peers, run.training, run.num_steps
+        self._place, pipeline = run.places.of(peers.rank), PipelinePeers(peers, run.places)
+        if peers.rank == 0:
+            check_model(run.model, run.recompute, on_chunks=self.on_chunks)
+        parts, mesh = slices(run.partition), mesh_of(run)
+        check_twins(run, twins_in(mesh), on_chunks=self.on_chunks)
+        self._part = part_of_boundary(mesh)
+        make = partial(_make_stage, run, parameters=parameters, on_chunks=self.on_chunks, mesh=mesh)
+        make = partial(make, groups=groups_of(run, mesh))
+        self.torch_stages = {stage: make(stage, parts[stage]) for stage in run.problem.stages_of_rank[pipeline.rank]}
+        self.stages: Mapping[int, PipelineStage] = self.torch_stages
+        if any(parts[s].has_embedding or parts[s].has_head for s in self.torch_stages):
+            self._open_data(run)
+        self._shared = divided_stages(run, peers, self.torch_stages, mesh)
+        self._tied, self._end_beside = _tie(run, self.torch_stages, pipeline), _other_ends(run, self._place)
+        others = {number: stage for number, stage in self.torch_stages.items() if number not in self._shared}
+        self._syncs = self._shared | _replica_syncs(run, peers, others, self._tied, parameters)
+        self._replicas = ReplicaSync(run, peers, self._syncs)
+        self._num_replicas, self._complete_after = run.num_replicas, -1
+        self._counts = _counts_in_norm(run, peers.rank)
+        self._is_writer = run.places.is_first_at_site(peers.rank) and mesh is None
+        self.shards = [*_shards(self.torch_stages, self._syncs)]
+        """Parameters that this process updates: all of its stages', or with ZeRO-1 its share of them."""
+        self._optimizer = self._make_optimizer(run.training, is_divided=mesh is not None)
+
+    def _make_optimizer(self, training: Training, *, is_divided: bool) -> Optimizer:
+        """The optimizer of this process's shards; copies of what others update too count once in the norm."""
+        copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
+        if is_divided:
+            copies += [shard.parameter for shard in self.shards if not shard.is_share]
+        return Optimizer([shard.parameter for shard in self.shards], training, copies=copies)
+
+    def _open_data(self, run: RunSpec) -> None:
+        """Open the text, on the ranks that read it."""
+        self._batches = batches_of(run, self._place.replica)
+
+    @property
+    def data_digest(self) -> bytes:
+        return b"" if self._batches is None else self._batches.digest
+
+    @property
+    def boundaries(self) -> Mapping[int, str]:
+        return {number: f"{stage.boundary}{self._part}" for number, stage in self.torch_stages.items()}
+
+    @property
+    def link_bytes(self) -> NDArray[np.int64]:
+        return self._replicas.link_bytes
+
+    @property
+    def loss(self) -> float:
+        last = [stage for stage in self.torch_stages.values() if stage.module.part.has_head]
+        return last[0].loss if last else float("nan")
+
+    def begin_step(self, step: int) -> None:
+        batch = None
+        if self._batches is not None:
+            batch = self._batches.batch(step)
+        for stage in self.torch_stages.values():
+            stage.begin_step(batch)
+        self._replicas.begin_step(step)
+
+    def begin_evaluation(self, index: int) -> int:
+        """Give the stages batch number `index` of the held-out text, the same one at every call.
+
+        The number of tokens that count in it, those of all replicas; 0 on a rank that needs no text.
+        """
+        batch = None
+        if self._batches is not None:
+            batch = self._batches.held_out_batch(index % self._batches.num_held_out_batches)
+        for stage in self.torch_stages.values():
+            stage.begin_step(batch)
+        return 0 if batch is None else batch.num_target_tokens
+
+    def stage_begins(self, step: int, stage: int) -> None:
+        self._replicas.stage_begins(step, stage)
+
+    def stage_done(self, step: int, stage: int) -> None:
+        if stage in self._shared:
+            self._shared[stage].end_actions()
+        if stage in self._syncs:  # what begins now reads the gradient
+            self.torch_stages[stage].finish()
+        self._replicas.stage_done(step, stage)
+        if self._num_replicas == 1:
+            self._tied.stage_done(step, stage)
+
+    def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
+        rows = self.sum_gradients(step)
+        norm = global_norm(self._share_of_norm(), self._peers, step)
+        self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
+        self._optimizer.update(norm)
+        self._weights_have_changed()
+        return norm, rows
+
+    def _weights_have_changed(self) -> None:
+        for sync in self._syncs.values():
+            sync.updated()
+        for stage in self.torch_stages.values():
+            stage.module.forget_casts()
+
+    def sum_gradients(self, step: int) -> NDArray[np.int64]:
+        """Sum over the replicas and over the copies of the tied matrix; the rows of `StepReport.sync`."""
+        rows = self._replicas.finish_step()
+        if self._num_replicas > 1:  # the ends exchange what the replicas have summed
+            for stage in self._tied.copies:
+                self._tied.stage_done(step, stage)
+        messages = self._tied.sum_gradients(step)
+        for stage, message in zip(self._tied.copies, messages, strict=False):
+            self._replicas.count_received(self._end_beside[stage], message.tensor.nbytes)
+        for shard in self.shards:
+            shard.take_grad()
+        return _rows(messages) if self._num_replicas == 1 else rows
+
+    def complete_weights(self, step: int) -> None:
+        """Gather what other processes have updated, with ZeRO-1; on all processes, between steps, after `step`."""
+        if self._complete_after == step:
+            return
+        for number, sync in self._syncs.items():
+            sync.gather(Line(self._peers, step, number, "the replicas' weights", COMPLETE))
+        self._complete_after = step
+
+    def _share_of_norm(self) -> float:
+        """The sum of squares of the gradients that count here; not finite if the loss isn't, so that all ranks stop."""
+        if not all(math.isfinite(stage.loss) for stage in self.torch_stages.values()):
+            return math.nan
+        return self._optimizer.sum_of_squares() if self._counts else 0.0
+
+    def state(self) -> Sequence[Piece]:
+        shared = {n: name for stage in self.torch_stages.values() for n, name in stage.module.shared_names.items()}
+        return list(state_pieces(self.shards, shared, self._optimizer, is_writer=self._is_writer))
+
+    def restore(self, num_steps: int) -> None:
+        self._optimizer.restore(num_steps)
+        self._weights_have_changed()
+
+
+def _rows(messages: list[TensorMessage]) -> NDArray[np.int64]:
+    return message_table([message.row for message in messages])
+
+
+def _counts_in_norm(run: RunSpec, process: int) -> bool:
+    """True if the gradients of a process count in the norm of the whole; others have the same ones."""
+    if run.is_divided:
+        return run.places.ring_levels(process)[-1][0] == process
+    return run.has_gather(0) or run.places.of(process).replica == 0
+
+
+def _replica_syncs(
+    run: RunSpec, peers: Peers, stages: Mapping[int, TorchStage], tied: TiedWeights, parameters: torch.dtype
+) -> dict[int, WeightSync]:
+    """The collectives of this process's stages; with one replica, those that keep the digits that their weights lack.
+
+    With ZeRO-1 a process needs its share of the summed gradient only, but all of the tied matrix's, which the ends of
+    the pipeline exchange afterwards.
+    """
+    assert run.training is not None
+    rings = Rings(run.places.ring_levels(peers.rank), peers.rank)
+    zero1 = run.training.zero == 1 and run.num_replicas > 1
+    found = {}
+    for number, stage in stages.items():
+        compute = stage.boundary.dtype if zero1 or not stage.module.casts_weights else parameters
+        if run.num_replicas == 1 and compute == parameters:
+            continue
+        copy, named = tied.copies.get(number), dict(stage.module.named_parameters())
+        own = {name: parameter for name, parameter in named.items() if parameter is not copy}
+        shared = {name: parameter for name, parameter in named.items() if parameter is copy}
+        flat = partial(Flat, number, rings=rings, compute=compute, sharded=zero1)
+        flats = [flat(own, scattered=zero1)] + ([flat(shared, scattered=False)] if shared else [])
+        found[number] = WeightSync(flats)
+    return found
+
+
+def _shards(stages: Mapping[int, TorchStage], syncs: "Mapping[int, WeightSync | SharedWeights]") -> Iterator[Shard]:
+    for number, stage in stages.items():
+        if number in syncs:
+            yield from syncs[number].shards()
+        else:
+            yield from whole_shards(number, dict(stage.module.named_parameters()))
+
+
+def _exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
+    ends = run.ends
+    if ends is None:
+        return None
+    return EndsExchange(peers, (ends.first_rank, ends.last_rank), run.problem.num_stages - 1)
+
+
+def _other_ends(run: RunSpec, place: Place) -> dict[int, int]:
+    """Processes with the other copy of the tied matrix, by stage."""
+    if run.ends is None:
+        return {}
+    ranks = (run.ends.first_rank, run.ends.last_rank)
+    first, last = (run.places.process(rank, place.replica, place.twin) for rank in ranks)
+    return {0: last, run.problem.num_stages - 1: first}
+
+
+def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> TiedWeights:
+    """This rank's copies of a tied matrix; none where nothing is tied or one stage has both ends."""
+    assert run.model is not None
+    last = run.problem.num_stages - 1
+    copies: dict[int, nn.Parameter] = {}
+    if run.model.tied_embeddings and last > 0:
+        copies = {stage: weight for stage in stages for weight in stages[stage].module.end_weights.values()}
+    return TiedWeights(copies, last, _exchange(run, peers))
+
+
+def _make_stage(
+    run: RunSpec,
+    number: int,
+    part: StageSlice,
+    *,
+    parameters: torch.dtype,
+    on_chunks: bool,
+    mesh: "DeviceMesh | None",
+    groups: "Groups | None",
+) -> TorchStage:
+    assert run.model is not None
+    assert run.training is not None
+    recompute = run.recompute[number] if run.recompute else "none"
+    numerics = numerics_of(run.training, parameters, recompute)
+    return make_stage(
+        run.model, run.training, part, numerics, run.device, on_chunks=on_chunks, mesh=mesh, groups=groups
+    )
+
+
+def batches_of(run: RunSpec, replica: int = 0) -> Batches:
+    """Batches that `replica` of a training works on; InputError if the text can't be read or does not fit."""
+    model, training = trained(run)
+    return load_batches(run.data, model, shape_of(run), training.seed, Share(replica, run.num_replicas))

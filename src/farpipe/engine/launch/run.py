@@ -1,0 +1,198 @@
+"""Run a RunSpec on this machine: start the ranks, follow their progress, hand back the summary. Needs no torch."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from farpipe.core.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
+from farpipe.engine.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, Summary, good_lines, last_line
+from farpipe.engine.launch.directory import next_log_dir, open_run_dir, refuse_results, what_is_left
+from farpipe.engine.launch.host_memory import expect_memory
+from farpipe.engine.launch.launcher import launch
+from farpipe.engine.links import Namespace, Wan
+from farpipe.engine.lock import LOCK_VARIABLE, RUN_SHA256_VARIABLE, digest_of, only_run
+from farpipe.engine.processes import LeaveRequest, interrupt, leave_request
+from farpipe.engine.run_spec import RunSpec
+
+RANK_PROGRAM: Final = ("-m", "farpipe.engine.launch.rank_main")
+LEAVE_S: Final = 600.0
+"""Time, in seconds, for the ranks to write a checkpoint and leave; they wait as long for one themselves."""
+
+
+class Follower:
+    """Passes on every line soon after it was written; lines of attempts before the first call are not passed on.
+
+    Steps that an attempt does again are passed on again: they may have warnings of their own. Damaged lines, which the
+    rank that goes on with the file puts aside and names, are not.
+    """
+
+    def __init__(self, path: Path, on_step: Callable[[dict[str, Any]], None] | None) -> None:
+        self._path, self._on_step = path, on_step
+        self._file_number, self._position = -1, 0
+        last = last_line(path)
+        self._last = (-1, -1) if last is None else (last["attempt"], last["step"])
+
+    def read(self) -> None:
+        """Pass on the lines that have been completed since the last call."""
+        if self._on_step is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            if (number := os.fstat(file.fileno()).st_ino) != self._file_number:  # a restart has written it anew
+                self._file_number, self._position = number, 0
+            file.seek(self._position)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._position += len(whole)
+        for line in good_lines(whole, self._path):
+            if (step := (line["attempt"], line["step"])) > self._last:
+                self._last = step
+                self._on_step(line)
+
+
+def run(
+    spec: RunSpec,
+    run_dir: Path | str,
+    *,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+    master_port: int = 0,
+    wan: Wan | None = None,
+    allow_plaintext: bool = False,
+    resume: bool = False,
+    lock: int | None = None,
+    max_restarts: int = 0,
+    on_restart: Callable[[str], None] | None = None,
+    on_notice: Callable[[str], None] = lambda text: None,
+    rank_program: Sequence[str] = RANK_PROGRAM,
+) -> Summary:
+    """Run `spec` with one process per rank; results go to `run_dir`, what the ranks print to its ``logs``.
+
+    `on_step` gets every line of ``metrics.jsonl`` soon after it was written. With a `wan` each rank runs in the
+    namespace of its site, and `spec` should not emulate links a second time; its links change as `link_changes` say,
+    soon after the step before them has ended. As between real sites all goes through
+    TLS, with certificates of its own that are gone after the run, unless `allow_plaintext`. With `resume` the run that
+    `run_dir` has goes on from its newest checkpoint; with `lock`, the descriptor of `only_run`, the caller holds the
+    directory and has called `open_run_dir`. When the run breaks, it is started again up to `max_restarts` times, from
+    its newest checkpoint or else from the beginning; `on_restart` gets the reason. `on_notice` hears of ranks
+    that did not end by themselves when their work was done. `rank_program` is what the ranks
+    run, with the run directory behind it.
+
+    SIGTERM and SIGHUP are passed on to the ranks: they write a checkpoint and leave, and RunStoppedError says so;
+    RunInterruptedError where there is no checkpoint. Raises InputError when `run_dir` has results already, another run
+    is at work in it, the port is taken or the data don't do, DivergedError when the training diverges,
+    InfeasibleError when the machine has no memory for the weights alone, RunError when a rank is lost or the disk is
+    full; then nothing is left running, and without a ``summary.json`` nobody takes what there is for a whole run.
+    """
+    run_dir = Path(run_dir)
+    expect_memory(spec)
+    with ExitStack() as stack:
+        if lock is None:
+            if not resume:
+                refuse_results(run_dir)  # before a lock is put there
+            lock = stack.enter_context(only_run(run_dir, make=True))
+            open_run_dir(spec, run_dir, resume=resume)
+        follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
+        places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_processes)] if wan else None
+        command = [sys.executable, *rank_program, str(run_dir)]
+        security = stack.enter_context(_security(wan, allow_plaintext))
+        request = stack.enter_context(leave_request(interrupt))
+        attempt = partial(
+            launch,
+            lambda rank: [*command, "--host", places[rank].address, *security] if places else command,
+            spec.num_processes,
+            master_port=master_port,
+            namespaces=places,
+            on_tick=follower.read,
+            on_notice=on_notice,
+            request=request,
+            leave_s=LEAVE_S,
+            fds_of_rank_0=[lock],
+        )
+        for restart in range(max_restarts + 1):
+            reason = _reason_to_restart(attempt, run_dir, lock, wan, request, is_last=restart == max_restarts)
+            follower.read()
+            if reason is None:
+                break
+            if on_restart is not None:
+                on_restart(reason)
+    return Summary.load(run_dir / SUMMARY_NAME)
+
+
+def _reason_to_restart(
+    attempt: Callable[..., object], run_dir: Path, lock: int, wan: Wan | None, request: LeaveRequest, *, is_last: bool
+) -> str | None:
+    """Run one attempt; the reason for another one, or None when the run is whole.
+
+    Raises what ends the run: any error of the last attempt or that another attempt would not mend, and after a request
+    to leave what is left of the run.
+    """
+    environment = {LOCK_VARIABLE: str(lock), RUN_SHA256_VARIABLE: digest_of(run_dir / RUN_NAME)}
+    try:
+        attempt(log_dir=next_log_dir(run_dir), env=environment)
+    except RunError as error:
+        if isinstance(error, DivergedError):
+            raise
+        if request:
+            if (run_dir / SUMMARY_NAME).exists():  # the request came after the last step
+                return None
+            raise _left(run_dir, error) from None
+        if wan is not None:
+            Wan.find(wan.name)  # ranks that are lost because the WAN has ended: its own error says so
+        if is_last or (run_dir / SUMMARY_NAME).exists():
+            raise
+        return str(error)
+    return None
+
+
+def _left(run_dir: Path, error: RunError) -> FarpipeError:
+    """Error of a run that was asked to leave and broke before its ranks had left."""
+    kind = RunStoppedError if whole_checkpoints(run_dir / CHECKPOINTS_NAME) else RunInterruptedError
+    return kind(f"stopped by SIGTERM or SIGHUP {what_is_left(run_dir)}. The ranks broke before they had left: {error}")
+
+
+def changing_links(
+    spec: RunSpec, wan: Wan | None, on_step: Callable[[dict[str, Any]], None] | None
+) -> Callable[[dict[str, Any]], None] | None:
+    """`on_step`, after the WAN's links have become those of the step that follows."""
+    if wan is None or not spec.link_changes:
+        return on_step
+
+    def change(line: dict[str, Any]) -> None:
+        for link in spec.link_changes:
+            if link.step == line["step"] + 1:
+                wan.set(link.link, latency_s=link.latency_s, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s)
+        if on_step is not None:
+            on_step(line)
+
+    return change
+
+
+@contextmanager
+def _security(wan: Wan | None, allow_plaintext: bool) -> Iterator[list[str]]:
+    """Options of the ranks on TLS. Their certificates last as long as the context, or the WAN after kill -9."""
+    if allow_plaintext or wan is None:
+        yield ["--allow-plaintext"]
+        return
+    from farpipe.engine.transport.security.authority import make_throwaway
+
+    with tempfile.TemporaryDirectory(prefix="certs-", dir=wan.folder) as folder:
+        try:
+            make_throwaway(Path(folder), wan.sites)
+        except InputError as error:
+            raise InputError(f"{error}; or, with --allow-plaintext, this run does without") from None
+        yield ["--certs", folder]
+
+
+def _namespace(wan: Wan, site: str) -> Namespace:
+    """Network namespace of the ranks of `site`; InputError if the WAN is of other sites."""
+    if site not in wan.namespaces:
+        raise InputError(
+            f"the WAN {wan.name!r} has no site {site!r}, only {', '.join(wan.sites)}; take it down with "
+            "`farpipe wan down`, or bring up one for this job"
+        )
+    return wan.namespaces[site]

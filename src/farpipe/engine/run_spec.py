@@ -1,0 +1,398 @@
+"""Everything that the ranks of a run need to know, in one JSON file: ``farpipe/run/1``."""
+
+import itertools
+import math
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, InstanceOf, model_validator
+
+from farpipe.core.document import Document
+from farpipe.core.schedule import check
+from farpipe.core.spec import Data, MetricsSettings, Model, Training
+from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
+from farpipe.core.spec.recompute import Recompute
+from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.step import LightPaths, Problem, Schedule, Transfer
+from farpipe.core.strict import expect_format, validate
+from farpipe.engine.links import LinkShape, OwnPath
+from farpipe.engine.replicas.places import Places
+from farpipe.engine.stages.hops_and_layers import check_partition, hop_links
+from farpipe.planning.cost.chunks import ChunkCosts
+from farpipe.planning.workload import StepPlan, group_problem
+
+DeviceKind = Literal["cpu", "cuda", "sleep"]
+"""``sleep`` rehearses the schedule: stages take the Problem's time and pass its bytes, but compute nothing."""
+
+
+class TransportSettings(Part):
+    """Settings of the transport between the ranks."""
+
+    streams: Count | None = None
+    """TCP connections per channel; None: as many as the link's round trip and rate ask for."""
+    timeout_s: Positive = 60.0
+    """Longest wait for one message before the run ends with an error; outages don't count."""
+    outage_s: Positive = 60.0
+    """A connection that is gone for longer ends the run; a shorter outage is survived in place."""
+    connect_timeout_s: Positive = 60.0
+    """Longest wait for all ranks to meet."""
+
+
+class LinkChange(Part):
+    """A change of a link between sites: before `step` begins, it becomes another.
+
+    Emulated links change by themselves. Those of a kernel WAN are changed by `run`, when the line of the step before is
+    written; where somebody else changes them, ranks send at the new rate from `step` on.
+    """
+
+    step: Natural
+    link: Text
+    latency_s: NonNegative
+    bandwidth_bytes_per_s: Positive
+
+
+class Ends(NamedTuple):
+    """Ranks between which the gradient of tied weights is exchanged, and links ("" if none is known)."""
+
+    first_rank: int
+    last_rank: int
+    link_there: str = ""
+    link_back: str = ""
+
+
+class RunSpec(Document, Part):
+    """A run: `schedule` on `problem`, and for training the model that `partition` cuts into stages."""
+
+    FORMAT: ClassVar[str] = "farpipe/run/1"
+
+    problem: InstanceOf[Problem]
+    schedule: InstanceOf[Schedule]
+    sites: Annotated[tuple[SiteName, ...], Field(min_length=1)]
+    """The site of every rank of the pipeline."""
+    num_steps: Count
+    device: DeviceKind = "cpu"
+    emulate_links: Flag = True
+    """Delay messages between sites as the Problem's links would; only where all ranks are on one machine."""
+    transport: TransportSettings = TransportSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    resume: Text | None = None
+    """Go on from this checkpoint, or the newest one of this run directory, unless the run has one of its own."""
+    peak_flops_per_s: Positive | None = None
+    """Peak of all devices together, at the training's precision; None where the catalogue doesn't know it."""
+    replan: ReplanSettings | None = None
+    """Look for a better order while the run goes on; None: keep the one there is."""
+    link_changes: tuple[LinkChange, ...] = ()
+    light_paths: InstanceOf[LightPaths] | None = None
+    """Light path of every message between stages; then emulated links carry the other messages only."""
+    model: Model | None = None
+    training: Training | None = None
+    data: Data = Data()
+    partition: tuple[tuple[Natural, Natural], ...] = ()
+    """(first layer, end layer) of every stage."""
+    recompute: tuple[Recompute, ...] = ()
+    """Recomputation in the backward, per stage; () for none anywhere."""
+    chunk_costs: InstanceOf[ChunkCosts] | None = None
+    """Costs of chunks on the stages; with them (`data.packing`) every step has a plan of its own, `problem` and
+    `schedule` being those of the first batch."""
+    group_costs: tuple[InstanceOf[ChunkCosts], ...] = ()
+    """The same for every number of processes that may share a chunk, ascending, where each has a group of its own out
+    of all `context` processes of the one stage; `chunk_costs` is the last. Empty: all share all."""
+    seeks_orders: bool = False
+    """True if faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
+    replicas: tuple[tuple[SiteName, ...], ...] = ()
+    """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
+    tensor: Count = 1
+    """Tensor-parallel processes of every rank in every replica; a rehearsal has one for all of them."""
+    context: Count = 1
+    """Processes that share each sequence, each `tensor` of them; in a rehearsal as well one for all."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        check(self.problem, self.schedule, memory=False)
+        if len(self.sites) != self.problem.num_ranks:
+            raise fault(f"expected one site per rank, {self.problem.num_ranks}, found {len(self.sites)}", "sites")
+        if self.replicas and {len(sites) for sites in self.replicas} != {len(self.sites)}:
+            raise fault(f"expected one site per rank, {len(self.sites)}, for every replica", "replicas")
+        if self.replicas and self.replicas[0] != self.sites:
+            raise fault(f"the first replica is at {self.replicas[0]}, but sites are {self.sites}", "replicas")
+        self._check_sync()
+        for index, change in enumerate(self.link_changes):
+            if not self.problem.between_sites.get(change.link, False):
+                raise fault(f"{change.link!r} is no link between sites of the run", "link_changes", index, "link")
+        if self.light_paths is not None:
+            self._check_light_paths(self.light_paths)
+        if self.device != "sleep":
+            self._check_training()
+        return self
+
+    def _check_light_paths(self, paths: LightPaths) -> None:
+        """Fault unless light paths are of this step and order, on emulated links that nothing else changes."""
+        paths.expect_fit(self.problem, "light_paths")
+        if paths.schedule.ranks != self.schedule.ranks:
+            raise fault("their messages were asked for in another order than that of the run", "light_paths")
+        if not self.emulate_links or self.num_replicas > 1 or self.replan or self.link_changes or self.chunk_costs:
+            raise fault(
+                "they are for emulated links and one replica, without replan, link_changes and chunks", "light_paths"
+            )
+        emulated = {pair for pair, (_, shape) in self.links().items() if shape is not None}
+        ranks = [stage.rank for stage in self.problem.stages]
+        for hop in paths.steps[0].hops:
+            target = ranks[hop.stage + (1 if hop.direction == "forward" else -1)]
+            if (ranks[hop.stage], target) not in emulated:
+                raise fault(f"{hop.direction} from stage {hop.stage}: its ranks are at one site", "light_paths")
+
+    def own_path(self, kind: str, step: int, stage: int, microbatch: int) -> OwnPath | None:
+        """Path that a message of the light paths has for itself; None: it is no message between stages."""
+        if self.light_paths is None or kind not in ("forward", "backward"):
+            return None
+        path = self.light_paths.of_step(step).path(kind, stage, microbatch)
+        if path is None:
+            return OwnPath(0.0, LinkShape(0.0, math.inf))
+        return OwnPath(path.wait_s, LinkShape(path.latency_s, path.bandwidth_bytes_per_s))
+
+    def _check_sync(self) -> None:
+        """One replica: the ends' tied weights are exchanged, and what its processes share is theirs alone. Several:
+        every stage is summed, and gathered with ZeRO-1."""
+        found = self.problem.collectives
+        gathered, reduced, exchanged = (
+            [one.stage for one in found if one.kind == kind] for kind in ("gather", "reduce", "exchange")
+        )
+        if self.num_replicas == 1:
+            if (gathered or reduced) and self.context == 1:
+                raise fault("it has data-parallel collectives, but there is one replica", "problem")
+            if exchanged not in ([], [0, self.problem.num_stages - 1]) or (exchanged and self.ends is None):
+                raise fault("it has exchanges that are not those of a matrix tied between the ends", "problem")
+        elif exchanged:
+            raise fault("several replicas exchange what is tied after the step; it must not have exchanges", "problem")
+        elif found and self.device != "sleep" and self.training is not None:
+            stages = [*range(self.problem.num_stages)]
+            is_gathered = self.training.zero == 1
+            if reduced != stages or gathered != (stages if is_gathered else []):
+                wanted = "a reduce and a gather" if is_gathered else "a reduce and no gather"
+                raise fault(
+                    f"several replicas and training.zero = {self.training.zero}: every stage needs {wanted}", "problem"
+                )
+
+    def _check_training(self) -> None:
+        if self.model is None or self.training is None:
+            missing = "model" if self.model is None else "training"
+            raise fault(f"needed to train on device {self.device!r}", missing)
+        check_partition(self.partition, self.model, self.problem.stages)
+        self._check_sharing()
+        self._check_twins()
+        if self.recompute and len(self.recompute) != self.problem.num_stages:
+            raise fault(f"expected one per stage, {self.problem.num_stages}, found {len(self.recompute)}", "recompute")
+        if self.chunk_costs is not None:
+            self._check_chunks(self.chunk_costs)
+            return
+        size, num_microbatches = self.training.microbatch_size, self.problem.num_microbatches
+        if size is None or size * num_microbatches * self.num_replicas != self.training.global_batch:
+            replicas = f" x {self.num_replicas} replicas" if self.num_replicas > 1 else ""
+            raise fault(
+                f"microbatch_size {size} x {num_microbatches} microbatches{replicas} is not global_batch "
+                f"{self.training.global_batch}",
+                "training",
+            )
+
+    def _check_chunks(self, costs: ChunkCosts) -> None:
+        """Steps that are planned one by one: the stages of the costs are those of the run."""
+        if self.data.packing is None or self.replan is not None:
+            raise fault("it is for data.packing, where every step is planned, and without replan", "chunk_costs")
+        ranks = [[stage.rank for stage in problem.stages] for problem in (costs.base, self.problem)]
+        if ranks[0] != ranks[1]:
+            raise fault(f"its stages are on ranks {ranks[0]}, those of the problem on {ranks[1]}", "chunk_costs")
+        if self.group_costs and (self.num_replicas, self.tensor, costs.num_stages) != (1, 1, 1):
+            raise fault("groups of processes share the chunks of one stage at one site, without tensor", "group_costs")
+
+    def problem_of(self, plan: StepPlan) -> Problem:
+        """A step on chunks as a Problem; in groups, that of the process that is done last."""
+        assert self.chunk_costs is not None
+        return group_problem(plan, self.group_costs) if plan.groups else plan.problem(self.chunk_costs)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the run: every rank of the pipeline in every replica."""
+        return self.places.num_processes
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the pipeline, each with its share of the batch."""
+        return max(1, len(self.replicas))
+
+    @property
+    def places(self) -> Places:
+        """Mapping of processes to ranks and replicas."""
+        return Places(self.replicas or (self.sites,), self.num_twins)
+
+    @property
+    def num_twins(self) -> int:
+        """Processes of one rank and replica, each with its part of the tokens between layers."""
+        return 1 if self.device == "sleep" else self.tensor * self.context
+
+    @property
+    def num_sharing(self) -> int:
+        """Replicas at one site that share the weights of every stage by FSDP2: with ZeRO-2 and 3, or twins."""
+        if self.training is None or self.device == "sleep" or not (self.training.zero in (2, 3) or self.num_twins > 1):
+            return 1
+        return len(self.places.sharing(0))
+
+    @property
+    def is_divided(self) -> bool:
+        """True if stages lie in a mesh of processes of their site: replicas that share weights, and twins."""
+        return self.num_sharing * self.num_twins > 1
+
+    def _check_sharing(self) -> None:
+        """Fault unless replicas at one site can share weights as ZeRO-2 and 3 do."""
+        assert self.model is not None
+        assert self.training is not None
+        zero = self.training.zero
+        if not (zero in (2, 3) or self.num_twins > 1) or self.num_replicas == 1:
+            return
+        sizes = {len(self.places.sharing(process)) for process in range(self.num_processes)}
+        if len(sizes) > 1 or 0 in sizes:
+            key = "zero" if zero in (2, 3) else f"layout.{self.twin_key}"
+            raise fault(
+                f"{key} above 1 shares weights among the replicas at a site: as many at every site, and the same ones "
+                f"at all sites that they have; say {key} = 1",
+                "training",
+            )
+        if (
+            self.num_twins == 1
+            and sizes != {1}
+            and (self.chunk_costs is not None or not (self.model.hugging_face or self.model.module))
+        ):
+            what = "data.packing" if self.chunk_costs is not None else "farpipe's own decoder; use model.hugging_face"
+            raise fault(f"zero = {zero} is not for {what}, or say zero = 1", "training")
+
+    @property
+    def twin_key(self) -> Literal["tensor", "context"]:
+        """The degree for which a rank has several processes."""
+        return "tensor" if self.tensor > 1 else "context"
+
+    def _check_twins(self) -> None:
+        """Fault unless the engine divides layers and sequences of this model over the processes of a rank."""
+        assert self.model is not None
+        assert self.training is not None
+        size, key, length = self.num_twins, self.twin_key, self.training.sequence_length
+        if size == 1:
+            return
+        is_on_chunks = self.chunk_costs is not None
+        if (is_on_chunks and self.tensor > 1) or self.model.hugging_face is None:
+            what = "data.packing" if is_on_chunks and self.tensor > 1 else "models that transformers does not compute"
+            raise fault(f"{key} parallelism is not for {what}; plan again with layout.{key} = 1", key)
+        if length % size and not is_on_chunks:
+            raise fault(f"{size} do not divide sequence_length {length}; plan again with another layout.{key}", key)
+
+    def has_gather(self, stage: int) -> bool:
+        """True if the replicas of `stage` gather its weights when a step begins."""
+        if self.num_replicas == 1 or self.device == "sleep":
+            return self.num_replicas > 1 and transfer_of(self.problem, "gather", stage) is not None
+        return self.training is not None and self.training.zero == 1 and not self.is_divided
+
+    def has_reduce(self, stage: int) -> bool:
+        """True if the replicas of `stage` sum its gradient over farpipe's transport."""
+        if self.device == "sleep":
+            return self.num_replicas > 1 and transfer_of(self.problem, "reduce", stage) is not None
+        return self.num_replicas > self.num_sharing
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one step; 0 for a rehearsal without a model."""
+        return 0 if self.training is None else self.training.tokens_per_step
+
+    @property
+    def ends(self) -> Ends | None:
+        """The exchange of tied weights' gradients; None where nothing is tied or both ends are on one rank.
+
+        With replicas it comes after their sums, when the Timeline has ended: a rehearsal leaves it out.
+        """
+        first, last = self.problem.stages[0].rank, self.problem.stages[-1].rank
+        planned = bool(self.problem.exchanges)
+        tied = planned if self.model is None or self.device == "sleep" else self.model.tied_embeddings
+        if first == last or not tied:
+            return None
+        links, processes = self.links(), (self.places.process(first, 0), self.places.process(last, 0))
+        there, back = (links.get(pair, ("", None))[0] for pair in (processes, processes[::-1]))
+        return Ends(first, last, there, back)
+
+    def links(self) -> dict[tuple[int, int], tuple[str, LinkShape | None]]:
+        """(source process, target process) -> name of its link and, where it is to be emulated, what that link does.
+
+        Processes at two sites that have no hop in common still share the sites' link, for control messages and what
+        the replicas exchange. Twins send at the same time, each its part of a message: each pair has its part of the
+        rate.
+        """
+        places, hops = self.places, hop_links(self.problem)
+        found = [(*places.of(process)[:2], places.site(process)) for process in range(places.num_processes)]
+        names: dict[tuple[int, int], str] = {}
+        for pair in itertools.permutations(range(places.num_processes), 2):
+            (source, one, here), (target, other, there) = (found[process] for process in pair)
+            sites = here, there
+            if one == other and (source, target) in hops and sites == (self.sites[source], self.sites[target]):
+                names[pair] = hops[source, target]
+            elif sites[0] != sites[1] and ">".join(sites) in self.problem.links:
+                names[pair] = ">".join(sites)
+        return {pair: (name, self._shape(name)) for pair, name in names.items()}
+
+    def peers_over(self, link: str, process: int) -> list[int]:
+        """Processes to which `process` sends over `link`."""
+        return [target for (source, target), (name, _) in self.links().items() if (source, name) == (process, link)]
+
+    def rate_of(self, bandwidth_bytes_per_s: float) -> float:
+        """Rate of one pair of processes on a link."""
+        return bandwidth_bytes_per_s / self.num_twins
+
+    def _shape(self, name: str) -> LinkShape | None:
+        if not (self.emulate_links and self.problem.between_sites[name]):
+            return None
+        link = self.problem.links[name]
+        return LinkShape(link.latency_s, self.rate_of(link.bandwidth_bytes_per_s))
+
+    def to_body(self) -> dict[str, Any]:
+        apart = {"problem", "schedule", "chunk_costs", "group_costs", "light_paths"}
+        body: dict[str, Any] = self.model_dump(mode="json", exclude=apart, exclude_none=True)
+        costs: dict[str, Any] = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
+        costs |= {"group_costs": [one.to_data() for one in self.group_costs]} if self.group_costs else {}
+        lit = {} if self.light_paths is None else {"light_paths": self.light_paths.to_data()}
+        return {**body, **costs, **lit, "problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        if "problem" in body:
+            inner = expect_format(body["problem"], Problem.FORMAT, f"{source}: problem")
+            body["problem"] = validate(Problem, inner, source, "problem")
+        if "schedule" in body:
+            body["schedule"] = Schedule.from_data(body["schedule"], f"{source}: schedule")
+        if body.get("chunk_costs") is not None:
+            body["chunk_costs"] = ChunkCosts.from_data(body["chunk_costs"], f"{source}: chunk_costs")
+        degrees = enumerate(body.get("group_costs", ()))
+        body["group_costs"] = [ChunkCosts.from_data(one, f"{source}: group_costs[{i}]") for i, one in degrees]
+        if body.get("light_paths") is not None:
+            body["light_paths"] = LightPaths.from_data(body["light_paths"], f"{source}: light_paths")
+        return validate(cls, body, source)
+
+
+class ReplicaCollective(NamedTuple):
+    """One collective of the replicas of a stage in one step."""
+
+    kind: Literal["gather", "reduce"]
+    stage: int
+
+
+def collectives_of(run: RunSpec, rank: int) -> list[ReplicaCollective]:
+    """Collectives of the ranks at position `rank` in every step, in the order in which they report them."""
+    if run.places.num_replicas == 1:
+        return []
+    stages = run.problem.stages_of_rank[rank]
+    gathers = [ReplicaCollective("gather", stage) for stage in stages if run.has_gather(stage)]
+    return gathers + [ReplicaCollective("reduce", stage) for stage in stages if run.has_reduce(stage)]
+
+
+def collective_link(problem: Problem, collective: ReplicaCollective) -> str:
+    """The link that the Problem names for it, "" if none."""
+    transfer = transfer_of(problem, collective.kind, collective.stage)
+    return str(transfer.link) if transfer else ""
+
+
+def transfer_of(problem: Problem, kind: str, stage: int) -> Transfer | None:
+    """Return the Problem's transfer of a stage's collective, None if there is none."""
+    return next((one.transfer for one in problem.collectives if (one.kind, one.stage) == (kind, stage)), None)

@@ -1,0 +1,183 @@
+"""Context parallelism of transformers' models by Ulysses (arXiv 2309.14509): a process has a part of every sequence.
+
+All but attention is computed token by token, with the positions that these tokens have in the whole sequence. Around
+attention processes exchange tokens for heads: each attends to all of the sequence with its part of the heads, by the
+function that the model would call anyhow. Weights are the same on all processes, so FSDP2 divides them and sums their
+gradients, as it does for replicas.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface
+
+from farpipe.core.errors import InputError
+from farpipe.engine.data.batches import Batch
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice
+from farpipe.engine.stages.module_stage import ModuleStage
+from farpipe.engine.stages.stage import Boundary
+
+_ATTENTION: Final = "farpipe_context"
+"""Name in transformers' registry of attention over sequences that processes share."""
+_HEADS: Final = 1
+_TOKENS: Final = 2
+"""Dimensions of queries, keys and values [batch, heads, tokens, width]."""
+
+
+class _Shared(NamedTuple):
+    """Processes that share a sequence, and the function by which one of them attends to all of it."""
+
+    group: dist.ProcessGroup
+    attend: Any
+
+
+class ContextStage(ModuleStage):
+    """A ModuleStage with one of equally long parts of every sequence; other processes have the rest."""
+
+    module: HuggingFaceSlice
+
+    def __init__(
+        self,
+        module: HuggingFaceSlice,
+        boundary: Boundary,
+        group: dist.ProcessGroup,
+        part: slice,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`part`: this process's tokens; those of `group` are in its order. InputError where nothing can be put around
+        the model's attention.
+        """
+        kind = module.inner.config._attn_implementation
+        functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
+        if kind not in functions:
+            raise InputError(
+                f"layout.context: attention of {type(module.inner).__name__} is of kind {kind!r}, around which "
+                "processes can't exchange tokens; say layout.context = 1"
+            )
+        functions.register(_ATTENTION, _attention)
+        self._shared = _Shared(group, functions[kind])
+        module.inner.set_attn_implementation(_ATTENTION)
+        super().__init__(module, boundary, device)
+        self._part, self._positions = part, torch.arange(part.start, part.stop, device=self.device)[None]
+
+    def begin_step(self, batch: Batch | None) -> None:
+        """Take this process's part of the step's sequences."""
+        super().begin_step(None if batch is None else batch.of_tokens(self._part))
+
+    def _compute(self, microbatch: int, x: Tensor) -> Tensor:
+        y: Tensor = self.module(x, position_ids=self._positions, attention_mask=None, farpipe_context=self._shared)
+        return y
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    farpipe_context: _Shared,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """[batch, heads, tokens / n, width] each -> [batch, tokens / n, heads, width], over sequences of all tokens.
+
+    Heads of queries and of keys divide by the n processes that share a sequence.
+    """
+    group, attend = farpipe_context
+    lengths = [query.shape[_TOKENS]] * group.size()
+    query, key, value = (tokens_for_heads(x, group, lengths) for x in (query, key, value))
+    mask = _window(query, sliding_window)
+    y, _ = attend(module, query, key, value, mask, **options)
+    return heads_for_tokens(y, group, lengths, heads=_TOKENS, tokens=_HEADS), None  # dimensions the other way round
+
+
+def _window(query: Tensor, length: int | None) -> Tensor | None:
+    """Mask [1, 1, tokens, tokens], true where a token sees another: itself and those up to `length` before.
+
+    None where it sees all tokens before it, of which attention knows without a mask.
+    """
+    num_tokens = query.shape[_TOKENS]
+    if length is None or length >= num_tokens:
+        return None
+    at = torch.arange(num_tokens, device=query.device)
+    before = at[:, None] - at
+    return ((before >= 0) & (before < length))[None, None]
+
+
+def tokens_for_heads(
+    x: Tensor, group: dist.ProcessGroup, lengths: Sequence[int], num_heads: Sequence[int] | None = None
+) -> Tensor:
+    """[batch, heads, own tokens, width] -> [batch, own heads, all tokens, width], by an all-to-all.
+
+    Process p of `group` has ``lengths[p]`` tokens, and afterwards the next ``num_heads[p]`` heads; None: equal parts.
+    """
+    heads = num_heads or parts(x.shape[_HEADS], group.size())
+    return _Exchange.apply(x, group, _Split(_HEADS, heads), _Split(_TOKENS, lengths))  # type: ignore
+
+
+def heads_for_tokens(
+    x: Tensor,
+    group: dist.ProcessGroup,
+    lengths: Sequence[int],
+    num_heads: Sequence[int] | None = None,
+    *,
+    heads: int = _HEADS,
+    tokens: int = _TOKENS,
+) -> Tensor:
+    """The way back: [batch, own heads, all tokens, width] -> [batch, heads, own tokens, width].
+
+    `heads`, `tokens`: the dimensions that they are.
+    """
+    sizes = num_heads or [x.shape[heads]] * group.size()
+    return _Exchange.apply(x, group, _Split(tokens, lengths), _Split(heads, sizes))  # type: ignore
+
+
+def parts(number: int, count: int) -> list[int]:
+    """`number` in so many parts that differ by one at most, the larger first."""
+    each, rest = divmod(number, count)
+    return [each + (place < rest) for place in range(count)]
+
+
+class _Split(NamedTuple):
+    """Sizes along one dimension, of every process of a group."""
+
+    dim: int
+    sizes: Sequence[int]
+
+
+class _Exchange(torch.autograd.Function):
+    """An all-to-all of parts that are divided along one dimension and joined along another; its backward goes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, divided: _Split, joined: _Split) -> Tensor:
+        ctx.reverse = group, joined, divided
+        return _all_to_all(x, group, divided, joined)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(gy, *ctx.reverse), None, None, None
+
+
+def _all_to_all(x: Tensor, group: dist.ProcessGroup, divided: _Split, joined: _Split) -> Tensor:
+    sent = [part.flatten() for part in torch.split(x, list(divided.sizes), divided.dim)]
+    shapes = [_sized(x.shape, divided.dim, divided.sizes[group.rank()], joined.dim, size) for size in joined.sizes]
+    counts = [math.prod(shape) for shape in shapes]
+    received = x.new_empty(sum(counts))
+    dist.all_to_all_single(received, torch.cat(sent), counts, [part.numel() for part in sent], group=group)
+    return torch.cat(
+        [part.view(shape) for part, shape in zip(torch.split(received, counts), shapes, strict=True)], joined.dim
+    )
+
+
+def _sized(shape: torch.Size, dim: int, size: int, other_dim: int, other_size: int) -> list[int]:
+    """`shape` with other sizes along two dimensions."""
+    found = list(shape)
+    found[dim], found[other_dim] = size, other_size
+    return found

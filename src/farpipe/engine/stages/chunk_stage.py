@@ -1,0 +1,200 @@
+"""Executes the actions of a stage on chunks of sequences: slices with what comes before them, and packed sequences."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from farpipe.core.errors import RunError
+from farpipe.engine.data.batches import IGNORED
+from farpipe.engine.stages.chunk_attention import ChunkAttention, Held, HeldBytes, KeptResults, KeyValueStore
+from farpipe.engine.stages.decoder import Layer, StageModule
+from farpipe.engine.stages.slices import again
+from farpipe.engine.stages.stage import Boundary, TorchStage
+from farpipe.planning.workload import Chunk
+
+
+@dataclass(frozen=True)
+class ChunkBatch:
+    """The chunks of one step with their tokens and targets, [1, tokens of the chunk] each."""
+
+    chunks: tuple[Chunk, ...]
+    tokens: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+    num_counted: int | None = None
+    """Targets that count in the whole step, at least 1; None: all of these chunks."""
+    groups: tuple[tuple[int, int], ...] = ()
+    """Processes that share each chunk, as `StepPlan.groups`."""
+
+    @cached_property
+    def num_target_tokens(self) -> int:
+        """Targets that count, over the whole step: what a loss is divided by."""
+        if self.num_counted is not None:
+            return self.num_counted
+        return max(1, sum(int((targets != IGNORED).sum()) for targets in self.targets))
+
+    def on(self, device: torch.device) -> "ChunkBatch":
+        """The batch with its tokens and targets on `device`."""
+        if device.type == "cpu":
+            return self
+        tokens, targets = (tuple(row.to(device) for row in rows) for rows in (self.tokens, self.targets))
+        return replace(self, tokens=tokens, targets=targets)
+
+
+def chunk_batch(
+    chunks: Sequence[Chunk], documents: Sequence[Tensor], counted: Sequence[Tensor] | None = None
+) -> ChunkBatch:
+    """The documents (token numbers, [length] each) in chunks; a token's target is the next one of its document.
+
+    The chunks may have some of the documents only, where other replicas have the others.
+
+    Targets are those of whole documents, so a slice's last token is trained on the first of the next slice; a
+    document's last token has none. `counted`: of every document, the tokens that are trained on; None: all.
+    """
+    targets = [torch.cat([document[1:], document.new_full((1,), IGNORED)]) for document in documents]
+    for row, marks in zip(targets, counted or (), strict=False):
+        row[:-1][~marks[1:]] = IGNORED
+
+    def packed(rows: Sequence[Tensor], chunk: Chunk) -> Tensor:
+        return torch.cat([rows[part.sequence][part.start : part.end] for part in chunk.slices])[None]
+
+    return ChunkBatch(
+        tuple(chunks),
+        tuple(packed(documents, chunk) for chunk in chunks),
+        tuple(packed(targets, chunk) for chunk in chunks),
+        max(1, sum(int((row != IGNORED).sum()) for row in targets)),
+    )
+
+
+class ChunkStage(TorchStage):
+    """A TorchStage whose microbatches are chunks; of a sequence, forwards come slice by slice, backwards in reverse.
+
+    `recomputed` [microbatch]: how many of its layers, the first ones, are computed again in the backward, all of them
+    or, where the plan keeps attention's results, all but attention. The head is a part of the last stage's backward, so
+    that no logits are kept.
+    """
+
+    module: StageModule
+
+    def begin_chunks(
+        self, batch: ChunkBatch, recomputed: Sequence[int] | None = None, *, keeps_attention: bool = False
+    ) -> None:
+        """Take the step's chunks; all stages need them, the first and the last also their tokens and targets."""
+        self._saved.clear()
+        self._losses.clear()
+        self._keeps_attention = keeps_attention
+        self._chunks, self._again = batch.on(self.device), tuple(recomputed or [0] * len(batch.chunks))
+        self.held = HeldBytes(self.module.parameters())
+        self._counted: dict[int, list[Held]] = defaultdict(list)
+        self.keys_and_values = KeyValueStore(counter=self.held)
+
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        x = self._input(microbatch, x)
+        with self.held.counting():
+            y = self._compute(microbatch, x)
+        self._saved[microbatch] = (x, y)
+        self._counted[microbatch] += [Held(self.held, tensor) for tensor in (x, y)]
+        self._note()
+        return None if self.module.part.has_head else y.detach()
+
+    @torch.no_grad()
+    def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """Forward that keeps nothing; the keys and values of a sequence are let go behind its last slice."""
+        y, first = self._compute(microbatch, self._input(microbatch, x)), self._chunks.chunks[microbatch].slices[0]
+        if first.is_tail:
+            self.keys_and_values.forget(first)
+        if not self.module.part.has_head:
+            return y
+        self._losses.append(self._loss(microbatch, self._logits(y)))
+        return None
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """Gradient of the input and of the weights; the keys and values of the chunk's slice are let go."""
+        if self.module.part.has_head:
+            gy = self._head_grad(microbatch, self._saved[microbatch][1])
+        else:
+            gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
+        x, y = self._saved.pop(microbatch)
+        torch.autograd.backward(y, gy)
+        self._note()
+        del y, self._counted[microbatch]
+        first = self._chunks.chunks[microbatch].slices[0]
+        if not first.is_whole:
+            self.keys_and_values.release(first)
+        return x.grad
+
+    def _note(self) -> None:
+        self.held.note(self.keys_and_values.grad_bytes + self.store.num_bytes)
+
+    def _head_grad(self, microbatch: int, y: Tensor) -> Tensor:
+        """The loss of a chunk from what the layers have made of it, and its gradient there."""
+        leaf = y.detach().requires_grad_()
+        loss = self._loss(microbatch, self._logits(leaf))
+        self._losses.append(loss.detach())
+        torch.autograd.backward(loss)
+        assert leaf.grad is not None
+        return leaf.grad
+
+    def tokens_here(self, microbatch: int) -> slice:
+        """Tokens of a chunk that this process computes: all of them."""
+        return slice(0, self._chunks.chunks[microbatch].num_tokens)
+
+    def _boundary(self, microbatch: int) -> Boundary:
+        here, (_, _, hidden) = self.tokens_here(microbatch), self.boundary.shape
+        return Boundary((1, here.stop - here.start, hidden), self.boundary.dtype)
+
+    def chunk(self, microbatch: int) -> Chunk:
+        """The chunk that is a microbatch of this step."""
+        return self._chunks.chunks[microbatch]
+
+    def num_again(self, microbatch: int) -> int:
+        """Number of its layers that are computed again in the backward, the first ones."""
+        return self._again[microbatch]
+
+    def results_to_keep(self) -> KeptResults | None:
+        """Place for the results of a recomputed layer's attention; None where they are not kept."""
+        return KeptResults(self.held) if self._keeps_attention and torch.is_grad_enabled() else None
+
+    def _logits(self, y: Tensor) -> Tensor:
+        """Output of the layers on a chunk -> logits."""
+        return self.module.logits(y)
+
+    def _tokens(self, microbatch: int) -> Tensor:
+        return self._chunks.tokens[microbatch][:, self.tokens_here(microbatch)]
+
+    def _targets(self, microbatch: int) -> tuple[Tensor, int]:
+        targets = self._chunks.targets[microbatch][:, self.tokens_here(microbatch)]
+        return targets, self._chunks.num_target_tokens
+
+    def _compute(self, microbatch: int, x: Tensor) -> Tensor:
+        module, chunk = self.module, self._chunks.chunks[microbatch]
+        positions = torch.cat([torch.arange(part.start, part.end, device=x.device) for part in chunk.slices])
+        x = module.embed(x, positions) if module.part.has_embedding else x
+        rotary = None if module.rotary is None else self._angles(module.rotary, positions)
+        if rotary is not None:  # which layers that are computed again keep unseen by autograd
+            self._counted[microbatch].append(Held(self.held, rotary))
+        for index, (name, layer) in enumerate(module.layers.items()):
+            assert isinstance(layer, Layer)
+            is_again = index < self._again[microbatch]
+            results = self.results_to_keep() if is_again else None
+            mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped, is_again, results)
+            work = partial(layer, rotary=rotary, mix=mix)
+            if is_again:
+                self._counted[microbatch].append(Held(self.held, x))
+                x = again(work, x)
+            else:
+                x = work(x)
+        return x
+
+    @staticmethod
+    def _angles(rotary: Tensor, positions: Tensor) -> Tensor:
+        """The angles of these positions; RunError beyond the table."""
+        if positions.numel() and int(positions.max()) >= rotary.shape[1]:
+            raise RunError(
+                f"a sequence has a token at {int(positions.max())}, but positions go to {rotary.shape[1] - 1}; "
+                "training.sequence_length is where documents must be cut"
+            )
+        return rotary[:, positions]

@@ -1,0 +1,157 @@
+"""The stages of a run with their initial weights."""
+
+import os
+from collections.abc import Collection
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Model, Training
+from farpipe.core.spec.recompute import Recompute
+from farpipe.engine.stages.chunk_stage import ChunkStage
+from farpipe.engine.stages.decoder import Numerics, StageModule, compute_dtype, initialise
+from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.divided_stages import divide_module, twins_in
+from farpipe.engine.stages.module_stage import ModuleSlice, ModuleStage
+from farpipe.engine.stages.own_module import check_outputs, own_module
+from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.stage import Boundary, TorchStage
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from farpipe.engine.site.context_chunks import Groups
+    from farpipe.engine.stages.hugging_face import HuggingFaceSlice
+
+
+def numerics_of(training: Training, parameters: torch.dtype = torch.float32, recompute: Recompute = "none") -> Numerics:
+    """Precision in which a stage computes."""
+    compute = compute_dtype(training.precision)
+    compute = parameters if compute == torch.float32 else compute
+    return Numerics(parameters, compute, recompute)
+
+
+def choose_gpu() -> None:
+    """Each rank of a machine takes the GPU with its local number."""
+    local_rank, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= num_gpus:
+        raise InputError(
+            f"device 'cuda': there are {num_gpus} GPUs for local rank {local_rank}; start fewer ranks here"
+        )
+    torch.cuda.set_device(local_rank)
+
+
+def expect_gpu(why: str, instead: str) -> None:
+    """InputError where torch sees no GPU on this machine; `why` one is needed, and what to do without."""
+    if not torch.cuda.device_count():
+        raise InputError(f"{why}, and this machine has no GPU that torch can use: {instead}")
+
+
+def check_model(model: Model, recompute: Collection[Recompute], *, on_chunks: bool) -> None:
+    """InputError where stages of a model of Hugging Face would compute something else than the whole."""
+    if model.hugging_face is None:
+        return
+    if find_spec("transformers") is None:
+        raise InputError("model.hugging_face: needs transformers: pip install 'farpipe[train]'")
+    from farpipe.engine.stages.hugging_face_weights import read_config
+    from farpipe.engine.stages.self_check import check_split
+
+    config = read_config(model.hugging_face)
+    for mode in sorted({*recompute} or {"none"}):
+        check_split(config, mode)
+    if on_chunks:
+        check_split(config, on_chunks=True)
+
+
+def make_stage(
+    model: Model,
+    training: Training,
+    part: StageSlice,
+    numerics: Numerics,
+    device: str,
+    *,
+    on_chunks: bool = False,
+    only_times: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    groups: "Groups | None" = None,
+) -> TorchStage:
+    """A stage with its initial weights: those of a model of Hugging Face, or random ones.
+
+    `on_chunks`: its microbatches are chunks, a ChunkStage. `only_times`: weights may have any values. `mesh`: the
+    processes that have the stage in parts; not for farpipe's own decoder. `groups`: of them, those that share chunks.
+    """
+    assert training.microbatch_size is not None
+    boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
+    if model.hugging_face is not None:
+        theirs = _of_transformers(model, part, numerics)
+        _divide(theirs, mesh, numerics, training)
+        _fill(theirs, model.hugging_face, only_times=only_times)
+        return _stage_of_transformers(theirs, boundary, device, mesh, groups, on_chunks=on_chunks)
+    if model.module is not None:
+        if on_chunks:
+            what = "a module of your own (model.module)"
+            raise InputError(f"data.packing: {what} can't be trained on chunks; leave data.packing out")
+        own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
+        _divide(own, mesh, numerics, training)
+        stage = ModuleStage(own, boundary, device)
+        check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
+        return stage
+    store = WeightGradStore()
+    module = StageModule(model, part, training.sequence_length, store, numerics)
+    initialise(module, training.seed)
+    kind = ChunkStage if on_chunks else TorchStage
+    return kind(module.to(device), store, boundary, device)
+
+
+def _divide(module: ModuleSlice, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
+    if mesh is not None:
+        divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
+
+
+def _stage_of_transformers(
+    module: "HuggingFaceSlice",
+    boundary: Boundary,
+    device: str,
+    mesh: "DeviceMesh | None",
+    groups: "Groups | None",
+    *,
+    on_chunks: bool,
+) -> TorchStage:
+    """The stage for the processes of `mesh` that share sequences and layers, or chunks, or for one process."""
+    if (twins := twins_in(mesh)) is not None:
+        from farpipe.engine.site.twin_stage import twin_chunk_stage, twin_stage
+
+        if on_chunks:
+            return twin_chunk_stage(module, boundary, twins, device, groups)
+        return twin_stage(module, boundary, twins, device)
+    if on_chunks:
+        from farpipe.engine.stages.hugging_face_chunks import HuggingFaceChunkStage
+
+        return HuggingFaceChunkStage(module, boundary, device)
+    return ModuleStage(module, boundary, device)
+
+
+def _of_transformers(model: Model, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":
+    """A slice that is computed by transformers' code; its parameters have no memory yet."""
+    from farpipe.engine.stages import hugging_face as models  # takes seconds, which other runs need not wait for
+    from farpipe.engine.stages.hugging_face_weights import read_config
+
+    assert model.hugging_face is not None
+    config = read_config(model.hugging_face)
+    module = models.HuggingFaceSlice(models.build(config, numerics.parameters), part, numerics.recompute)
+    if bool(module.shared_names) != model.tied_embeddings:
+        tied = "true" if module.shared_names else "false"
+        raise InputError(f"{model.hugging_face}: embedding and head: say model.tied_embeddings = {tied}")
+    return module
+
+
+def _fill(module: "HuggingFaceSlice", folder: str, *, only_times: bool) -> None:
+    """Give the parameters, or this process's parts of them, memory and the values of the files in `folder`."""
+    from farpipe.engine.stages import hugging_face_weights as weights
+
+    if only_times:
+        weights.randomise(module)
+    else:
+        weights.load(module, folder)

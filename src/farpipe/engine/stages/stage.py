@@ -1,0 +1,201 @@
+"""Execution of one stage's actions: on PyTorch, or asleep for a rehearsal of the pipeline without the model."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from farpipe.core.errors import RunError
+from farpipe.core.step import Problem
+from farpipe.engine.data.batches import IGNORED, Batch
+from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.slices import SliceModule
+
+
+class PipelineStage(Protocol):
+    """One stage of the pipeline. The first stage gets no `x` and gives no `gx`, the last gives no `y` and gets no `gy`.
+
+    A backward is either `backward` or `input_grad` and later `weight_grad`, chosen per microbatch.
+    """
+
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """Input activation -> output activation."""
+
+    def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """Gradient of the output -> gradient of the input; the weights' gradients are put off."""
+
+    def weight_grad(self, microbatch: int) -> None:
+        """Add the gradients of the weights that `input_grad` has put off."""
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        """`input_grad` and `weight_grad` at once."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The shape and dtype of the activations between stages, and of their gradients."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {self.dtype}"
+
+    def expect(self, tensor: Tensor | None, what: str) -> Tensor:
+        """`tensor` itself if it fits; RunError says what came instead."""
+        if tensor is None or tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
+            found = "nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}"
+            raise RunError(
+                f"the {what} should be {self}, but {found} came; "
+                "do all ranks run the same plan with the same version of farpipe?"
+            )
+        return tensor
+
+
+class TorchStage:
+    """A PipelineStage: a module with what its microbatches in flight have saved.
+
+    On a GPU an action returns when the GPU knows what to do; `finish` waits until it has done it.
+    """
+
+    def __init__(
+        self, module: SliceModule, store: WeightGradStore, boundary: Boundary, device: torch.device | str = "cpu"
+    ) -> None:
+        self.module, self.store, self.boundary = module, store, boundary
+        self.device = torch.device(device)
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._batch: Batch | None = None
+        self._losses: list[Tensor] = []
+
+    def begin_step(self, batch: Batch | None) -> None:
+        """Take the step's tokens (needed by the first and the last stage)."""
+        self._batch = None if batch is None else _on_device(batch, self.device)
+        self._saved.clear()
+        self._losses.clear()
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per target token over the microbatches done in this step; on the last stage only."""
+        return float(torch.stack(self._losses).sum()) if self._losses else 0.0
+
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """Output activation of a microbatch; on the last stage the loss is computed and nothing is returned."""
+        x = self._input(microbatch, x)
+        y = self._compute(microbatch, x)
+        if self.module.part.has_head:
+            y = self._loss(microbatch, y)
+            self._losses.append(y.detach())
+        self._saved[microbatch] = (x, y)
+        return None if self.module.part.has_head else y.detach()
+
+    def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        with self.store.deferring(microbatch):
+            return self.backward(microbatch, gy)
+
+    def weight_grad(self, microbatch: int) -> None:
+        self.store.compute(microbatch)
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        x, y = self._saved.pop(microbatch)
+        if not self.module.part.has_head:
+            gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
+        torch.autograd.backward(y, gy)
+        return x.grad
+
+    def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        """`forward` that keeps nothing, for there is no backward."""
+        with torch.no_grad():
+            y = self.forward(microbatch, x)
+        del self._saved[microbatch]
+        return y
+
+    def finish(self) -> None:
+        """Wait until all that was begun is done."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _input(self, microbatch: int, x: Tensor | None) -> Tensor:
+        if self.module.part.has_embedding:
+            return self._tokens(microbatch)
+        return self._boundary(microbatch).expect(x, "activation").to(self.device).detach().requires_grad_()
+
+    def _compute(self, microbatch: int, x: Tensor) -> Tensor:
+        """Return the module's output for a microbatch's input."""
+        y: Tensor = self.module(x)
+        return y
+
+    def _boundary(self, microbatch: int) -> Boundary:
+        """Shape and dtype of a microbatch's activations."""
+        return self.boundary
+
+    def _tokens(self, microbatch: int) -> Tensor:
+        return self._step_batch.tokens[microbatch]
+
+    def _targets(self, microbatch: int) -> tuple[Tensor, int]:
+        """A microbatch's targets, and how many count in the whole step."""
+        return self._step_batch.targets[microbatch], self._step_batch.num_target_tokens
+
+    def _loss(self, microbatch: int, logits: Tensor) -> Tensor:
+        """This microbatch's share of the step's loss: summed over its tokens, divided by all of the step's."""
+        targets, num_counted = self._targets(microbatch)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        total = functional.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return total / num_counted
+
+    @property
+    def _step_batch(self) -> Batch:
+        assert self._batch is not None, "begin_step with a batch comes before the first and the last stage's actions"
+        return self._batch
+
+
+def _on_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch copied at once: a copy in every action, and counting there, would wait for the action before."""
+    if device.type == "cpu":
+        return batch
+    return Batch(batch.tokens.to(device), batch.targets.to(device), batch.num_target_tokens)
+
+
+class SleepStage:
+    """A PipelineStage for rehearsals: it takes as long as its Problem says, passes as many bytes, computes nothing."""
+
+    def __init__(self, problem: Problem, stage: int) -> None:
+        spec = problem.stages[stage]
+        self._forward_s, self._input_grad_s, self._weight_grad_s = (
+            problem.row(figure).tolist() for figure in (spec.forward_s, spec.input_grad_s, spec.weight_grad_s)
+        )
+        self._outputs = _payloads(problem, stage, "forward") if stage + 1 < problem.num_stages else None
+        self._gradients = _payloads(problem, stage - 1, "backward") if stage > 0 else None
+
+    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+        _sleep(self._forward_s[microbatch])
+        return None if self._outputs is None else self._outputs[microbatch]
+
+    def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        _sleep(self._input_grad_s[microbatch])
+        return None if self._gradients is None else self._gradients[microbatch]
+
+    def weight_grad(self, microbatch: int) -> None:
+        _sleep(self._weight_grad_s[microbatch])
+
+    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        _sleep(self._input_grad_s[microbatch] + self._weight_grad_s[microbatch])
+        return None if self._gradients is None else self._gradients[microbatch]
+
+
+def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
+
+
+def _payloads(problem: Problem, hop: int, direction: str) -> list[Tensor]:
+    """One tensor per microbatch with the bytes of its message; equal sizes share one tensor, nobody writes to it."""
+    spec = problem.hops[hop]
+    transfer = None if spec is None else spec.forward if direction == "forward" else spec.backward
+    sizes = [0] * problem.num_microbatches if transfer is None else problem.row(transfer.bytes).round().astype(int)
+    tensors = {size: torch.zeros(size, dtype=torch.uint8) for size in {int(size) for size in sizes}}
+    return [tensors[int(size)] for size in sizes]

@@ -1,0 +1,400 @@
+"""The two sides of a probe, a run of two ranks: one listens (`ProbeServer`), the other asks (`measure`).
+
+They meet on the port of the side that listens. A connection there begins as any between ranks does, within TLS where
+there are certificates, and with the proof that both know the probe's token (`handshake`); then both sides say
+where they are to be reached and draw a nonce, from which follows the token of the run. From then on it is a transport
+like that of training, on the same port. Needs no torch.
+
+The side that asks (rank 1) sends commands as JSON, the other (rank 0) obeys; both use the channels that training uses,
+so the figures are what messages get, with TLS, the kernel's windows and emulated links. A rate is that of batches of
+messages, each larger than the one before; the last one takes about half of the time that was given.
+"""
+
+import contextlib
+import itertools
+import json
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+from farpipe.core.errors import RunError
+from farpipe.engine.transport import handshake
+from farpipe.engine.transport.config import TransportConfig
+from farpipe.engine.transport.dialler import Listener
+from farpipe.engine.transport.handshake import HandshakeError, Purpose, nonce, prove, receive_before
+from farpipe.engine.transport.meeting import connect
+from farpipe.engine.transport.rendezvous import Meeting
+from farpipe.engine.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
+from farpipe.engine.transport.tcp import listen, prepare
+from farpipe.engine.transport.transport import Transport
+from farpipe.engine.transport.wire import ChannelKind, Tag
+
+SERVER, CLIENT = 0, 1
+"""Ranks of the side that listens and the side that asks."""
+MAX_SECONDS: Final = 60.0
+MAX_STREAMS: Final = 64
+NUM_ECHOES: Final = 20
+FIRST_BYTES: Final = 64 << 10
+MAX_BYTES: Final = 1 << 44
+LEAST_SHARE: Final = 0.5
+"""Share of one stream's rate that several streams get at least: they share the same link."""
+ATTEMPTS: Final = 3
+"""Measurements of several streams, until one is credible."""
+LEAST_MESSAGES: Final = 128
+"""Messages of a batch: many, for several are on their way at a time. Large batches have more, of `MESSAGE_BYTES`."""
+MESSAGE_BYTES: Final = 256 << 10
+GROWTH: Final = 32
+"""No batch has more than so many times the bytes of the one before."""
+_BLOCK: Final = bytes(MESSAGE_BYTES)
+_KINDS: Final[dict[bool, ChannelKind]] = {False: "forward", True: "backward"}
+"""The channel of one stream, and that of several."""
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """Figures of one link; "there" is from the side that asked to the one that listens. Rates in bytes/s."""
+
+    round_trip_s: float
+    """The shortest: the one that waited for nothing."""
+    round_trip_median_s: float
+    one_stream_there: float
+    one_stream_back: float
+    streams_there: float
+    streams_back: float
+    num_streams: int
+    seconds: float
+
+    @property
+    def of_link(self) -> tuple[float, float]:
+        """Rates of the link, there and back: one stream's, or that of several where these get more."""
+        return max(self.one_stream_there, self.streams_there), max(self.one_stream_back, self.streams_back)
+
+    def to_data(self) -> dict[str, Any]:
+        """Data for JSON; `there` and `back` are the link's."""
+        return asdict(self) | dict(zip(("there", "back"), self.of_link, strict=True))
+
+
+def ask(transport: Transport, *, seconds: float, num_streams: int) -> LinkFigures:
+    """The figures of the link, from the side that asks; about four times `seconds`."""
+    asking = _Asking(transport)
+    round_trips = [asking.echo_s() for _ in range(NUM_ECHOES + 1)][1:]  # the first one opens the channels
+    shortest_s = min(round_trips)
+
+    def rate(streams: int, towards: bool, least: float = 0.0) -> float:
+        """The best rate of ATTEMPTS measurements, or of fewer if it is `least`."""
+        found = [-1.0]
+        while max(found) < least and len(found) <= ATTEMPTS:
+            found.append(_rate(asking, there=towards, seconds=seconds, streams=streams, round_trip_s=shortest_s))
+        return max(found)
+
+    one_there, one_back = rate(1, True), rate(1, False)
+    there, back = rate(num_streams, True, LEAST_SHARE * one_there), rate(num_streams, False, LEAST_SHARE * one_back)
+    asking.order("end")
+    return LinkFigures(
+        shortest_s, statistics.median(round_trips), one_there, one_back, there, back, num_streams, seconds
+    )
+
+
+def _rate(asking: "_Asking", *, there: bool, seconds: float, streams: int, round_trip_s: float) -> float:
+    """Bytes/s of the last batch; each is as large as the time allows that is left after the one before."""
+    begin_s, num_bytes = time.monotonic(), FIRST_BYTES
+    while True:
+        batch_s, bytes_per_s = asking.batch(there, num_bytes, streams)
+        left_s = seconds - (time.monotonic() - begin_s)
+        if left_s <= max(0.0, batch_s):
+            return bytes_per_s
+        on_link_s = max(batch_s - 2 * round_trip_s, batch_s / 20)
+        num_bytes = min(int(num_bytes * min(GROWTH, left_s / on_link_s)) + 1, MAX_BYTES)
+
+
+class _Asking:
+    """The side that asks: one command at a time."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._number = transport, 0
+
+    def order(self, do: str, **details: Any) -> int:
+        """Send a command; its number."""
+        self._number += 1
+        text = json.dumps({"do": do} | details).encode()
+        self._transport.send(SERVER, "control", Tag(self._number, 0, 0), text)
+        return self._number
+
+    def _answer(self, number: int) -> float:
+        message = self._transport.receive(SERVER, "control", Tag(number, 0, 0), waiting_for="the answer to a command")
+        return _positive(bytes(message.data))
+
+    def echo_s(self) -> float:
+        """Round trip of a small message."""
+        begin_s = time.monotonic()
+        self._answer(self.order("echo"))
+        return time.monotonic() - begin_s
+
+    def batch(self, there: bool, num_bytes: int, streams: int) -> tuple[float, float]:
+        """(seconds from the command to the end, bytes/s) of one batch of messages."""
+        begin_s = time.monotonic()
+        number = self.order("take" if there else "send", bytes=num_bytes, streams=streams)
+        if there:
+            _send_batch(self._transport, SERVER, number, num_bytes, streams)
+            bytes_per_s = self._answer(number)
+        else:
+            bytes_per_s = _take_batch(self._transport, SERVER, number, num_bytes, streams)
+        return time.monotonic() - begin_s, bytes_per_s
+
+
+def answer(transport: Transport) -> None:
+    """The side that listens: obeys until the other one has ended."""
+    for number in itertools.count(1):
+        message = transport.receive(CLIENT, "control", Tag(number, 0, 0), waiting_for="the next command")
+        do, num_bytes, streams = _parse(bytes(message.data))
+        if do == "end":
+            return
+        value = 1.0
+        if do == "take":
+            value = _take_batch(transport, CLIENT, number, num_bytes, streams)
+        elif do == "send":
+            _send_batch(transport, CLIENT, number, num_bytes, streams)
+        if do != "send":
+            transport.send(CLIENT, "control", Tag(number, 0, 0), json.dumps(value).encode())
+
+
+def _sizes(num_bytes: int) -> tuple[int, int]:
+    """(number of messages, bytes of each) of a batch."""
+    size = min(MESSAGE_BYTES, max(1, num_bytes // LEAST_MESSAGES))
+    return max(LEAST_MESSAGES, num_bytes // size), size
+
+
+def _send_batch(transport: Transport, peer: int, number: int, num_bytes: int, streams: int) -> None:
+    kind = _KINDS[streams > 1]
+    transport.open(peer, kind, streams)
+    count, size = _sizes(num_bytes)
+    block = memoryview(_BLOCK)[:size]
+    for index in range(count):
+        transport.send(peer, kind, Tag(number, 0, index), block)
+
+
+def _take_batch(transport: Transport, peer: int, number: int, num_bytes: int, streams: int) -> float:
+    """Bytes/s of the messages by their arrivals."""
+    kind = _KINDS[streams > 1]
+    count, size = _sizes(num_bytes)
+    arrivals_ns = [
+        transport.receive(peer, kind, Tag(number, 0, index), waiting_for="a measurement").times.arrival_ns
+        for index in range(count)
+    ]
+    return arrival_rate(arrivals_ns, size)
+
+
+def arrival_rate(arrivals_ns: Sequence[int], message_bytes: int) -> float:
+    """Bytes/s of equal messages from the first one's arrival to the last one's.
+
+    Of all, for a part may come faster than the link: what had waited behind a packet that was sent again.
+    """
+    between_ns = max(max(arrivals_ns) - min(arrivals_ns), 1)
+    return (len(arrivals_ns) - 1) * message_bytes / between_ns * 1e9
+
+
+def _parse(text: bytes) -> tuple[str, int, int]:
+    """(what to do, bytes, streams) of a command; RunError for what is not one."""
+    try:
+        found = json.loads(text)
+        do, num_bytes, streams = found["do"], found.get("bytes", 1), found.get("streams", 1)
+        sound = type(num_bytes) is type(streams) is int and 0 < num_bytes <= MAX_BYTES and 0 < streams <= MAX_STREAMS
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        do, sound = "", False
+    if not sound or do not in ("echo", "take", "send", "end"):
+        raise RunError("the other side asks for what is not offered; are both sides of the same version?")
+    return do, num_bytes, streams
+
+
+def _positive(text: bytes) -> float:
+    """The number that is the answer to a command; RunError for anything else."""
+    try:
+        value = json.loads(text)
+        if type(value) in (int, float) and 0 < value < 1e18:
+            return float(value)
+    except (ValueError, OverflowError, RecursionError):
+        pass
+    raise RunError("its answer makes no sense; are both sides of the same version?")
+
+
+LIMIT_S: Final = 5.0
+"""Longest wait for the other side at the meeting, and beyond the time of a measurement."""
+RETRY_S: Final = 1.0
+_PAUSE_S: Final = 0.1
+_LENGTH: Final = struct.Struct("<I")
+_MAX_TEXT_BYTES: Final = 64 << 10
+
+
+class Sides(NamedTuple):
+    """Security of a probe: this side's certificate (None: not encrypted), and the token that both sides know."""
+
+    tls: TlsFiles | None
+    token: bytes
+
+
+class ProbeServer:
+    """Answers probes at `host`:`port`, one after the other, until it is closed.
+
+    `on_event` hears who came and what was turned away. InputError when the port is taken.
+    """
+
+    def __init__(self, host: str, port: int, sides: Sides, on_event: Callable[[str], None] = lambda text: None) -> None:
+        self._host, self._sides, self._on_event = host, sides, on_event
+        self._credentials = Credentials(sides.tls)
+        sock = listen(_config(host, port, sides))
+        self.port: Final[int] = sock.getsockname()[1]
+        self._guests: SimpleQueue[socket.socket | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(sock,), name="farpipe probe", daemon=True)
+        self._thread.start()
+
+    def _run(self, sock: socket.socket) -> None:
+        while True:
+            listener = Listener(sock, self._sides.token, self._credentials, self._admit, self._on_event)
+            guest = self._guests.get()
+            listener.close(time.monotonic() + LIMIT_S, but=guest)
+            if guest is None:
+                return
+            self._measure(guest)
+            sock = listen(_config(self._host, self.port, self._sides))
+
+    def _admit(self, purpose: Purpose, sock: socket.socket, num_received: int) -> bool:
+        """Take in somebody who knows the token, as a Listener's Serve."""
+        handshake.welcome(sock, 0)
+        self._guests.put(sock)
+        return True
+
+    def _measure(self, sock: socket.socket) -> None:
+        host = "somebody"
+        try:
+            with sock:
+                host = str(sock.getpeername()[0])
+                self._on_event(f"measuring for {host}")
+                config = _config(self._host, self.port, self._sides, MAX_SECONDS)
+                with connect(SERVER, 2, config, _Meeting(sock, SERVER, self._sides.token)) as transport:
+                    answer(transport)
+        except (RunError, OSError) as error:
+            self._on_event(f"{host}: {error}")
+
+    def close(self) -> None:
+        """Listen no more; what is being measured goes on to its end."""
+        self._guests.put(None)
+        self._thread.join(LIMIT_S)
+
+
+def measure(address: tuple[str, int], sides: Sides, *, seconds: float = 3.0, num_streams: int = 8) -> LinkFigures:
+    """Measure the link to a ProbeServer; takes about four times `seconds`.
+
+    RunError when nobody answers, or when one side does not let the other in.
+    """
+    with _reaching(address), _reach(address, sides) as sock:
+        config = _config(str(sock.getsockname()[0]), 0, sides, seconds)
+        with connect(CLIENT, 2, config, _Meeting(sock, CLIENT, sides.token)) as transport:
+            return ask(transport, seconds=seconds, num_streams=num_streams)
+
+
+class _Meeting(Meeting):
+    """The Meeting over `sock`, whose ends know each other. An address is the one at which the connection found it."""
+
+    token = b""
+
+    def __init__(self, sock: socket.socket, rank: int, token: bytes) -> None:
+        self._sock, self._rank, self.token = sock, rank, token
+
+    def introduce(self, introduction: str, timeout_s: float) -> list[str]:
+        """Introductions of both sides; the one that asks speaks first, for the other listens for the run by then."""
+        deadline_s = time.monotonic() + timeout_s
+        own = {"nonce": nonce().hex(), "introduction": introduction}
+        if self._rank == CLIENT:
+            _send(self._sock, own)
+        theirs = _receive(self._sock, deadline_s)
+        if self._rank == SERVER:
+            _send(self._sock, own)
+        both = (theirs, own) if self._rank == CLIENT else (own, theirs)
+        self.token = prove(self.token, b"run", "".join(one["nonce"] for one in both).encode())
+        found = json.dumps(json.loads(theirs["introduction"]) | {"host": str(self._sock.getpeername()[0])})
+        return [found, introduction] if self._rank == CLIENT else [introduction, found]
+
+
+def _send(sock: socket.socket, said: dict[str, str]) -> None:
+    text = json.dumps(said).encode()
+    sock.sendall(_LENGTH.pack(len(text)) + text)
+
+
+def _receive(sock: socket.socket, deadline_s: float) -> dict[str, str]:
+    """Receive the other side's description of itself; RefusedError if that makes no sense."""
+    (num_bytes,) = _LENGTH.unpack(receive_before(sock, _LENGTH.size, deadline_s))
+    if num_bytes <= _MAX_TEXT_BYTES:
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            said = json.loads(receive_before(sock, num_bytes, deadline_s))
+            if isinstance(json.loads(said["introduction"]), dict):
+                return {name: str(said[name]) for name in ("nonce", "introduction")}
+    raise RefusedError("what it says makes no sense; are both sides of the same version?")
+
+
+@contextlib.contextmanager
+def _reaching(address: tuple[str, int]) -> Iterator[None]:
+    where = f"{address[0]}:{address[1]}"
+    try:
+        yield
+    except (RefusedError, RunError) as error:
+        raise RunError(f"{where}: {error}") from None
+    except OSError as error:
+        raise RunError(f"{where}: {error}; start the other side with `farpipe probe --listen {where}`") from None
+
+
+class _NotAdmittedError(RefusedError):
+    """The other side knows another token, or is at the end of a measurement, whose run has a token of its own."""
+
+
+def _reach(address: tuple[str, int], sides: Sides) -> socket.socket:
+    """The connection of `_dial`, tried again for a moment: a measurement before this one may still be ending."""
+    deadline_s, pause_s = time.monotonic() + RETRY_S, _PAUSE_S
+    while True:
+        try:
+            return _dial(address, sides)
+        except OSError as error:
+            is_final = isinstance(error, RefusedError) and not isinstance(error, _NotAdmittedError)
+            if is_final or time.monotonic() + pause_s > deadline_s:
+                raise
+            time.sleep(pause_s)
+            pause_s *= 2
+
+
+def _dial(address: tuple[str, int], sides: Sides) -> socket.socket:
+    """The first connection, whose other side has proven itself."""
+    sock = socket.create_connection(address, timeout=LIMIT_S)
+    try:
+        prepare(sock)
+        if (context := Credentials(sides.tls).context(server=False)) is not None:
+            dialled = str(sock.getpeername()[0])
+            sock = secure(sock, context, server=False)
+            check_address(sock, dialled)
+        handshake.offer(sock, Purpose(CLIENT, SERVER, None), sides.token, 0)
+    except HandshakeError:
+        sock.close()
+        raise _NotAdmittedError(
+            "it has another token (give the one that it shows with --token), or is measuring for somebody else"
+        ) from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _config(host: str, port: int, sides: Sides, seconds: float = 0.0) -> TransportConfig:
+    return TransportConfig(
+        host=host,
+        port=port,
+        advertise_host=host,
+        tls=sides.tls,
+        allow_plaintext=True,  # who has no certificates has said so, see `farpipe probe`
+        timeout_s=2 * seconds + LIMIT_S,
+        outage_s=LIMIT_S,
+        connect_timeout_s=LIMIT_S,
+    )

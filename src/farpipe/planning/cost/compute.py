@@ -1,0 +1,399 @@
+"""Seconds of one layer, of the embedding and of the head on one device.
+
+A matrix product takes ``flops / (peak x matrix_fraction) x (1 + wave_elements / (rows x columns)) x
+(1 + depth_elements / depth)`` seconds, but no less than moving its factors and its result: a roofline (Williams et al.
+2009) under which small results leave units idle and short sums do not pay for filling a tile. Sizes are those after
+tensor parallelism has divided them, so thin slices and small microbatches are slow. Everything else is memory traffic:
+each kept activation is written and read again in the forward, and read, with its gradient written and read, in the
+backward. A layer is never faster than the host can launch it. Collectives of tensor parallelism: two in the forward and
+two in the backward of every layer (Megatron-LM, arXiv 1909.08053).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from farpipe.core.spec import Model, Site, Training, recomputed_of
+from farpipe.planning.cost import adapters, flops, memory
+from farpipe.planning.cost.calibration import Calibration
+from farpipe.planning.cost.flops import Product
+from farpipe.planning.cost.layout import Layout
+from farpipe.planning.cost.speed import Speed, attention_speed, core_speed, head_speed
+from farpipe.planning.cost.traffic import expert_traffic_bytes, rotary_traffic_bytes
+from farpipe.planning.cost.transfer import (
+    context_exchange_s,
+    expert_exchange_s,
+    head_exchange_bytes,
+    head_exchange_link,
+    replica_link,
+    ring_bytes,
+    tensor_collective_s,
+)
+
+FORWARD_PASSES: Final = 2
+"""Times that a kept activation crosses memory in the forward."""
+BACKWARD_PASSES: Final = 4
+COLLECTIVES_PER_PASS: Final = 2
+CAUSAL_HALF: Final = 0.5
+"""Flash attention skips the blocks above the diagonal (Dao 2023, arXiv 2307.08691, section 3.1)."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one microbatch."""
+
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+
+    def __add__(self, other: "Times") -> "Times":
+        return Times(
+            self.forward_s + other.forward_s,
+            self.input_grad_s + other.input_grad_s,
+            self.weight_grad_s + other.weight_grad_s,
+        )
+
+    def times(self, factor: float) -> "Times":
+        """Each of the three multiplied by `factor`."""
+        return Times(self.forward_s * factor, self.input_grad_s * factor, self.weight_grad_s * factor)
+
+
+def layer_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
+    """One layer for one microbatch; what is recomputed is part of the input gradient."""
+    return sum(layer_parts(model, training, layout, site, calibration).values(), Times(0.0, 0.0, 0.0))
+
+
+def layer_parts(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration
+) -> dict[str, Times]:
+    """The seconds of `layer_times` by what takes them: matrix products with the traffic between them, adapters,
+    attention's core, exchanges of context, tensor and expert parallelism, launches, what is recomputed, and ZeRO."""
+    speed = core_speed(training, site.device, calibration)
+    linear = linear_times(
+        model, training, layout, Speed.of(site.device, calibration, training.precision, training.matmul)
+    )
+    attend = attention_speed(training, site.device, calibration)
+    attention = attention_core_times(model, training, layout, attend)
+    context = _context_times(model, training, layout, site, attend)
+    adapter = _adapter_times(model, training, layout, site, speed)
+    between = _exchange_times(model, training, layout, site, calibration)
+    if training.overlap_moe_expert_parallel_comm and model.experts is not None:
+        sent_s = _expert_exchange_s(model, training, layout, site, calibration)
+        between += _hidden_exchange(sent_s, linear + attention, calibration)
+    launch = 0.0 if training.cuda_graphs else launch_s(model, layout, calibration)
+    backward = linear + adapter + attention + context + between
+    computed, core_s = backward.forward_s, attention.forward_s + context.forward_s
+    idle = calibration.expert_sync_s if model.experts is not None and not training.cuda_graphs else 0.0
+    forward = max(computed + idle, launch)
+    late = max(0.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s) - 1)
+    again = forward if training.recompute == "full" else 0.0
+    for operation in recomputed_of(model, training.recompute):
+        if operation == "core_attn":
+            again += core_s
+        else:
+            again += forward / computed * again_s(model, training, layout, site, calibration, operation)
+    parts = {
+        "matrix products": linear,
+        "adapters": adapter,
+        "attention": attention,
+        "context exchange": context,
+        "tensor and expert exchange": between,
+        "waiting for the host": Times(forward - computed, backward.input_grad_s * late, backward.weight_grad_s * late),
+        "recomputed": Times(0.0, again, 0.0),
+    }
+    whole = sum(parts.values(), Times(0.0, 0.0, 0.0))
+    offloading = _offloading_times(model, training, layout, calibration, whole)
+    return parts | {
+        "copies to the host": offloading,
+        "ZeRO": zero_times(model, training, layout, site, calibration, whole + offloading),
+    }
+
+
+def _offloading_times(
+    model: Model, training: Training, layout: Layout, calibration: Calibration, beside: Times
+) -> Times:
+    """Exposed seconds of activations on their way to the host's memory and back, in the mean of all layers."""
+    offloaded = training.cpu_offloading_num_layers / model.num_layers * memory.kept_bytes(model, training, layout)
+    copied_s = offloaded / calibration.host_link_bytes_per_s
+    backward_s = beside.input_grad_s + beside.weight_grad_s
+    return Times(max(0.0, copied_s - beside.forward_s), max(0.0, copied_s - backward_s), 0.0)
+
+
+def again_share(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
+    """Part of a layer's modelled forward that its backward computes again; 1 of all of it."""
+    if not recomputed_of(model, training.recompute):
+        return 1.0
+    plain = training.model_copy(update={"recompute": "none"})
+    some, none = (layer_times(model, asked, layout, site, calibration) for asked in (training, plain))
+    return (some.input_grad_s - none.input_grad_s) / none.forward_s
+
+
+def again_s(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, operation: str
+) -> float:
+    """Seconds of one of a layer's operations but attention's core, computed again by a device that launches it in time.
+
+    An MLP that divides its layer gathers its input and sums its result anew, and experts exchange their tokens anew:
+    Megatron-LM checkpoints all of the module. Of the norms and the nonlinearity only traffic counts. Dense layers of a
+    model with experts have none of what experts compute.
+    """
+    if model.experts is None and operation in ("moe", "moe_act", "shared_experts"):
+        return 0.0
+    tokens = memory.microbatch_tokens(training, layout)
+    products: dict[str, tuple[Product, ...]] = {
+        "mlp": flops.mlp_linear(model, tokens, layout.tensor),
+        "moe": flops.mlp_linear(model, tokens, layout.tensor, layout.expert, layout.expert_tensor),
+        "shared_experts": flops.shared_experts(model, tokens, layout.tensor),
+    }
+    if model.latent_attention is not None:
+        products["mla_up_proj"] = flops.latent_up(model, model.latent_attention, tokens, layout.tensor)
+    speed = Speed.of(site.device, calibration, training.precision, training.matmul)
+    seconds = speed.products_s(products.get(operation, ()))
+    made = memory.freed_bytes(model, training, layout, operation) * _passes(training, calibration)
+    seconds += speed.traffic_s(FORWARD_PASSES * made)
+    if operation == "moe":
+        seconds += speed.traffic_s(expert_traffic_bytes(model, training, layout)[0])
+    if operation in ("mlp", "moe", "shared_experts"):
+        seconds += residual_collective_s(model, training, layout, site, calibration)
+    return seconds + (_expert_exchange_s(model, training, layout, site, calibration) if operation == "moe" else 0.0)
+
+
+def _exchange_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
+    """All-reduces of tensor parallelism and, with experts, tokens on their way to them and back."""
+    collective = COLLECTIVES_PER_PASS * residual_collective_s(model, training, layout, site, calibration)
+    beside_w = calibration.hidden_collective_fraction if training.lora is None else 0.0  # there is no W
+    exposed = Times(collective, collective * (1 - beside_w), 0.0)
+    if training.tp_comm_overlap and layout.tensor > 1 and model.experts is None:
+        exposed = _overlapped(model, training, layout, site, calibration, exposed)
+    if model.experts is None:
+        return exposed
+    both_ways = _expert_exchange_s(model, training, layout, site, calibration)
+    return exposed + Times(both_ways, both_ways, 0.0)
+
+
+def _hidden_exchange(sent_s: float, beside: Times, calibration: Calibration) -> Times:
+    """Gain, as negative seconds, of tokens that travel for `sent_s` in the forward and in the backward beside another
+    microbatch's computation, which they slow by `overlap_slowdown` of the hidden time."""
+    hidden = min(2 * sent_s, beside.forward_s + beside.input_grad_s + beside.weight_grad_s)
+    gained = hidden * (1 - calibration.overlap_slowdown) / 2
+    return Times(-gained, -gained, 0.0)
+
+
+def _overlapped(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, whole: Times
+) -> Times:
+    """Exposed seconds of tensor-parallel collectives that run beside the products, part by part (Transformer Engine).
+
+    A product over t devices has t parts. Gathering its input goes on beside all parts but the last, the device's own
+    being first; scattering the sum of its result beside all but the first, and the last part's is left. In the backward
+    of trained weights that goes for what does not run beside W already; of frozen ones the gathers alone are divided.
+    """
+    speed = Speed.of(site.device, calibration, training.precision, training.matmul)
+    tokens, parts = memory.microbatch_tokens(training, layout), layout.tensor
+    maps = (*flops.attention_linear(model, tokens, parts), *flops.mlp_linear(model, tokens, parts))
+    beside = (parts - 1) / parts / 2 * speed.products_s(maps)
+    half = whole.forward_s / 2
+    gathered, scattered = max(0.0, half - beside), max(half / (parts - 1), half - beside)
+    if training.lora is not None:
+        return Times(gathered + scattered, gathered + half, 0.0)
+    return Times(gathered + scattered, min(whole.input_grad_s, gathered + scattered), 0.0)
+
+
+def _expert_exchange_s(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
+    """Tokens on their way to their experts and back."""
+    assert model.experts is not None
+    sent = memory.residual_bytes(model, training, layout) / layout.tensor
+    once = training.moe_token_dispatcher_type == "flex"
+    return 2 * expert_exchange_s(site, calibration, layout, sent, model.experts.per_token, once=once)
+
+
+def _context_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed") -> Times:
+    """Exposed seconds of context parallelism, by a ring or by Ulysses, beyond attention."""
+    if layout.context == 1:
+        return Times(0.0, 0.0, 0.0)
+    tokens = memory.microbatch_tokens(training, layout)
+    if layout.context_exchange == "ulysses":
+        link = head_exchange_link(site, speed.calibration, layout.context, layout.tensor)
+        seconds = link.seconds(head_exchange_bytes(model, training, layout.tensor, tokens))
+        return Times(seconds, seconds, 0.0)
+    return _ring_times(model, training, layout, site, speed, tokens)
+
+
+def _ring_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed", tokens: int) -> Times:
+    """Exposed seconds of the ring of keys and values, beyond attention; the backward sends their gradients as well."""
+    width = 2 * model.kv_hidden / layout.tensor
+    ring = context_exchange_s(
+        site, speed.calibration, layout, tokens * width * memory.element_bytes(training.precision)
+    )
+    core, hidden = attention_core_times(model, training, layout, speed), (layout.context - 1) / layout.context
+    return Times(max(0.0, ring - hidden * core.forward_s), max(0.0, 2 * ring - hidden * core.input_grad_s), 0.0)
+
+
+def zero_times(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, layer: Times
+) -> Times:
+    """Exposed seconds of ZeRO's collectives of one layer, beyond those of `layer`.
+
+    Stage 3 gathers parameters for the forward and again for the backward, 2 and 3 scatter the sum of gradients in every
+    backward (FSDP2 with ``reshard_after_forward``).
+    """
+    if training.zero not in (2, 3) or layout.num_shares == 1:
+        return Times(0.0, 0.0, 0.0)
+    size, effective = layout.num_shares, replica_link(site, calibration, layout)
+    num_params = device_layer_params(model, layout)
+    width = memory.gathered_weight_bytes(training) if training.lora is None else memory.weight_bytes(training)
+    weights = ring_bytes("all-gather", num_params * width, size)
+    trained = num_params if training.lora is None else adapters.trained_params(model, training, 1)[0] / layout.tensor
+    gradients = ring_bytes("reduce-scatter", trained * memory.gradient_bytes(training), size)
+    gather = effective.seconds(weights) if training.zero == 3 else 0.0
+    beside = calibration.overlap_fraction if training.overlap else 0.0
+    backward = layer.input_grad_s + layer.weight_grad_s
+    return Times(
+        max(0.0, gather - beside * layer.forward_s),
+        max(0.0, gather + effective.seconds(gradients) - beside * backward),
+        0.0,
+    )
+
+
+def device_layer_params(model: Model, layout: Layout) -> float:
+    """Parameters of one layer on one device, before ZeRO divides them."""
+    common = (model.num_layer_params - model.num_expert_params) / layout.tensor
+    return common + model.num_expert_params / (layout.expert * layout.expert_tensor)
+
+
+def linear_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
+    """Linear maps of attention and MLP, and the traffic of what lies between them."""
+    kept = memory.layer_traffic_bytes(model, training, layout)
+    traffic = _traffic_times(_passes(training, speed.calibration) * kept, speed)
+    widened_s = speed.traffic_s(_widened_bytes(training) * device_layer_params(model, layout))
+    made = product_times(linear_products(model, training, layout), speed, frozen=training.lora is not None)
+    for there, back in (expert_traffic_bytes(model, training, layout), rotary_traffic_bytes(model, training, layout)):
+        traffic += Times(speed.traffic_s(there), speed.traffic_s(back), 0.0)
+    return made + Times(widened_s, widened_s, 0.0) + traffic
+
+
+def linear_products(model: Model, training: Training, layout: Layout) -> tuple[Product, ...]:
+    """Linear maps of attention and MLP of one layer on one device."""
+    tokens = memory.microbatch_tokens(training, layout)
+    return (
+        *flops.attention_linear(model, tokens, layout.tensor),
+        *flops.mlp_linear(model, tokens, layout.tensor, layout.expert, layout.expert_tensor),
+    )
+
+
+def _widened_bytes(training: Training) -> float:
+    """Traffic of widening one frozen weight for a product: read narrow and written wide; 0 where products take it."""
+    stored = training.lora.base_bytes if training.lora is not None else None
+    if stored is None or (stored == 1 and training.matmul == "fp8"):
+        return 0.0
+    return stored + memory.element_bytes(training.precision)
+
+
+def _adapter_times(model: Model, training: Training, layout: Layout, site: Site, speed: Speed) -> Times:
+    """Adapters of one layer: traffic, and sums of each narrow result over the tensor-parallel devices.
+
+    Products that are `rank` numbers wide or deep are bound by memory, far below the ridge of the roofline.
+    """
+    lora = training.lora
+    if lora is None:
+        return Times(0.0, 0.0, 0.0)
+    tokens = memory.microbatch_tokens(training, layout)
+    base = adapters.layout_adapted(model, lora, tokens, layout)
+    narrow = float(tokens * lora.rank * memory.element_bytes(training.precision))
+    summed = len(base) * tensor_collective_s(site, speed.calibration, layout, narrow)
+    there, back, weights = (speed.traffic_s(speed.element_bytes * numbers) for numbers in adapters.passes(lora, base))
+    return Times(there + summed, back + summed, weights)
+
+
+def _passes(training: Training, calibration: Calibration) -> float:
+    """Factor on the traffic of what lies between matrix products."""
+    return calibration.eager_traffic if training.kernels == "eager" else 1.0
+
+
+def product_times(products: tuple[Product, ...], speed: Speed, *, frozen: bool = False) -> Times:
+    """Seconds of products and of those that make the gradients of their factors, the right ones unless `frozen`."""
+    return Times(
+        speed.products_s(products),
+        speed.products_s(product.input_grad() for product in products),
+        0.0 if frozen else speed.products_s(product.weight_grad() for product in products),
+    )
+
+
+def _traffic_times(kept_bytes: float, speed: Speed) -> Times:
+    return Times(speed.traffic_s(FORWARD_PASSES * kept_bytes), speed.traffic_s(BACKWARD_PASSES * kept_bytes), 0.0)
+
+
+def attention_core_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
+    """Scores, softmax and context; the gradients of all of them belong to the input gradient.
+
+    Flash attention computes the scores once more in the backward and never puts them into memory. Without it windows
+    are masks over the whole matrix.
+    """
+    scores, context = flops.attention_core(
+        model, layout.microbatch_size, training.sequence_length, layout.tensor, layout.context
+    )
+    if training.flash_attention:
+        part = CAUSAL_HALF * flops.window_share(model, training.sequence_length, flops.BLOCK)
+        scores_s, context_s = (part * speed.attend_s(product, model.head_dim) for product in (scores, context))
+        return Times(scores_s + context_s, 2 * scores_s + 3 * context_s, 0.0)
+    forward = speed.products_s((scores, context))
+    backward = speed.products_s((scores, context, context, context))
+    matrix = scores.count * scores.rows * scores.columns * speed.element_bytes
+    there, back = _score_passes(training, speed.calibration)
+    return Times(forward, backward, 0.0) + Times(speed.traffic_s(there * matrix), speed.traffic_s(back * matrix), 0.0)
+
+
+def _score_passes(training: Training, calibration: Calibration) -> tuple[float, float]:
+    """Passes of the scores through memory in forward and backward; dropout reads and writes them once more."""
+    more = 1 if training.dropout else 0
+    if training.precision == "fp32":
+        return calibration.eager_score_passes + more, calibration.eager_score_grad_passes + 2 * more
+    return calibration.score_passes + more, 2 * (calibration.score_passes + more)
+
+
+def residual_collective_s(
+    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration
+) -> float:
+    """One all-reduce of the residual stream over the tensor-parallel devices."""
+    return tensor_collective_s(site, calibration, layout, memory.residual_bytes(model, training, layout))
+
+
+def launch_s(model: Model, layout: Layout, calibration: Calibration) -> float:
+    """The host's time for the forward of one layer."""
+    collectives = COLLECTIVES_PER_PASS if layout.tensor > 1 else 0
+    experts_s = calibration.expert_launch_s if model.experts is not None else 0.0
+    return calibration.layer_launch_s + collectives * calibration.collective_launch_s + experts_s
+
+
+def embedding_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
+    """Looking rows up and adding their gradients up is traffic; the vocabulary is divided, so the rows are reduced."""
+    speed = core_speed(training, site.device, calibration)
+    rows = memory.residual_bytes(model, training, layout)
+    collective = residual_collective_s(model, training, layout, site, calibration)
+    added = 0.0 if training.lora is not None else speed.traffic_s(3 * rows)
+    return Times(speed.traffic_s(2 * rows) + collective, 0.0, added)
+
+
+def head_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
+    """The logits, the loss over them in 32 bit, and one reduction of the gradient that goes back; never recomputed.
+
+    With multi-token prediction each module has a layer, and logits and a loss of its own.
+    """
+    once = _head_times(model, training, layout, site, calibration)
+    if not model.mtp_num_layers:
+        return once
+    job = (training, layout, site, calibration)
+    maps = flops.mtp_linear(model, memory.microbatch_tokens(training, layout), layout.tensor)
+    speed = Speed.of(site.device, calibration, training.precision, training.matmul)
+    further = layer_times(model, *job) + once + product_times(maps, speed, frozen=training.lora is not None)
+    return once + further.times(model.mtp_num_layers)
+
+
+def _head_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
+    speed = core_speed(training, site.device, calibration)
+    tokens = memory.microbatch_tokens(training, layout)
+    passes = calibration.passes_of_loss(fused=training.cross_entropy_loss_fusion)
+    loss = speed.traffic_s(passes * 4 * tokens * model.vocab_size / layout.tensor)
+    collective = residual_collective_s(model, training, layout, site, calibration)
+    products, frozen = flops.head_linear(model, tokens, layout.tensor), training.lora is not None
+    made = product_times(products, head_speed(training, site.device, calibration), frozen=frozen)
+    return made + Times(loss, loss + collective, 0.0)

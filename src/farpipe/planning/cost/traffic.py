@@ -1,0 +1,47 @@
+"""Traffic inside a device beside what a layer keeps: of experts, and of operations that no library fuses."""
+
+from typing import Final
+
+from farpipe.core.spec import Model, Training
+from farpipe.planning.cost.layout import Layout
+from farpipe.planning.cost.memory import element_bytes, is_quantized, microbatch_tokens, quantized_bytes
+
+ROTARY_PASSES: Final = (12, 14)
+"""Times that queries and keys cross memory in forward and backward where YaRN's factor on them, which Transformer
+Engine's kernel lacks, has PyTorch's operations turn them one by one (rope_utils.py of Megatron-Core)."""
+BIAS_BYTES: Final = {"alltoall": (12, 16), "flex": (28, 40)}
+"""Bytes for each number that leaves experts, in forward and backward: PyTorch's operations scale the second bias by the
+router's weights and add it (TEGroupedMLP._apply_bias of Megatron-Core), behind DeepEP and HybridEP in 32 bit."""
+
+
+def rotary_traffic_bytes(model: Model, training: Training, layout: Layout) -> tuple[float, float]:
+    """Bytes that turning a layer's queries and keys moves in forward and backward where it is not fused; else 0."""
+    scaling = model.rotary_scaling
+    if scaling is None or scaling.kind != "yarn" or model.latent_attention is not None:
+        return 0.0, 0.0
+    numbers = microbatch_tokens(training, layout) * (model.attention_hidden + model.kv_hidden) / layout.tensor
+    there, back = (passes * element_bytes(training.precision) * numbers for passes in ROTARY_PASSES)
+    return there, back
+
+
+def expert_traffic_bytes(model: Model, training: Training, layout: Layout) -> tuple[float, float]:
+    """Bytes that a layer's experts move in forward and backward beside `memory.layer_traffic_bytes`; 0 without.
+
+    Copies of tokens come from other devices by device: they are read and written once more to lie by expert, and once
+    more on their way back, as their gradients are (`sort_chunks_by_idxs`, megatron/core/transformer/moe). Quantized
+    grouped products have each input and each gradient written narrow, by rows and, for W, by columns (GroupedLinear of
+    Transformer Engine); before a dense layer's products the norm or the nonlinearity writes that in place of wide ones.
+    Biases are fused only where layers are replayed from graphs.
+    """
+    at = model.experts
+    if at is None:
+        return 0.0, 0.0
+    copies = microbatch_tokens(training, layout) * at.per_token / layout.tensor
+    is_sorted = 1 < layout.expert < at.num_experts
+    by_expert = 4 * model.hidden * element_bytes(training.precision) if is_sorted else 0
+    directions = 2 if training.lora is None else 1
+    narrow = directions * quantized_bytes(training.matmul) if is_quantized(training) else 0.0
+    inner = at.ffn_hidden * (2 if model.gated_mlp else 1)
+    there, back = (by_expert + narrow * (model.hidden + width) for width in (at.ffn_hidden, inner))
+    unfused = BIAS_BYTES[training.moe_token_dispatcher_type] if at.expert_bias and not training.cuda_graphs else (0, 0)
+    return copies * (there + unfused[0] * model.hidden), copies * (back + unfused[1] * model.hidden)

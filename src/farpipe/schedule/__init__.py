@@ -1,5 +1,0 @@
-"""Orders of one step: the named schedules, the rules that a schedule must keep, bounds, file formats of others."""
-
-from farpipe.schedule.check import check, memory_curve, peak_memory_bytes
-
-__all__ = ["check", "memory_curve", "peak_memory_bytes"]

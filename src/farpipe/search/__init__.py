@@ -1,5 +1,0 @@
-"""Search for the best order of a step: greedy, local search, exact, and all of them together."""
-
-from farpipe.search.portfolio import METHODS, SEARCHES, FoundOrder, Progress, search
-
-__all__ = ["METHODS", "SEARCHES", "FoundOrder", "Progress", "search"]

@@ -1,7 +1,0 @@
-"""Predict a step: timelines, waits, slack, memory curves."""
-
-from farpipe.simulate.simulate import makespans_s, simulate, timeline_of
-from farpipe.simulate.slack import Slack, data_with_slack, slack
-from farpipe.simulate.timeline import Timeline
-
-__all__ = ["Slack", "Timeline", "data_with_slack", "makespans_s", "simulate", "slack", "timeline_of"]

@@ -1,0 +1,5 @@
+"""Settings of all tests in this folder."""
+
+from cli.conftest import farpipe
+
+__all__ = ["farpipe"]

@@ -1,0 +1,68 @@
+"""Trainings whose replicas at a site share weights by FSDP2 (ZeRO-2 and 3), in real processes: those of one replica.
+
+Replicas that are killed or stopped: test_faults_in_collectives.py.
+"""
+
+import pytest
+
+from farpipe.engine.checkpoint.export import export_to_hugging_face
+from farpipe.engine.launch.run import run
+from farpipe.engine.run_spec import TransportSettings
+from farpipe.engine.stages.self_check import one_thread
+from trainings import losses, make_run, train
+
+pytestmark = pytest.mark.slow
+
+SITES, OTHERS = ("site0", "site1"), ("site2", "site3")
+
+
+@pytest.fixture
+def make(model, text_file):
+    """`make(homes, zero=..., num_steps=...)`: a training of replicas at `homes`, the sites of each."""
+
+    def training(homes=(SITES,), num_steps=4, **options):
+        fields = {"transport": TransportSettings(timeout_s=60), "emulate_links": False}
+        spec = make_run(
+            text_file,
+            model=model,
+            num_replicas=len(homes),
+            num_steps=num_steps,
+            method="zb-h1",
+            run_fields=fields,
+            checkpoint_every_steps=2,
+            **options,
+        )
+        return spec.model_copy(update={"model": model, "replicas": homes})
+
+    return training
+
+
+@pytest.fixture
+def alone(make, tmp_path):
+    """Losses and norms of one replica."""
+    with one_thread():
+        train(make(), tmp_path / "alone")
+    return losses(tmp_path / "alone")
+
+
+def assert_close(found, expected):
+    assert len(found) == len(expected)
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-5)
+
+
+@pytest.mark.parametrize(("zero", "homes"), [(3, (SITES,) * 2), (2, (SITES,) * 2 + (OTHERS,) * 2)])
+def test_replicas_that_share_weights_train_as_one(zero, homes, make, alone, tmp_path):
+    run(make(homes, zero=zero), tmp_path / "shared")
+    assert_close(losses(tmp_path / "shared"), alone)
+
+
+def test_a_checkpoint_of_shared_weights_is_read_by_one_replica_and_back(make, alone, tmp_path):
+    run(make((SITES,) * 2, zero=3, num_steps=2), tmp_path / "shared")
+    with one_thread():
+        train(make().model_copy(update={"resume": str(tmp_path / "shared")}), tmp_path / "rest")
+        train(make(num_steps=2), tmp_path / "first")
+    run(make((SITES,) * 2, zero=3).model_copy(update={"resume": str(tmp_path / "first")}), tmp_path / "again")
+    assert_close(losses(tmp_path / "shared") + losses(tmp_path / "rest"), alone)
+    assert_close(losses(tmp_path / "first") + losses(tmp_path / "again"), alone)
+    assert export_to_hugging_face(tmp_path / "again", tmp_path / "exported") == 4

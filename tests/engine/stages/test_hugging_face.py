@@ -1,0 +1,197 @@
+"""Models of transformers in stages: loss and gradients of the whole, in every order, recomputed or not."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from farpipe.core.errors import InputError
+from farpipe.core.schedule.library import order
+from farpipe.engine.data.batches import Batch
+from farpipe.engine.executor.executor import Executor, stage_ranks
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
+from farpipe.engine.stages.self_check import (
+    NUM_LAYERS,
+    check_split,
+    gradients,
+    make_stages,
+    one_thread,
+    random_model,
+    reference_loss,
+    shrunk,
+)
+from farpipe.engine.stages.slices import StageSlice
+from farpipe.planning.plan.engine import UNCUT
+from in_process import run_ranks
+from small_models import placed_problem, relative_error
+from strategies import schedules
+
+NAMES = ("llama", "qwen3", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "olmo2", "phi")
+FLAT, VEE, ROUND = (0, 1), (0, 1, 1, 0), (0, 1, 0, 1)
+ORDERS = {"1f1b": FLAT, "zb-h1": FLAT, "zb-2p": FLAT, "wave": VEE, "interleaved": ROUND}
+NUM_MICROBATCHES = 4
+
+
+@cache
+def whole_and_loss(name):
+    """A small model of a type, its gradients in it, the batch that they are of, and the loss."""
+    torch.manual_seed(0)
+    whole = random_model(shrunk(AutoConfig.for_model(name)), torch.float64)
+    tokens = torch.randint(64, (NUM_MICROBATCHES, 2, 12))
+    batch = Batch(tokens, tokens.roll(-1, -1))
+    return whole, batch, reference_loss(whole, batch)
+
+
+def assert_equals_whole(name, schedule, recompute):
+    ranks = stage_ranks(schedule)
+    with one_thread():
+        whole, batch, expected = whole_and_loss(name)
+        stages = make_stages(whole, batch, recompute, len(ranks))
+
+        def work(peers):
+            mine = {stage: stages[stage] for stage, rank in enumerate(ranks) if rank == peers.rank}
+            Executor(schedule, mine, peers).run(0)
+
+        run_ranks(len(schedule.ranks), work)
+    assert abs(stages[-1].loss - expected) <= 1e-10 * expected
+    found = gradients(stages, whole)
+    for parameter, reference in whole.named_parameters():
+        if reference.grad is not None:
+            assert relative_error(found[parameter], reference.grad) <= 1e-10, parameter
+    assert all(stage.store.num_bytes == 0 for stage in stages)
+
+
+@pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", [*ORDERS])
+@pytest.mark.parametrize("name", NAMES)
+def test_stages_have_the_gradients_of_the_whole_in_every_order(name, method, recompute):
+    assert_equals_whole(name, order(method, placed_problem(ORDERS[method], NUM_MICROBATCHES)), recompute)
+
+
+@pytest.mark.slow
+@settings(max_examples=len(NAMES), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_valid_order_gives_the_gradients_of_the_whole(data):
+    problem = placed_problem(data.draw(st.sampled_from([FLAT, VEE, ROUND, (0, 1, 0)])), NUM_MICROBATCHES)
+    recompute = data.draw(st.sampled_from(["none", "full", "selective", "mlp", "core_attn mlp"]))
+    assert_equals_whole(data.draw(st.sampled_from(NAMES)), data.draw(schedules(problem)), recompute)
+
+
+def test_parameters_have_no_memory_until_they_are_filled_and_buffers_have_values():
+    config = shrunk(AutoConfig.for_model("gemma3_text"))
+    model = build(config, torch.float32)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert all(not buffer.is_meta for buffer in model.buffers())
+    assert not model.training, "no dropout: a backward may come any time"
+
+
+def test_a_slice_has_its_own_parameters_only_by_the_whole_models_names():
+    model = build(shrunk(AutoConfig.for_model("llama")), torch.float32)
+    module = HuggingFaceSlice(model, StageSlice(2, 4, False, False))
+    names = {name for name, _ in module.named_parameters()}
+    assert {name.split(".")[2] for name in names} == {"2", "3"}
+    assert "model.layers.2.self_attn.q_proj.weight" in names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2",
+        "gemma2",
+        "mistral",
+        "olmoe",
+        "phi3",
+        "gpt_neox",
+        "starcoder2",
+        "glm4_moe",
+        "gpt_oss",
+        "qwen3_next",
+        "smollm3",
+    ],
+)
+def test_further_classes_split_right(name):
+    check_split(AutoConfig.for_model(name))
+
+
+def test_a_model_of_few_layers_is_checked_with_as_many_as_others():
+    config = AutoConfig.for_model("qwen3", num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    assert shrunk(config).layer_types == ["full_attention"] * NUM_LAYERS
+    check_split(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("opt", "OPTForCausalLM: can't be cut into stages: expected one list of 6 layers right under its base model"),
+        ("bloom", "models of type 'bloom' can't be trained in stages: a small one, cut into three, breaks"),
+        ("falcon", "models of type 'falcon' can't be trained in stages: a small one, cut into three, breaks"),
+    ],
+)
+def test_classes_that_do_not_split_are_refused(name, message):
+    with pytest.raises(InputError, match=rf"{message}.*; use a class that can, or \[model\] module = "):
+        check_split(AutoConfig.for_model(name))
+    assert name in UNCUT
+
+
+def test_a_split_that_computes_something_else_is_refused(monkeypatch):
+    monkeypatch.setattr(HuggingFaceSlice, "forward", _slightly_off(HuggingFaceSlice.forward))
+    with pytest.raises(InputError, match=r"cut into three, has another .* than the whole"):
+        check_split(AutoConfig.for_model("llama"))
+
+
+def _slightly_off(forward):
+    return lambda self, x, **options: forward(self, x, **options) * 1.001
+
+
+def test_a_layer_that_keeps_a_state_between_microbatches_is_refused(monkeypatch):
+    forward = LlamaMLP.forward
+
+    def counting(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return forward(self, x) * (1 + 0.1 * self.calls)
+
+    monkeypatch.setattr(LlamaMLP, "forward", counting)
+    with pytest.raises(InputError, match=r"cut into three, has another .* than the whole"):
+        check_split(AutoConfig.for_model("llama"))
+
+
+def test_what_can_t_be_recomputed_by_itself_is_refused():
+    with pytest.raises(InputError, match="'layernorm' can't be recomputed by itself in a model of transformers; use"):
+        check_split(AutoConfig.for_model("llama"), "layernorm")
+    with pytest.raises(InputError, match="attention of Gemma2ForCausalLM is of kind 'eager'"):
+        check_split(AutoConfig.for_model("gemma2"), "selective")
+
+
+def test_encoders_are_refused():
+    with pytest.raises(InputError, match="transformers has no causal language model of type 'vit'"):
+        check_split(AutoConfig.for_model("vit"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "olmo2", "qwen3_moe", "phi3"])
+def test_documents_in_slices_and_packed_have_the_gradients_of_whole_ones(name):
+    check_split(AutoConfig.for_model(name), on_chunks=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gemma3_text", "data.packing: attention with sliding_window can't be trained on chunks"),
+        ("deepseek_v3", "attention with heads of unlike widths"),
+        ("gpt2", "more than one input by position can't be trained on chunks; leave data.packing out"),
+        (
+            "qwen3_next",
+            r"can't be trained on chunks \(data\.packing\): a small one, cut into three, has another gradient",
+        ),
+    ],
+)
+def test_attention_that_chunks_would_compute_wrongly_is_refused(name, message):
+    with pytest.raises(InputError, match=message):
+        check_split(AutoConfig.for_model(name), on_chunks=True)

@@ -1,5 +1,0 @@
-"""Settings of all tests in this folder."""
-
-from runtime.conftest import _one_thread_per_rank
-
-__all__ = ["_one_thread_per_rank"]
