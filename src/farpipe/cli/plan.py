@@ -59,7 +59,6 @@ class PlanOptions:
         bool | None,
         typer.Option(
             "--strategies/--no-strategies",
-            "--arms/--no-arms",
             help="Compare strategies (site sets, replicas, local steps) and changes that would help; default: yes.",
         ),
     ] = None
