@@ -295,37 +295,20 @@ def test_every_page_is_reachable_from_the_readme():
     assert {page.resolve() for page in ROOT.glob("docs/**/*.md")} <= seen
 
 
-GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
-NOT_USED = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", GLOSSARY.split("## Words that are not used")[1], re.MULTILINE)[1:]
-TELLS_OF_OLD_WORDS = ("docs/reference/glossary.md", "CHANGELOG.md")
-LOG = sorted(ROOT.glob("docs/log/20*.md"))
+MAX_WIDTH = 120
+"""Characters of a line of prose; code, tables and pictures may be wider."""
+WRAPPED = [page for page in PAGES if page.parent.name != "raw"]
 
 
-def test_there_are_words_that_are_not_used():
-    assert {"knee", "reckoned"} <= set(NOT_USED)
-
-
-@pytest.mark.parametrize("word", NOT_USED)
-def test_a_word_that_the_glossary_lists_as_not_used_is_not_used(word):
-    pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?!\w)".replace(r"\ ", r"\s+"), re.IGNORECASE)
-    texts = [page for page in PAGES if page_name(page) not in TELLS_OF_OLD_WORDS and page not in LOG]
-    texts += [*ROOT.glob("src/**/*.py"), *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("recipes/**/*.*")]
-    found = [page_name(path) for path in texts if pattern.search(path.read_text(encoding="utf-8"))]
-    assert not found, f"{word!r} is in {', '.join(found)}; see the glossary"
-
-
-@pytest.mark.parametrize("page", LOG, ids=page_name)
-def test_an_entry_of_the_log_is_a_headline_and_five_lines_in_a_day_of_its_month(page):
-    days = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert days == sorted(days, reverse=True)
-    assert {day[:7] for day in days} == {page.stem}
-    entries = re.findall(r"^- (.*?)(?=\n- |\n#|\Z)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    prose = [re.sub(r"^  [|].*$|^  - .*(\n    .*)*", "", entry, flags=re.MULTILINE).strip() for entry in entries]
-    assert not [text[:80] for text in prose if len(" ".join(text.split())) > FIVE_LINES]
-
-
-FIVE_LINES = 840
-"""Characters: five lines of 168, as wide as the log's are; tables and lists below an entry are not counted."""
+@pytest.mark.parametrize("page", WRAPPED, ids=page_name)
+def test_lines_of_prose_are_short(page):
+    prose = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    free = ("|", "![", "    ", "<!--", ":::")
+    assert not [
+        line
+        for line in prose
+        if len(line) > MAX_WIDTH and not (line.startswith("    ") or line.lstrip().startswith(free))
+    ]
 
 
 def test_the_navigation_has_every_page_but_for_raw_figures():
