@@ -46,9 +46,9 @@ def planned(path, folder):
     from farpipe.core.schedule.bounds import lower_bound_s
     from farpipe.core.simulate import simulate
     from farpipe.core.spec import load_job
-    from farpipe.planning.plan import Planner, make_plan
-    from farpipe.planning.plan.engine import within_engine
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner import Planner, make_plan
+    from farpipe.planning.planner.engine import within_engine
+    from farpipe.planning.planner.orders import find_order
 
     job, asked = load_job(path), str(path)
     plan = make_plan(job)

@@ -42,7 +42,7 @@ INSIDE = {
         "search": "",
         "workload": "cost search",
         "documents": "workload",
-        "plan": "cost search workload documents",
+        "planner": "cost search workload documents",
     },
 }
 """The same between the parts of a package."""
@@ -179,7 +179,7 @@ def test_importing_the_command_line_loads_nothing_heavy(heavy):
 @pytest.mark.parametrize(
     "modules",
     [
-        "farpipe.planning.plan, farpipe.core.simulate, farpipe.report, farpipe.planning.cost",
+        "farpipe.planning.planner, farpipe.core.simulate, farpipe.report, farpipe.planning.cost",
         "farpipe.engine.transport, farpipe.engine.transport.link_probe, farpipe.engine.transport.security.authority",
         "farpipe.engine.launch.run",
     ],

@@ -55,7 +55,7 @@ def measure(folder: Path) -> list[dict[str, Any]]:
     """The first plan; what is planned next after its run: the same job, a larger batch, other numbers of ranks."""
     from farpipe.core.spec import parse_job
     from farpipe.engine.launch.learned import learned_from, with_links
-    from farpipe.planning.plan import make_plan
+    from farpipe.planning.planner import make_plan
 
     job = parse_job(JOB.format(batch=16, pipeline=4))
     rows = [{"plan": "first, nothing learned"} | run(make_plan(job), folder / "first")]

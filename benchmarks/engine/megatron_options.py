@@ -24,7 +24,7 @@ import typing_extensions
 from farpipe.core.errors import FarpipeError
 from farpipe.core.spec import parse_job
 from farpipe.interop.megatron_flags import megatron_flags
-from farpipe.planning.plan import Plan, make_plan
+from farpipe.planning.planner import Plan, make_plan
 
 MODELS = ("llama-3.2-1b", "qwen2.5-7b", "gpt2", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
 DEGREES = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (4, 2, 1), (2, 1, 2), (4, 1, 2), (2, 2, 1))

@@ -93,8 +93,8 @@ def plan(asked: argparse.Namespace) -> Any:
     """A plan whose step is this benchmark's, over the link as it is at first."""
     from farpipe.core.spec import parse_job
     from farpipe.core.step import Link
-    from farpipe.planning.plan import make_plan
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner import make_plan
+    from farpipe.planning.planner.orders import find_order
 
     case = case_of(asked)
     link = Link(latency_s=case.latency_s, bandwidth_bytes_per_s=case.bytes_per_s)

@@ -15,7 +15,7 @@ from typing import Any
 
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Job, parse_job
-from farpipe.planning.plan import Plan, make_plan
+from farpipe.planning.planner import Plan, make_plan
 
 KM = (100, 300, 1000, 2000, 3000)
 BANDWIDTH = 400e9 / 8

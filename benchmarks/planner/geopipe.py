@@ -24,8 +24,8 @@ from typing import Any
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.simulate import simulate
 from farpipe.core.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
-from farpipe.planning.plan import Plan, make_plan
-from farpipe.planning.plan.bandwidth import link_bounds
+from farpipe.planning.planner import Plan, make_plan
+from farpipe.planning.planner.bandwidth import link_bounds
 
 S_PER_KM = 4.9e-6
 SEQUENCE_LENGTH, GLOBAL_BATCH = 4096, 64

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from benchmarks.shared.jobs import link_table, site_table
 from farpipe.core.spec import Job, parse_job
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 
 RECIPE: Final = Path(__file__).parents[2] / "recipes" / "llama_405b_two_sites.toml"
 MEASURED_S: Final = 25.36

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from farpipe.core.errors import FarpipeError
 from farpipe.core.spec import Job, Pins
-from farpipe.planning.plan import Plan, make_plan
-from farpipe.planning.plan.reference_points import ReferencePoint, load_points
-from farpipe.planning.plan.validation import predict
+from farpipe.planning.planner import Plan, make_plan
+from farpipe.planning.planner.reference_points import ReferencePoint, load_points
+from farpipe.planning.planner.validation import predict
 
 GROUPS: Final = ("mlperf-hopper", "mlperf-blackwell", "mlperf-amd", "bridge-dense")
 SOURCES: Final = {"mlperf": "MLPerf Training v4.1 to v5.1", "bridge": "Megatron-Bridge's performance pages"}

@@ -62,7 +62,7 @@ def measure(name: str) -> dict[str, Any]:
     """One line of the table; prints of this process are its result."""
     began_s = time.process_time()
     from farpipe.core.spec import parse_job
-    from farpipe.planning.plan import Planner, make_plan
+    from farpipe.planning.planner import Planner, make_plan
 
     job = parse_job(job_text(name))
     plan = make_plan(job)

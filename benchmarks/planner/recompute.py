@@ -9,7 +9,7 @@ from unittest import mock
 
 from benchmarks.shared.jobs import job_head, link_table
 from farpipe.core.spec import parse_job
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 
 JOBS = {
     "8B, 4 x A100-40GB": ("llama-3-8b", 8192, 64, [4], "a100-40gb", ""),
@@ -46,7 +46,7 @@ def main() -> None:
     """One line for each job."""
     for name in JOBS:
         step_s, cpu_s, modes = planned(name)
-        with mock.patch("farpipe.planning.plan.partition.every_mode", _few):
+        with mock.patch("farpipe.planning.planner.partition.every_mode", _few):
             few_s, few_cpu_s, few_modes = planned(name)
         line = {"job": name, "step_s": round(step_s, 4), "recompute": modes, "plan, CPU s": round(cpu_s, 2)}
         few = {"step_s": round(few_s, 4), "recompute": few_modes, "plan, CPU s": round(few_cpu_s, 2)}

@@ -57,7 +57,7 @@ def write_model(folder: Path, num_layers: int = 6, **sizes: int) -> Path:
 def plan_of(folder: Path, shares: str, shape: tuple[int, int, int], method: str = "1f1b", training: str = "") -> Any:
     """Plan of a training on `shape`, (global batch, microbatch, tokens), of the model that is in ``folder/model``."""
     from farpipe.core.spec import parse_job
-    from farpipe.planning.plan import make_plan
+    from farpipe.planning.planner import make_plan
 
     text = folder / "text.txt"
     text.write_text("many hands make light work, and many sites a long way. " * 2000)

@@ -73,7 +73,7 @@ def main() -> None:
 def plan_of(loss: float, method: str) -> Any:
     from farpipe.core.spec import parse_job
     from farpipe.planning.cost import MeasuredPart, completed_profile
-    from farpipe.planning.plan.find_plans import make_plan
+    from farpipe.planning.planner.find_plans import make_plan
 
     ends = MeasuredPart(1e-4, 1e-4)
     measured = {"layer": MeasuredPart(0.01, 0.02), "embedding": ends, "head": ends}

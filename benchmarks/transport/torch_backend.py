@@ -182,7 +182,7 @@ def problem_of(case: Case) -> Any:
 def plan_of(case: Case) -> Any:
     """A plan whose step is this case's."""
     from farpipe.core.spec import parse_job
-    from farpipe.planning.plan import make_plan
+    from farpipe.planning.planner import make_plan
 
     facts = {"latency_ms": case.latency_s * 1e3, "mbit_per_s": case.bytes_per_s * 8e-6}
     model = 'name = "small"\nnum_layers = 2\nhidden = 256\nnum_heads = 8\nffn_hidden = 1024\nvocab_size = 2048'

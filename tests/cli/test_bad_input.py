@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import job, site
+from farpipe.planning.planner import make_plan
+from planning.planner.jobs import job, site
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 JOB = RECIPES / "two_sites.toml"

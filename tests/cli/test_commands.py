@@ -11,8 +11,8 @@ from farpipe.core.schedule import check
 from farpipe.core.schedule.library import ORDERS
 from farpipe.core.simulate import Timeline
 from farpipe.core.step import Problem, Schedule
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.find_plans import FoundPlans
+from farpipe.planning.planner import Plan
+from farpipe.planning.planner.find_plans import FoundPlans
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = Path(__file__).parents[2] / "recipes"

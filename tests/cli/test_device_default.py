@@ -7,7 +7,7 @@ import torch
 
 from farpipe.core.spec import parse_job
 from farpipe.engine.launch.spec_of_plan import run_spec_of
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from job_files import SMALL_MODEL, cluster_text
 
 TRAINING = '\n[training]\nsequence_length = 32\nglobal_batch = 4\nnum_steps = 2\nprecision = "fp32"\n'

@@ -8,7 +8,7 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
 from farpipe.interop.log_sizes import sizes_in
 from farpipe.interop.logs import read_log_of
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from interop.test_logs import megatron
 from job_files import EIGHT_LAYERS
 

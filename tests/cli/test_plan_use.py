@@ -17,7 +17,7 @@ from farpipe.core.spec import parse_job, preset_model
 from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.torchtitan_config import torchtitan_config
 from farpipe.planning.cost.chunk_profile import ChunkProfile
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from job_files import cluster_text
 
 GPT = """
@@ -187,7 +187,7 @@ def test_an_earlier_plan_is_kept_and_another_file_is_not_touched(tmp_path, pipel
 
 
 def test_a_file_that_is_no_plan_is_refused_before_anything_is_planned(tmp_path, monkeypatch):
-    monkeypatch.setattr("farpipe.planning.plan.refine", lambda *_, **__: pytest.fail("it was planned first"))
+    monkeypatch.setattr("farpipe.planning.planner.refine", lambda *_, **__: pytest.fail("it was planned first"))
     other = tmp_path / "notes.json"
     other.write_text("{}")
     job = Path(__file__).parents[2] / "recipes" / "two_sites.toml"

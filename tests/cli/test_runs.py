@@ -12,7 +12,7 @@ from farpipe.core.spec import load_job
 from farpipe.engine.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, summarise
 from farpipe.engine.launch.directory import write_inputs
 from farpipe.engine.launch.spec_of_plan import run_spec_of
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_STEPS = 8

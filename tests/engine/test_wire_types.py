@@ -7,7 +7,7 @@ from farpipe.engine.executor.wire_types import WIRE_TYPES, NarrowMessenger, Roun
 from farpipe.engine.launch.spec_of_plan import run_spec_of
 from farpipe.engine.transport import Tag
 from farpipe.planning.cost.transfer import wire_bytes
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from in_process import run_ranks
 from job_files import cluster_text
 from small_models import LLAMA

@@ -14,8 +14,8 @@ from farpipe.interop.files import draft_of_devices, read_draft
 from farpipe.interop.hugging_face import preset_of
 from farpipe.interop.torchtitan import read_saved_torchtitan, read_torchtitan
 from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import device, job, site
+from farpipe.planning.planner import make_plan
+from planning.planner.jobs import device, job, site
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,

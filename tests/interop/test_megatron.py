@@ -18,8 +18,8 @@ from farpipe.interop.megatron import (
 )
 from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.nemo_config import nemo_config
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import both_ways, device, job, site
+from farpipe.planning.planner import make_plan
+from planning.planner.jobs import both_ways, device, job, site
 
 SCRIPT = """\
 #!/bin/bash

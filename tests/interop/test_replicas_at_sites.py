@@ -5,9 +5,9 @@ import pytest
 from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.nemo_config import nemo_config
 from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import TRAINING
-from planning.plan.test_replicas_across import across
+from farpipe.planning.planner import make_plan
+from planning.planner.jobs import TRAINING
+from planning.planner.test_replicas_across import across
 
 INSTANCES = "--num-distributed-optimizer-instances 2"
 

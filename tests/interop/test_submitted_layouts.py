@@ -7,7 +7,7 @@ import pytest
 
 from farpipe.core.spec import parse_job
 from farpipe.interop.megatron import read_script_of_megatron
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 
 OPTIONS = """\
 --nnodes 64 --nproc-per-node 8 --num-layers 126 --hidden-size 16384 --num-attention-heads 128 --ffn-hidden-size 53248

@@ -9,8 +9,8 @@ import pytest
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Training
 from farpipe.interop.torchtitan_config import torchtitan_config
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import device, job, site
+from farpipe.planning.planner import make_plan
+from planning.planner.jobs import device, job, site
 
 RATES = device().model_copy(update={"peak_flops": {"bf16": 312e12, "fp16": 312e12, "fp32": 20e12}})
 

@@ -11,7 +11,7 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
 from farpipe.interop.trace_files import is_trace, of_one_rank, read_all, read_traces
 from farpipe.interop.traces import profile_of
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 
 JOB = """
 [model]

@@ -1,7 +1,7 @@
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import job
+from farpipe.planning.planner import make_plan
+from planning.planner.jobs import job
 from report.steps import two_sites
 
 

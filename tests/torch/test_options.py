@@ -6,7 +6,7 @@ import pytest
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from farpipe.torch import Options
 
 CLUSTER = """

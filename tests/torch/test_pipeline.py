@@ -9,7 +9,7 @@ import pytest
 from farpipe.cli.runs import load_run
 from farpipe.core.spec import parse_job
 from farpipe.engine.launch.learned import learned_from
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from job_files import OF_A_LOOP, cluster_text
 from torch_processes import LIMIT_S, run_ranks, run_well
 

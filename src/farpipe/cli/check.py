@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farpipe.core.spec import Job
     from farpipe.interop.comparison import Comparison
     from farpipe.interop.step_log import StepLog
-    from farpipe.planning.plan import Plan
+    from farpipe.planning.planner import Plan
     from farpipe.report.views import RunReport
 
 
@@ -151,7 +151,7 @@ def _guess(plan: "Plan") -> tuple[str, ...]:
 
 def table_of(comparison: "Comparison") -> "TableView":
     """Measured, predicted, seconds by kind, suspects and notes."""
-    from farpipe.planning.plan.derivation import part_name
+    from farpipe.planning.planner.derivation import part_name
 
     measured, expected = comparison.measured, comparison.plan.prediction
     spread = f"median of {measured.num_steps} steps, +- {measured.spread:.1%}"

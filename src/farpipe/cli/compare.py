@@ -17,8 +17,8 @@ from farpipe.report.tables import to_rich
 if TYPE_CHECKING:
     from farpipe.core.simulate import Timeline
     from farpipe.core.step import Problem, Schedule
-    from farpipe.planning.plan import Plan
-    from farpipe.planning.plan.orders import Outcome
+    from farpipe.planning.planner import Plan
+    from farpipe.planning.planner.orders import Outcome
     from farpipe.report.summary import ComparisonRow
 
     Played = list[tuple[Outcome, Timeline | None]]
@@ -97,7 +97,7 @@ def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") 
 
 def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
     """`names` without repetitions; UsageError for one that nobody knows, or for seconds that no search would use."""
-    from farpipe.planning.plan.orders import expect_known
+    from farpipe.planning.planner.orders import expect_known
     from farpipe.planning.search import SEARCHES
 
     for name in names:
@@ -118,7 +118,7 @@ def _all_methods(problem: "Problem", search_s: float | None) -> list[str]:
 def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "tuple[list[Outcome], float]":
     """Outcome of every method, the fastest first, and the highest lower bound that anything proved."""
     from farpipe.core.schedule.bounds import lower_bound_s
-    from farpipe.planning.plan.orders import Outcome, find_order, try_orders
+    from farpipe.planning.planner.orders import Outcome, find_order, try_orders
     from farpipe.planning.search import SEARCHES
 
     outcomes = try_orders(problem, [name for name in names if name not in SEARCHES])
@@ -137,7 +137,7 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
 
 def _with_own(problem: "Problem", own: "Schedule", outcomes: "list[Outcome]") -> "list[Outcome]":
     """The plan's own schedule, which a search has found, among the others."""
-    from farpipe.planning.plan.orders import Outcome
+    from farpipe.planning.planner.orders import Outcome
 
     return sorted([*outcomes, Outcome.played(own.method, problem, own)], key=_makespan_s)
 

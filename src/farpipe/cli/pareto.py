@@ -12,7 +12,7 @@ from farpipe.core.strict import nearest
 from farpipe.report.tables import to_rich
 
 if TYPE_CHECKING:
-    from farpipe.planning.plan.objective import Objective
+    from farpipe.planning.planner.objective import Objective
 
 FORMAT: Final = "farpipe/pareto/1"
 
@@ -26,9 +26,9 @@ def pareto(
 ) -> None:
     """Show the layouts that no other beats in one objective without losing in another."""
     from farpipe.core.spec import load_job
-    from farpipe.planning.plan import objective
-    from farpipe.planning.plan.candidates import left_out_note
-    from farpipe.planning.plan.planner import Planner
+    from farpipe.planning.planner import objective
+    from farpipe.planning.planner.candidates import left_out_note
+    from farpipe.planning.planner.planner import Planner
     from farpipe.report.plan_tables import front_data, front_table
 
     names, spec = _objectives(objectives), load_job(job)
@@ -48,7 +48,7 @@ def pareto(
 
 
 def _objectives(text: str) -> "tuple[Objective, ...]":
-    from farpipe.planning.plan.objective import OBJECTIVES
+    from farpipe.planning.planner.objective import OBJECTIVES
 
     names = [name.strip() for name in text.split(",")]
     for name in names:

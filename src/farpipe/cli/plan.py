@@ -16,9 +16,9 @@ from farpipe.core.units import COUNTS, format_seconds, parse
 if TYPE_CHECKING:
     from farpipe.core.spec import Job
     from farpipe.planning.cost import JobCosts
-    from farpipe.planning.plan import Plan
-    from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices
-    from farpipe.planning.plan.objective import Objective
+    from farpipe.planning.planner import Plan
+    from farpipe.planning.planner.find_plans import FoundPlans, MeasuredDevices
+    from farpipe.planning.planner.objective import Objective
 
 MAX_TOKENS: Final = 1e21
 
@@ -158,7 +158,7 @@ def _show(found: "Plan", costs: "JobCosts", options: PlanOptions) -> None:
 
 
 def _refined(found: "Plan", search_s: float) -> "Plan":
-    from farpipe.planning.plan import refine
+    from farpipe.planning.planner import refine
 
     if not search_s:
         return found
@@ -175,8 +175,8 @@ def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
 
 def _pinned_by(objective: "Objective", job: "Job", profiles: "MeasuredDevices") -> "Job":
     """The job pinned to the layout that is best for `objective` by estimates; the job itself for step time."""
-    from farpipe.planning.plan.objective import choose, options, pinned_to
-    from farpipe.planning.plan.planner import Planner
+    from farpipe.planning.planner.objective import choose, options, pinned_to
+    from farpipe.planning.planner.planner import Planner
 
     return job if objective == "time" else pinned_to(job, choose(options(Planner(profiles), job), objective))
 
@@ -247,8 +247,8 @@ def _write(output: Path, best: "Plan", *others: "Plan") -> str:
 
 def _print_as_json(plan: "Plan", searched_s: float) -> None:
     """The plan with what others check it by: the search's seconds, money, and whether the engine can run it."""
-    from farpipe.planning.plan.engine import plan_obstacle
-    from farpipe.planning.plan.quote import money_data
+    from farpipe.planning.planner.engine import plan_obstacle
+    from farpipe.planning.planner.quote import money_data
 
     figures = {"step_s": plan.prediction.step_s, "tokens_per_s": plan.prediction.tokens_per_s}
     figures |= plan.prediction.spread.to_figures() if plan.prediction.spread else {}

@@ -10,8 +10,8 @@ from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import parse_json, read_text
 from farpipe.planning.cost import Profile
 from farpipe.planning.cost.chunk_profile import ChunkProfile
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
+from farpipe.planning.planner import Plan
+from farpipe.planning.planner.find_plans import FoundPlans, MeasuredDevices, find_plans
 
 
 def plan_of(job: Job, path: Path, profiles: MeasuredDevices = ()) -> Plan:

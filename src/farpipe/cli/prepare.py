@@ -13,7 +13,7 @@ from farpipe.core.strict import write_text
 if TYPE_CHECKING:
     from farpipe.engine.launch.machines import Machine
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning.planner import Plan
 
 HOSTFILE_NAME = "hostfile"
 

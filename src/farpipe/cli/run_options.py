@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farpipe.engine.launch.directory import RunPlace
     from farpipe.engine.run_spec import DeviceKind, RunSpec
     from farpipe.planning.cost.chunks import ChunkCosts
-    from farpipe.planning.plan import Plan
+    from farpipe.planning.planner import Plan
 
 TCP_NOTE = (
     "note: the plan assumes NVLink and InfiniBand inside a site; farpipe's engine sends everything over TCP from the "
@@ -64,7 +64,7 @@ class RunOptions:
 
         `computes_here`: InputError where this machine has not the device.
         """
-        from farpipe.planning.plan.orders import expect_known
+        from farpipe.planning.planner.orders import expect_known
 
         if self.method is not None:
             expect_known(self.method)
@@ -102,7 +102,7 @@ class RunOptions:
         """The RunSpec of `plan`; `settings` are further fields of it."""
         from farpipe.core.spec.training import ReplanSettings
         from farpipe.engine.launch.spec_of_plan import run_spec_of
-        from farpipe.planning.plan.engine import groups_documents
+        from farpipe.planning.planner.engine import groups_documents
 
         timeout_s = self.timeout_s or max(60.0, 10 * plan.prediction.step_s)
         return run_spec_of(
@@ -118,8 +118,8 @@ class RunOptions:
         )
 
     def _plan_of_file(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
-        from farpipe.planning.plan import Plan
-        from farpipe.planning.plan.find_plans import reorder
+        from farpipe.planning.planner import Plan
+        from farpipe.planning.planner.find_plans import reorder
 
         plan = Plan.load(self.job)
         if self.profile:
@@ -142,7 +142,7 @@ class RunOptions:
 
     def _within_engine(self, job: "Job") -> "Job":
         """The job with `--method`, pinned to what the engine can run, which is said: `farpipe plan` doesn't pin it."""
-        from farpipe.planning.plan.engine import within_engine
+        from farpipe.planning.planner.engine import within_engine
 
         runnable, note = within_engine(job)
         if note:

@@ -21,7 +21,7 @@ from farpipe.engine.figures.metrics import (
 )
 from farpipe.engine.launch.directory import how_it_ended
 from farpipe.engine.run_spec import RunSpec
-from farpipe.planning.plan import Plan
+from farpipe.planning.planner import Plan
 from farpipe.planning.workload import StepPlan
 from farpipe.report.page import write_report
 from farpipe.report.plan_tables import trust_note

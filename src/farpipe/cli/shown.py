@@ -22,12 +22,12 @@ from farpipe.core.units import (
 from farpipe.planning.cost import JobCosts, PartTimes, Profile, causal_share, step_flops
 from farpipe.planning.cost.profile import hidden_by_noise
 from farpipe.planning.cost.speed import peak_flops_per_s
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.changes import WORTH_LISTING
-from farpipe.planning.plan.derivation import costs_of
-from farpipe.planning.plan.engine import plan_obstacle
-from farpipe.planning.plan.plan import Change
-from farpipe.planning.plan.quote import money_data
+from farpipe.planning.planner import Plan
+from farpipe.planning.planner.changes import WORTH_LISTING
+from farpipe.planning.planner.derivation import costs_of
+from farpipe.planning.planner.engine import plan_obstacle
+from farpipe.planning.planner.plan import Change
+from farpipe.planning.planner.quote import money_data
 from farpipe.report.plan_tables import bottleneck, derivation_tables, only_by_export, plan_tables
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.report.views import RunReport, RunView

@@ -13,8 +13,8 @@ from farpipe.core.units import format_seconds
 
 if TYPE_CHECKING:
     from farpipe.core.step import Problem, Schedule
-    from farpipe.planning.plan import Plan
-    from farpipe.planning.plan.plan import Spread
+    from farpipe.planning.planner import Plan
+    from farpipe.planning.planner.plan import Spread
     from farpipe.report.views import RunView
 
 
@@ -37,7 +37,7 @@ def simulate(options: SimulateOptions) -> None:
     from farpipe.core.schedule import check
     from farpipe.core.simulate import data_with_slack
     from farpipe.core.step import Schedule
-    from farpipe.planning.plan.step_samples import spread_of
+    from farpipe.planning.planner.step_samples import spread_of
 
     check_picture(options.plot, kinds=(".svg",))
     check_folder(options.trace, options.plot, options.html, keeping=(options.plan, options.schedule))

@@ -15,7 +15,7 @@ from farpipe.core.errors import DivergedError, InputError, RunError, RunInterrup
 if TYPE_CHECKING:
     from farpipe.core.step import LightPaths
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning.planner import Plan
 
 
 @with_groups

@@ -15,7 +15,7 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Compare the cost model and the simulator with published and measured step times."""
-    from farpipe.planning.plan.validation import validate as compare_points
+    from farpipe.planning.planner.validation import validate as compare_points
 
     with status("simulating the reference points"):
         report = compare_points(points)

@@ -15,9 +15,9 @@ from farpipe.interop.step_log import StepLog
 from farpipe.interop.trace_files import Trace, of_one_rank
 from farpipe.interop.traced_steps import timeline_of
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.plan import Plan, make_plan
-from farpipe.planning.plan.derivation import parts_of_step
-from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
+from farpipe.planning.planner import Plan, make_plan
+from farpipe.planning.planner.derivation import parts_of_step
+from farpipe.planning.planner.find_plans import FoundPlans, MeasuredDevices, find_plans
 
 _MORE_MEMORY: Final = 16.0
 """Factor on the devices' memory with which a training is predicted that ran, but would not fit by the model."""

@@ -12,7 +12,7 @@ import numpy as np
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.step import site_of
 from farpipe.core.units import format_seconds
-from farpipe.planning.plan import Plan
+from farpipe.planning.planner import Plan
 from farpipe.report.axis import shorten
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.report.gantt_frame import GanttFrame, Panel, choose_frame, extent

@@ -14,11 +14,11 @@ from farpipe.core.units import (
     format_seconds,
 )
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.derivation import DerivedQuantity, stage_lines, step_lines
-from farpipe.planning.plan.objective import Objective, is_known
-from farpipe.planning.plan.plan import Change, CostClass, Strategy
-from farpipe.planning.plan.quote import Quote
+from farpipe.planning.planner import Plan
+from farpipe.planning.planner.derivation import DerivedQuantity, stage_lines, step_lines
+from farpipe.planning.planner.objective import Objective, is_known
+from farpipe.planning.planner.plan import Change, CostClass, Strategy
+from farpipe.planning.planner.quote import Quote
 from farpipe.report.tables import TableView
 
 COST_WORDS: Final[dict[CostClass, str]] = {

@@ -3,9 +3,9 @@ import pytest
 from farpipe.core.errors import InfeasibleError, InputError, ScheduleError, UsersCodeError
 from farpipe.core.schedule.library import order
 from farpipe.core.step import Problem, Rank, Schedule, Stage
-from farpipe.planning.plan import make_plan
-from farpipe.planning.plan.orders import find_order, try_orders
-from planning.plan.jobs import job
+from farpipe.planning.planner import make_plan
+from farpipe.planning.planner.orders import find_order, try_orders
+from planning.planner.jobs import job
 
 SOURCE = """
 from farpipe.core.errors import InputError

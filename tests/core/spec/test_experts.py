@@ -6,7 +6,7 @@ from farpipe.core.catalog import model_row
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.spec import Model, parse_job, preset_model
 from farpipe.core.spec.hugging_face import model_fields
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from job_files import added
 
 MIXTRAL = """

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from farpipe.core.errors import InputError
 from farpipe.core.spec import load_job, load_table, parse_job
 from farpipe.core.spec.cluster import windowed_rate
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from job_files import sites_text
 
 HEAD = """

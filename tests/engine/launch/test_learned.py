@@ -12,7 +12,7 @@ from farpipe.core.spec import parse_job
 from farpipe.engine.launch.directory import write_inputs
 from farpipe.engine.launch.learned import learned_from, with_links
 from farpipe.planning.cost import JobCosts, MeasuredPart, completed_profile, step_cost
-from farpipe.planning.plan import make_plan
+from farpipe.planning.planner import make_plan
 from job_files import cluster_text
 
 JOB = f"""

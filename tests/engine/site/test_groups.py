@@ -13,8 +13,8 @@ from farpipe.core.spec import load_job
 from farpipe.engine.launch.run import run
 from farpipe.engine.launch.spec_of_plan import run_spec_of
 from farpipe.planning.cost.chunk_laws import Laws
-from farpipe.planning.plan.engine import plan_obstacle
-from farpipe.planning.plan.find_plans import find_plans
+from farpipe.planning.planner.engine import plan_obstacle
+from farpipe.planning.planner.find_plans import find_plans
 from site_processes import run_processes
 from trainings import metrics
 

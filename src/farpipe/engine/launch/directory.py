@@ -30,7 +30,7 @@ from farpipe.engine.figures.metrics import (
 
 if TYPE_CHECKING:
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning.planner import Plan
 
 JOB_NAME: Final = "job.toml"
 LOGS_NAME: Final = "logs"
