@@ -43,6 +43,7 @@ INSIDE = {
         "workload": "cost search",
         "documents": "workload",
         "planner": "cost search workload documents",
+        "explain": "cost search workload documents planner",
     },
 }
 """The same between the parts of a package."""

@@ -8,8 +8,8 @@ import time
 from unittest import mock
 
 from benchmarks.shared.jobs import job_head, link_table
+from farpipe import planning
 from farpipe.core.spec import parse_job
-from farpipe.planning.planner import make_plan
 
 JOBS = {
     "8B, 4 x A100-40GB": ("llama-3-8b", 8192, 64, [4], "a100-40gb", ""),
@@ -36,9 +36,9 @@ def job_text(name: str) -> str:
 def planned(name: str) -> tuple[float, float, list[str]]:
     """Seconds of the step, CPU seconds of the second plan, and what its stages recompute."""
     job = parse_job(job_text(name))
-    make_plan(job)
+    planning.plan(job)
     began_s = time.process_time()
-    plan = make_plan(job)
+    plan = planning.plan(job)
     return plan.prediction.step_s, time.process_time() - began_s, sorted(set(plan.recompute))
 
 

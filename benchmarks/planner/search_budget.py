@@ -17,8 +17,8 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.shared.jobs import job_head, link_table, site_table
+from farpipe import planning
 from farpipe.core.spec import Job, parse_job
-from farpipe.planning.planner import make_plan
 
 SAME = 1e-6
 """Relative difference of two steps that counts as none."""
@@ -44,7 +44,7 @@ def measure(job: Job, works: list[float]) -> dict[str, list[float]]:
     for work in works:
         with mock.patch.object(sys.modules["farpipe.planning.planner.search"], "MAX_WORK", work):
             began_s = time.process_time()
-            found["step, s"].append(round(make_plan(job).prediction.step_s, 5))
+            found["step, s"].append(round(planning.plan(job).prediction.step_s, 5))
             found["CPU s"].append(round(time.process_time() - began_s, 2))
     return found
 

@@ -17,7 +17,7 @@ from farpipe.report.tables import to_rich
 if TYPE_CHECKING:
     from farpipe.core.simulate import Timeline
     from farpipe.core.step import Problem, Schedule
-    from farpipe.planning.planner import Plan
+    from farpipe.planning import Plan, PlanDocument
     from farpipe.planning.planner.orders import Outcome
     from farpipe.report.summary import ComparisonRow
 
@@ -50,13 +50,14 @@ class CompareOptions:
 @with_groups
 def compare(options: CompareOptions) -> None:
     """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links."""
-    from farpipe.cli.planned import load_step
+    from farpipe.cli.planned import load_explained
     from farpipe.report.summary import obstacles
 
     check_picture(options.plot, kinds=(".svg",))
     check_folder(options.plot, keeping=(options.step,))
     named = _named(options.method, options.search_s) if options.method else None
-    problem, own, plan = load_step(options.step)
+    problem, own, document = load_explained(options.step)
+    plan = document.plan if document else None
     names = named or _all_methods(problem, options.search_s)
     outcomes, bound_s = _outcomes(problem, names, DEFAULT_SEARCH_S if options.search_s is None else options.search_s)
     if own is not None and not named and own.method not in names:
@@ -75,24 +76,24 @@ def compare(options: CompareOptions) -> None:
     if not usable:
         raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
     if not options.as_json:
-        _show(rows, bound_s, plan)
+        _show(rows, bound_s, document)
 
 
 def _guess(plan: "Plan | None") -> dict[str, Any]:
     return plan.job.model.guess_data if plan is not None else {}
 
 
-def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") -> None:
+def _show(rows: "Sequence[ComparisonRow]", bound_s: float, document: "PlanDocument | None") -> None:
     from farpipe.report.plan_tables import trust_note
     from farpipe.report.summary import comparison_view
 
     out = console()
     out.print(to_rich(comparison_view(rows)))
     out.print(f"lower bound of every schedule: {format_seconds(bound_s)}; gap: (makespan - bound) / bound")
-    if plan is not None and plan.prediction.overhead_s:
-        out.print(f"optimizer and clipping: {format_seconds(plan.prediction.overhead_s)} per step, included")
-    if plan is not None and plan.is_rough:
-        out.print(trust_note(plan))
+    if document is not None and document.plan.prediction.overhead_s:
+        out.print(f"optimizer and clipping: {format_seconds(document.plan.prediction.overhead_s)} per step, included")
+    if document is not None and document.explanation.is_rough:
+        out.print(trust_note(document))
 
 
 def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:

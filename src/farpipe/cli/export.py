@@ -17,7 +17,7 @@ from farpipe.core.units import counted
 
 if TYPE_CHECKING:
     from farpipe.core.step import Schedule
-    from farpipe.planning.planner import Plan
+    from farpipe.planning import Plan
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _exported(source: Path, form: str) -> str:
         raise InputError(f"{source}: a job has no schedule yet; plan it, and export the plan that this writes")
     from farpipe.core.schedule.torch_csv import to_torch_csv
     from farpipe.engine.figures.metrics import PLAN_NAME
-    from farpipe.planning.planner import Plan
+    from farpipe.planning import Plan
 
     if form == "torch-csv":
         return to_torch_csv(load_schedule(source))
@@ -134,7 +134,7 @@ def load_schedule(path: Path) -> "Schedule":
     from farpipe.core.step import Schedule
     from farpipe.engine.figures.metrics import PLAN_NAME, RUN_NAME
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.planner import Plan
+    from farpipe.planning import Plan
 
     if path.is_dir():
         found = [path / name for name in (RUN_NAME, PLAN_NAME) if (path / name).exists()]

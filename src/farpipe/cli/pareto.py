@@ -28,7 +28,7 @@ def pareto(
     from farpipe.core.spec import load_job
     from farpipe.planning.planner import objective
     from farpipe.planning.planner.candidates import left_out_note
-    from farpipe.planning.planner.planner import Planner
+    from farpipe.planning.planner.quotes import Planner
     from farpipe.report.plan_tables import front_data, front_table
 
     names, spec = _objectives(objectives), load_job(job)

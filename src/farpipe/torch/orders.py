@@ -16,7 +16,7 @@ from farpipe.core.schedule import check
 from farpipe.core.step import Problem, Rank, Schedule, Stage
 from farpipe.core.strict import parse_json
 from farpipe.engine.transport import Transport
-from farpipe.planning.planner import Plan
+from farpipe.planning import Plan
 from farpipe.planning.planner.orders import V_ORDERS, find_order
 from farpipe.torch.order_changes import is_first, shared_mesh
 

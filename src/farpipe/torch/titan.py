@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from farpipe.core.errors import InputError
 from farpipe.engine.stages.deferred import WeightGradStore, defer
-from farpipe.planning.planner import Plan
+from farpipe.planning import Plan
 from farpipe.planning.planner.orders import V_ORDERS
 from farpipe.torch.pipeline import Pipeline
 from farpipe.torch.versions import expect_tested

@@ -1,8 +1,10 @@
 """Small jobs for the planner's tests."""
 
+from farpipe import planning
 from farpipe.core.spec import Cluster, Device, Job, LocalLink, Model, Pins, Site, SiteLink, Training
 from farpipe.planning.cost.chunk_profile import ChunkProfile
 from farpipe.planning.cost.profile import model_shape
+from farpipe.planning.explain import explained
 
 MODEL = Model(name="small", num_layers=8, hidden=1024, num_heads=16, num_kv_heads=4, ffn_hidden=4096, vocab_size=32000)
 TRAINING = Training(sequence_length=1024, global_batch=16, precision="bf16", zero1=False, sequence_parallel=False)
@@ -53,3 +55,13 @@ def measured_chunks(request):
     of = {"device": request.cluster.sites[0].device.name, "shape": model_shape(request.model), "errors": {}}
     asked = {"precision": request.training.precision, "longest": request.training.sequence_length}
     return ChunkProfile(**of, **asked, **sizes, embedding=part, layer=part, head=part)
+
+
+def planned(asked, profiles=()):
+    """The plan of a job with its explanation."""
+    return explained(planning.find(asked, profiles)[0])
+
+
+def why(asked, profiles=()):
+    """The explanation of a job's plan."""
+    return planned(asked, profiles).explanation

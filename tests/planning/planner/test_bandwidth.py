@@ -4,15 +4,16 @@ import math
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from farpipe.core.units import format_seconds
 from farpipe.planning.cost import JobCosts, step_cost
-from farpipe.planning.planner import limits, make_plan
+from farpipe.planning.explain import limits
 from farpipe.planning.planner.bandwidth import link_bounds, link_bytes, with_bandwidth
 from farpipe.planning.planner.orders import try_quickly
-from planning.planner.jobs import both_ways, job, site
+from planning.planner.jobs import both_ways, job, planned, site, why
 
 
 def two_sites(gbit_per_s, latency_s=0.002, loss=0.0, **pins):
@@ -21,7 +22,7 @@ def two_sites(gbit_per_s, latency_s=0.002, loss=0.0, **pins):
 
 
 def pinned_plan(gbit_per_s):
-    return make_plan(two_sites(gbit_per_s, pipeline=4, num_microbatches=16, virtual=1, schedule="geopipe"))
+    return planning.plan(two_sites(gbit_per_s, pipeline=4, num_microbatches=16, virtual=1, schedule="geopipe"))
 
 
 def test_the_wall_goes_exactly_where_it_says():
@@ -68,35 +69,36 @@ def test_only_links_between_sites_are_changed():
 def test_the_same_bandwidth_is_the_same_step(pins, loss, monkeypatch):
     """Of staggered replicas and over links that lose packets, too: then it is the mean step of the plan."""
     monkeypatch.setattr(limits, "BANDWIDTH_FACTORS", {1.0: "the same"})
-    plan = make_plan(two_sites(1.0, loss=loss, **pins))
-    expected = f"the same -> {format_seconds(plan.prediction.step_s)} (0.0 %)."
-    assert any(line.endswith(expected) for line in plan.advice)
+    document = planned(two_sites(1.0, loss=loss, **pins))
+    expected = f"the same -> {format_seconds(document.plan.prediction.step_s)} (0.0 %)."
+    assert any(line.endswith(expected) for line in document.explanation.advice)
 
 
 @pytest.mark.parametrize(("pins", "loss"), [({"replicas": "across"}, 0.0), ({"pipeline": 4}, 0.01)])
 def test_what_bandwidth_is_worth_is_what_a_plan_over_such_a_link_takes(pins, loss):
     """Exchanges of replicas and messages over a link that loses packets state their own times."""
-    plan, half = (make_plan(two_sites(gbit, loss=loss, schedule="1f1b", **pins)) for gbit in (0.2, 0.1))
-    line = next(line for line in plan.advice if "without replanning: half" in line)
-    assert f"half -> {format_seconds(half.prediction.step_s)} (+" in line
+    now, half = (planned(two_sites(gbit, loss=loss, schedule="1f1b", **pins)) for gbit in (0.2, 0.1))
+    line = next(line for line in now.explanation.advice if "without replanning: half" in line)
+    assert f"half -> {format_seconds(half.plan.prediction.step_s)} (+" in line
 
 
 def test_replicas_are_limited_by_the_bandwidth_that_their_exchange_takes():
-    assert make_plan(two_sites(0.1, replicas="across")).limited_by.startswith("bandwidth of")
+    assert why(two_sites(0.1, replicas="across")).limited_by.startswith("bandwidth of")
 
 
 def test_the_plan_tells_what_bandwidth_is_worth():
-    plan = pinned_plan(1.0)
-    line = next(line for line in plan.advice if "without replanning: half" in line)
+    asked = two_sites(1.0, pipeline=4, num_microbatches=16, virtual=1, schedule="geopipe")
+    line = next(line for line in why(asked).advice if "without replanning: half" in line)
     assert "double" in line
     assert "unlimited" in line
-    assert not any("bandwidth" in line for line in make_plan(job([site("a")], pipeline=2)).advice)
+    assert not any("bandwidth" in line for line in why(job([site("a")], pipeline=2)).advice)
 
 
 def test_replicas_take_turns_where_that_is_faster_and_the_plan_says_so():
-    plan = make_plan(two_sites(2.0, 0.01, data=2, pipeline=2, num_microbatches=8, schedule="1f1b"))
+    document = planned(two_sites(2.0, 0.01, data=2, pipeline=2, num_microbatches=8, schedule="1f1b"))
+    plan, said = document.plan, document.explanation.advice
     assert {link.num_staggered for name, link in plan.problem.links.items() if ":" not in name} == {2}
-    assert any("2 replicas are staggered" in line for line in plan.advice)
+    assert any("2 replicas are staggered" in line for line in said)
     message = plan.job.model.hidden * plan.job.training.sequence_length * plan.layout.microbatch_size * 2
     assert plan.prediction.link_bytes["a>b"] == 2 * 8 * message
     assert link_bytes(plan.problem, simulate(plan.problem, plan.schedule)) == pytest.approx(plan.prediction.link_bytes)

@@ -3,14 +3,14 @@
 import pytest
 from pydantic import ValidationError
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, LocalLink, Training
 from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.torchtitan_config import torchtitan_config
-from farpipe.planning.planner import make_plan
 from farpipe.planning.planner.candidates import context_degrees
 from planning.planner.every_layout import candidates
-from planning.planner.jobs import job, site
+from planning.planner.jobs import job, site, why
 
 DEGREES = {"pipeline": 1, "data": 1, "tensor": 1, "num_microbatches": 8}
 
@@ -24,9 +24,10 @@ def long_job(length=1024, rate=3e11, **pins):
 @pytest.mark.parametrize(("length", "rate"), [(1024, 3e11), (32768, 3e11), (1024, 1e9), (32768, 1e9)])
 def test_the_planner_takes_the_faster_method(length, rate):
     steps = {
-        how: make_plan(long_job(length, rate, context_exchange=how)).prediction.step_s for how in ("ring", "ulysses")
+        how: planning.plan(long_job(length, rate, context_exchange=how)).prediction.step_s
+        for how in ("ring", "ulysses")
     }
-    plan = make_plan(long_job(length, rate))
+    plan = planning.plan(long_job(length, rate))
     assert plan.prediction.step_s == min(steps.values())
     assert steps[plan.layout.context_exchange] == plan.prediction.step_s
 
@@ -34,7 +35,7 @@ def test_the_planner_takes_the_faster_method(length, rate):
 def test_the_planner_chooses_how_many_devices_share_a_sequence():
     """Where a step has fewer sequences than the cluster has devices, half of them would idle or layers be cut small."""
     asked = Training(sequence_length=32768, global_batch=2)
-    free, alone = (make_plan(job([site("a", 8)], training=asked, **pins)) for pins in ({}, {"context": 1}))
+    free, alone = (planning.plan(job([site("a", 8)], training=asked, **pins)) for pins in ({}, {"context": 1}))
     assert free.layout.context > 1
     assert free.prediction.step_s < alone.prediction.step_s
 
@@ -48,11 +49,11 @@ def test_short_sequences_are_shared_only_where_there_are_too_few_of_them():
 
 
 def test_a_long_sequence_hides_the_ring_and_otherwise_fewest_bytes_win():
-    assert make_plan(long_job(32768)).layout.context_exchange == "ring"
+    assert planning.plan(long_job(32768)).layout.context_exchange == "ring"
     few = long_job(256, 1e8, context=2)  # 4 key heads of 16: 3 x 8 heads go round, 2 x 40 / 2 are exchanged
     many = few.model_copy(update={"model": few.model.model_copy(update={"num_kv_heads": 16})})  # 3 x 32 and 2 x 64 / 2
-    assert make_plan(few).layout.context_exchange == "ring"
-    assert make_plan(many).layout.context_exchange == "ulysses"
+    assert planning.plan(few).layout.context_exchange == "ring"
+    assert planning.plan(many).layout.context_exchange == "ulysses"
 
 
 def test_heads_that_cannot_be_divided_leave_the_ring():
@@ -79,7 +80,7 @@ def test_a_method_that_cannot_be_is_an_input_error(pins, message):
 
 
 def test_the_method_is_told_and_exported():
-    ring, ulysses = (make_plan(long_job(context_exchange=how)) for how in ("ring", "ulysses"))
+    ring, ulysses = (planning.plan(long_job(context_exchange=how)) for how in ("ring", "ulysses"))
     assert "each sequence over 4 devices (ulysses)" in str(ulysses)
     assert "--cp-comm-type a2a" in megatron_flags(ulysses)
     assert "--cp-comm-type p2p" in megatron_flags(ring)
@@ -92,10 +93,10 @@ def test_the_method_is_told_and_exported():
 def test_attention_over_a_window_is_never_planned_on_a_ring():
     whole = long_job(32768)
     local = whole.model_copy(update={"model": whole.model.model_copy(update={"sliding_window": 1024})})
-    plan = make_plan(local)
-    assert (make_plan(whole).layout.context_exchange, plan.layout.context_exchange) == ("ring", "ulysses")
-    assert plan.prediction.step_s < make_plan(long_job(32768, context_exchange="ulysses")).prediction.step_s
-    assert "sliding windows" in plan.uncompared
+    plan = planning.plan(local)
+    assert (planning.plan(whole).layout.context_exchange, plan.layout.context_exchange) == ("ring", "ulysses")
+    assert plan.prediction.step_s < planning.plan(long_job(32768, context_exchange="ulysses")).prediction.step_s
+    assert "sliding windows" in why(local).uncompared
     for pins, message in (({"context_exchange": "ring"}, "no ring is known"), ({"tensor": 4}, "only method for win")):
         with pytest.raises(ValidationError, match=message):
             type(local).model_validate(dict(local) | {"layout": local.layout.model_copy(update=pins)})

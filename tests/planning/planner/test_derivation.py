@@ -8,10 +8,10 @@ import pytest
 
 from farpipe.core.simulate import simulate
 from farpipe.core.spec import parse_job
+from farpipe.planning import find
 from farpipe.planning.cost import compute
-from farpipe.planning.planner.derivation import costs_of, parts_of_step, stage_lines, step_lines
-from farpipe.planning.planner.find_plans import find_plans
-from farpipe.planning.planner.limits import breakdown_s
+from farpipe.planning.explain.derivation import costs_of, parts_of_step, stage_lines, step_lines
+from farpipe.planning.explain.limits import breakdown_s
 from farpipe.report.plan_tables import derivation_tables
 
 JOB = """
@@ -49,8 +49,8 @@ bandwidth = "10 Gbit/s"
 @pytest.fixture(scope="module", params=["plain", "tensor", "full"])
 def planned(request):
     recompute = "full" if request.param == "full" else "none"
-    found = find_plans(parse_job(JOB.format(recompute=recompute, tensor=2 if request.param == "tensor" else 1)))
-    return found.plans[0], found.costs
+    (found,) = find(parse_job(JOB.format(recompute=recompute, tensor=2 if request.param == "tensor" else 1)))
+    return found.plan, found.costs
 
 
 def test_parts_of_a_step_add_up_to_it(planned):

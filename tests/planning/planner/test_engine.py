@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from farpipe import planning
 from farpipe.cli.shown import show_plan
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, Data, Lora, Training, preset_site
 from farpipe.core.spec.model import Experts
-from farpipe.planning.planner import make_plan
-from farpipe.planning.planner.chunked import plan_on_chunks
+from farpipe.planning import PlanDocument
+from farpipe.planning.planner.chunked import plan_lengths
 from farpipe.planning.planner.engine import TRAINABLE, batch_obstacle, groups_documents, plan_obstacle, within_engine
 from farpipe.planning.workload import plan_batch
 from planning.planner.jobs import TRAINING, job, measured_chunks, site
@@ -19,14 +20,14 @@ from planning.planner.jobs import TRAINING, job, measured_chunks, site
 def test_what_is_open_is_pinned_to_what_the_engine_can_run_and_said():
     pinned, told = within_engine(job([site("a")]))
     assert told == "layout.tensor = 1"
-    assert plan_obstacle(make_plan(pinned)) == ("", "")
+    assert plan_obstacle(planning.plan(pinned)) == ("", "")
 
 
 def test_a_pin_of_the_user_stays_and_is_the_obstacle():
     request = job([site("a")], tensor=2)
     pinned, told = within_engine(request)
     assert (pinned, told) == (request, "")
-    assert plan_obstacle(make_plan(pinned))[0] == "tensor = 2"
+    assert plan_obstacle(planning.plan(pinned))[0] == "tensor = 2"
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_layers_of_tested_models_are_divided_by_plan_and_train_alike(of_transfor
     request = of_transformers("qwen3", divided, tensor=2)
     assert within_engine(of_transformers("qwen3", divided))[1] == "", "the planner chooses"
     assert within_engine(of_transformers("qwen3"))[1] == "layout.tensor = 1", "without sequence parallelism none"
-    plan = make_plan(request)
+    plan = planning.plan(request)
     assert plan_obstacle(plan) == ("", "")
     assert run_spec_of(plan, num_steps=1).num_processes == 2 * plan.layout.data * plan.layout.pipeline
 
@@ -67,7 +68,7 @@ def test_layers_of_tested_models_are_divided_by_plan_and_train_alike(of_transfor
     ],
 )
 def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, kind, training, obstacle, change):
-    plan = make_plan(of_transformers(kind, TRAINING.model_copy(update=training), tensor=2))
+    plan = planning.plan(of_transformers(kind, TRAINING.model_copy(update=training), tensor=2))
     assert plan_obstacle(plan) == (obstacle, change)
 
 
@@ -111,8 +112,8 @@ def test_what_no_model_is_trained_with_is_refused_by_plan_and_train_alike(
     model, layout = request.model.model_copy(update={"experts": experts}), request.layout.model_copy(update=pins)
     request = request.model_copy(update={"model": model, "layout": layout})
     assert within_engine(request)[0].layout == request.layout, "what the user has pinned stays"
-    plan = make_plan(request)
-    show_plan(plan, Console(width=300))
+    plan = planning.plan(request)
+    show_plan(PlanDocument(plan=plan), Console(width=300))
     shown = capsys.readouterr().out
     assert f"farpipe's engine can't run this plan yet ({obstacle}); with {change} in the job it can." in shown
     with pytest.raises(InputError) as refused:
@@ -143,7 +144,7 @@ def test_sequences_are_shared_where_the_engine_can_by_the_method_that_it_has(
     from farpipe.engine.launch.spec_of_plan import run_spec_of
 
     request, said = within_engine(of_transformers(kind, training, **pins))
-    plan = make_plan(request)
+    plan = planning.plan(request)
     assert said == told
     assert plan_obstacle(plan) == ("", "")
     plan.save(tmp_path / "plan.json")
@@ -157,7 +158,7 @@ def test_key_heads_that_the_degree_does_not_divide_are_refused_with_both_numbers
     few = request.model_copy(update={"model": request.model.model_copy(update={"num_kv_heads": 1})})
     assert within_engine(few)[0].layout == few.layout
     obstacle = "context = 2, which does not divide model.num_kv_heads = 1"
-    assert plan_obstacle(make_plan(few)) == (obstacle, "layout.context = 1")
+    assert plan_obstacle(planning.plan(few)) == (obstacle, "layout.context = 1")
 
 
 def test_groups_of_several_degrees_run_at_one_site_for_models_whose_chunks_processes_share(of_transformers):
@@ -177,10 +178,10 @@ def test_groups_of_several_degrees_run_at_one_site_for_models_whose_chunks_proce
         "training.zero = 3",
         "training.zero = 1, layout.tensor = 1",
     )
-    plan, _ = plan_on_chunks(request, np.array(sizes), max(sizes))
+    plan, _ = plan_lengths(request, np.array(sizes), max(sizes))
     assert "each document over a group of the 8 devices (ulysses)" in plan.degrees
     assert plan.degrees in repr(plan)
-    costs = plan_on_chunks(request, np.array(sizes), max(sizes), (measured_chunks(request),))[1]
+    costs = plan_lengths(request, np.array(sizes), max(sizes), (measured_chunks(request),))[1].costs
     assert [one.context for one in costs] == [1, 2, 4, 8], "a profile of one device tells of groups as well"
     own = request.model_copy(update={"model": request.model.model_copy(update={"hugging_face": None})})
     assert not groups_documents(own)
@@ -200,7 +201,7 @@ def test_the_engine_refuses_what_the_filter_names():
     from farpipe.engine.launch.spec_of_plan import run_spec_of
 
     with pytest.raises(InputError, match=r"tensor = 2; plan again with layout\.tensor = 1"):
-        run_spec_of(make_plan(job([site("a")], tensor=2)))
+        run_spec_of(planning.plan(job([site("a")], tensor=2)))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_the_engine_refuses_what_the_filter_names():
 def test_what_only_the_cost_model_knows_is_refused(section, change, message):
     from farpipe.engine.launch.spec_of_plan import run_spec_of
 
-    plan = make_plan(job([site("a")], tensor=1))
+    plan = planning.plan(job([site("a")], tensor=1))
     changed = plan.job.model_copy(update={section: getattr(plan.job, section).model_copy(update=change)})
     with pytest.raises(InputError, match=f"can't run this yet, only plan it: {message}"):
         run_spec_of(plan.model_copy(update={"job": changed}))
@@ -233,16 +234,16 @@ def test_the_change_that_is_named_makes_a_plan_that_runs():
     from farpipe.engine.launch.spec_of_plan import run_spec_of
 
     training = TRAINING.model_copy(update={"dropout": True})
-    obstacle, change = plan_obstacle(make_plan(job([site("a")], training=training, tensor=2)))
+    obstacle, change = plan_obstacle(planning.plan(job([site("a")], training=training, tensor=2)))
     assert obstacle == "tensor = 2, training.dropout = true"
     assert change == "layout.tensor = 1, training.dropout = false"
-    runnable = make_plan(job([site("a")], tensor=1))
+    runnable = planning.plan(job([site("a")], tensor=1))
     assert plan_obstacle(runnable) == ("", "")
     run_spec_of(runnable, num_steps=1)
 
 
 def test_a_model_that_only_the_cost_model_knows_is_one_for_transformers():
-    plan = make_plan(job([site("a")], tensor=1))
+    plan = planning.plan(job([site("a")], tensor=1))
     changed = plan.job.model_copy(update={"model": plan.job.model.model_copy(update={"qk_norm": True})})
     assert plan_obstacle(plan.model_copy(update={"job": changed})) == (
         "model.qk_norm",
@@ -252,7 +253,7 @@ def test_a_model_that_only_the_cost_model_knows_is_one_for_transformers():
 
 def test_a_class_that_can_not_be_cut_into_stages_is_told_with_the_plan(of_transformers):
     change = "another type, or model.module with stages of your own"
-    assert plan_obstacle(make_plan(of_transformers("opt", TRAINING, tensor=1))) == ("a model of type 'opt'", change)
+    assert plan_obstacle(planning.plan(of_transformers("opt", TRAINING, tensor=1))) == ("a model of type 'opt'", change)
 
 
 def test_narrow_weights_can_be_planned_but_are_not_read(of_transformers, tmp_path):
@@ -260,7 +261,7 @@ def test_narrow_weights_can_be_planned_but_are_not_read(of_transformers, tmp_pat
     narrow = {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(narrow))
     change = "a folder with 16-bit weights in model.hugging_face"
-    assert plan_obstacle(make_plan(request)) == ("weights in fp8 (quantization_config)", change)
+    assert plan_obstacle(planning.plan(request)) == ("weights in fp8 (quantization_config)", change)
 
 
 def test_the_precisions_of_the_filter_are_those_of_the_engine():

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from farpipe import planning
 from farpipe.core.schedule import peak_memory_bytes
 from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.schedule.library import order
 from farpipe.core.spec import SiteLink, load_job, parse_job
 from farpipe.core.step import problem as problem_module
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.planner import make_plan
 from farpipe.planning.planner.candidates import MAX_PLANNED_SITES, decided
 from farpipe.planning.planner.evaluate import Evaluated, evaluate, whole
 from farpipe.planning.planner.lattice import Lattice
 from farpipe.planning.planner.refinement import best_refined, refined
 from farpipe.planning.planner.search import Search, search
 from planning.planner.every_layout import candidates
-from planning.planner.jobs import TRAINING, both_ways, device, job, site
+from planning.planner.jobs import TRAINING, both_ways, device, job, planned, site
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 MISS = 0.03
@@ -71,9 +71,11 @@ def test_of_very_many_sites_the_largest_are_planned_and_that_is_said():
         for index in range(number)
         for a, b in ((index, (index + 1) % number), ((index + 1) % number, index))
     ]
-    plan = make_plan(job(sites, ring, tensor=1, data=1, num_microbatches=4, virtual=1))
-    assert plan.placements[0].site.endswith("7")
-    assert plan.advice[0].startswith(f"Of 10,000 sites the {MAX_PLANNED_SITES} that compute most were looked at")
+    document = planned(job(sites, ring, tensor=1, data=1, num_microbatches=4, virtual=1))
+    assert document.plan.placements[0].site.endswith("7")
+    assert document.explanation.advice[0].startswith(
+        f"Of 10,000 sites the {MAX_PLANNED_SITES} that compute most were looked at"
+    )
 
 
 def test_a_long_step_gets_a_plan_where_the_shorter_ones_order_is_out_of_memory():
@@ -121,9 +123,9 @@ def _just_for_1f1b(problem):
 
 def test_a_link_in_one_direction_joins_nothing():
     one_way = both_ways("a", "b")[:1]
-    plan = make_plan(job([site("a"), site("b")], one_way, tensor=1, data=1, virtual=1))
-    assert plan.where in ("a", "b")
-    assert any("a, b have no link both ways" in line for line in plan.advice)
+    document = planned(job([site("a"), site("b")], one_way, tensor=1, data=1, virtual=1))
+    assert document.plan.where in ("a", "b")
+    assert any("a, b have no link both ways" in line for line in document.explanation.advice)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -185,7 +187,7 @@ def test_estimates_are_corrected_by_the_one_that_erred_least_so_far():
 def test_the_next_best_is_taken_where_its_order_comes_out_faster():
     request = decided(load_job(RECIPES / "three_sites_asymmetric.toml"))
     costs = JobCosts(request.model, request.training)
-    found, _ = search(request, costs)
+    found = search(request, costs).evaluated
     each = sorted(((refined(request, one, costs)[1].step_s, one) for one in found[:2]), key=lambda pair: -pair[0])
     _, best = best_refined(request, [one for _, one in each], costs)
     each = [step_s for step_s, _ in each]
@@ -202,6 +204,6 @@ def test_a_shorter_pipeline_is_found_although_the_first_estimates_err_more():
         for a in range(b)
     )
     head = '[model]\npreset = "llama-3-405b"\n[training]\nsequence_length = 8192\nglobal_batch = 2048\n'
-    plan = make_plan(parse_job(head + sites + links))
+    plan = planning.plan(parse_job(head + sites + links))
     assert plan.prediction.step_s < 35.4
     assert plan.layout.pipeline < 48, "that of the first point"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import FarpipeError, InfeasibleError
 from farpipe.core.spec import load_job
-from farpipe.planning.planner import make_plan
 
 HERE = Path(__file__).parent
 FROZEN = HERE / "frozen_plans.json"
@@ -136,7 +136,7 @@ def answer(name, folder):
     path.write_text(JOBS[name])
     begin_s = time.monotonic()
     try:
-        plan = make_plan(load_job(path))
+        plan = planning.plan(load_job(path))
     except InfeasibleError as error:
         return {"error": type(error).__name__, "plan_s": time.monotonic() - begin_s}
     return {

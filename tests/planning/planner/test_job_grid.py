@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farpipe import planning
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.spec import job_of
 from farpipe.core.strict import parse_toml
-from farpipe.planning.planner import make_plan
-from farpipe.planning.planner.job_grid import Axis, Result, job_points, parse_axis, play_job
+from farpipe.planning.explain.job_grid import Axis, Result, job_points, parse_axis, play_job
 from farpipe.planning.workload import plan_batch
 from job_files import MODEL_TO_SWEEP, cluster_text
 
@@ -115,7 +115,7 @@ def test_a_point_has_the_same_name_for_the_same_question_only(table):
 
 def test_a_point_wins_with_what_the_planner_finds(table):
     found = play_job(job_points(table, [])[0])
-    planned = make_plan(job_of(table, "job"))
+    planned = planning.plan(job_of(table, "job"))
     assert found.winner.where == planned.where
     assert found.winner.step_s >= planned.prediction.step_s * (1 - 1e-9)
     assert found.gain >= 1

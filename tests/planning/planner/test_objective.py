@@ -1,8 +1,9 @@
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Pins, Prices
-from farpipe.planning.planner import Planner, make_plan
+from farpipe.planning import Planner
 from farpipe.planning.planner.objective import choose, options, pareto, pinned_to
 from planning.planner.jobs import TRAINING, both_ways, job, site
 
@@ -77,7 +78,7 @@ def test_negative_electricity_alone_is_no_reason_to_use_more_of_it():
 
 def test_the_plan_of_a_choice_is_that_choice(choices):
     cheap = choose(choices, "money")
-    plan = make_plan(pinned_to(JOB, cheap))
+    plan = planning.plan(pinned_to(JOB, cheap))
     assert plan.where == cheap.where
     assert (plan.layout.pipeline, plan.layout.data) == (cheap.layout.pipeline, cheap.layout.data)
     assert plan.prediction.step_s == pytest.approx(cheap.step_s, rel=0.25)
@@ -88,7 +89,7 @@ def test_a_choice_keeps_the_degrees_that_share_a_sequence_and_those_that_the_use
     long = TRAINING.model_copy(update={"sequence_length": 32768, "global_batch": 2})
     asked = job([priced("one", 1.0, 8)], training=long, tensor=1, pipeline=1, data=1)
     choice = next(one for one in options(Planner(), asked) if one.layout.context == 4)
-    plan = make_plan(pinned_to(asked, choice))
+    plan = planning.plan(pinned_to(asked, choice))
     assert (plan.layout.context, sum(plan.devices.values())) == (4, 4)
     by_layers = job([priced("one", 1.0)], tensor=1, pipeline=2, virtual=1, layers=(3, 5))
     pinned = pinned_to(by_layers, choose(options(Planner(), by_layers), "money"))
@@ -103,14 +104,14 @@ def test_layers_alone_leave_the_choices_of_all_devices_and_shapes(layers, ranks)
     assert {one.layout.pipeline for one in found} <= ranks
     assert {sum(one.devices.values()) for one in found} >= {2, 4, 8}
     assert {one.layout.num_stages for one in found} == {len(layers)}
-    assert choose(found, "time").devices == make_plan(asked).devices
+    assert choose(found, "time").devices == planning.plan(asked).devices
 
 
 def test_layers_of_more_stages_than_two_a_rank_follow_from_the_pinned_ranks():
     asked = JOB.model_copy(update={"layout": Pins(layers=(2, 1, 1, 1, 1, 2), pipeline=2)})
-    assert make_plan(asked).layout.virtual == 3
+    assert planning.plan(asked).layout.virtual == 3
     with pytest.raises(InfeasibleError, match=r"layout\.layers: no placement of its 6 stages with at most two"):
-        make_plan(JOB.model_copy(update={"layout": Pins(layers=(2, 1, 1, 1, 1, 2), tensor=4)}))
+        planning.plan(JOB.model_copy(update={"layout": Pins(layers=(2, 1, 1, 1, 1, 2), tensor=4)}))
 
 
 def test_a_job_that_fits_with_zero_3_alone_has_choices():
@@ -118,6 +119,6 @@ def test_a_job_that_fits_with_zero_3_alone_has_choices():
     small = small.model_copy(update={"device": small.device.model_copy(update={"memory_bytes": 6.3 * 2**30})})
     sharded = TRAINING.model_copy(update={"zero": "auto"})
     asked = job([small], training=sharded, tensor=1, pipeline=1)
-    plan = make_plan(asked)
+    plan = planning.plan(asked)
     assert plan.job.training.zero == 3
     assert choose(options(Planner(), asked), "money").layout.data == plan.layout.data

@@ -1,8 +1,9 @@
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Pins, Prices
-from farpipe.planning.planner import Planner, make_plan
+from farpipe.planning import Planner
 from farpipe.planning.planner.quote import quote_of
 from planning.planner.jobs import both_ways, device, job, site
 
@@ -14,7 +15,7 @@ def test_a_request_on_its_cluster_is_the_job():
 
 
 def test_a_quote_of_a_plan_says_what_the_plan_predicts():
-    plan = make_plan(REQUEST)
+    plan = planning.plan(REQUEST)
     quote = quote_of(plan)
     assert (quote.step_s, quote.where, quote.exact) == (plan.prediction.step_s, plan.where, True)
     assert quote.num_devices == plan.layout.pipeline * plan.layout.data * plan.layout.tensor
@@ -46,7 +47,7 @@ def test_an_estimate_is_near_what_is_simulated():
     simulated = planner.quote(REQUEST.request, REQUEST.cluster, simulated=3)
     assert (estimate.exact, simulated.exact) == (False, True)
     assert estimate.step_s == pytest.approx(simulated.step_s, rel=0.25)
-    assert simulated.step_s >= make_plan(REQUEST).prediction.step_s * (1 - 1e-9)
+    assert simulated.step_s >= planning.plan(REQUEST).prediction.step_s * (1 - 1e-9)
 
 
 def test_fewer_devices_are_never_faster_and_the_limit_is_kept():

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farpipe import planning
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.schedule.check import peak_memory_bytes
 from farpipe.core.schedule.library import order
 from farpipe.core.schedule.library.eager import extra_forwards
 from farpipe.core.spec import Model, Training
+from farpipe.planning import Plan
 from farpipe.planning.cost import JobCosts, Layout, place_stages, step_cost
 from farpipe.planning.cost.stage import stage_cost
-from farpipe.planning.planner import Plan, make_plan
 from farpipe.planning.planner.candidates import Candidate
 from farpipe.planning.planner.evaluate import Evaluated, describe_recompute, evaluate, finish
 from farpipe.planning.planner.in_flight import in_flight_targets, minimum_in_flight
@@ -39,30 +40,30 @@ def costs_of(request):
 
 
 def test_only_stages_that_lack_memory_recompute_and_only_what_is_enough():
-    plan = make_plan(tight_job(num_microbatches=8))
+    plan = planning.plan(tight_job(num_microbatches=8))
     assert set(plan.recompute) == {"layernorm", "none"}
     assert max(plan.prediction.peak_memory_bytes) <= 1.6 * 2**30 * 15 / 16
 
 
 def test_nothing_is_recomputed_where_there_is_memory():
-    assert set(make_plan(tight_job(80.0)).recompute) == {"none"}
+    assert set(planning.plan(tight_job(80.0)).recompute) == {"none"}
 
 
 @pytest.mark.parametrize("way", ["none", "full"])
 def test_a_pinned_way_is_kept_by_every_stage(way):
-    plan = make_plan(tight_job(80.0, TRAINING.model_copy(update={"recompute": way})))
+    plan = planning.plan(tight_job(80.0, TRAINING.model_copy(update={"recompute": way})))
     assert set(plan.recompute) == {way}
 
 
 def test_auto_is_never_slower_than_a_pinned_way():
-    free = make_plan(tight_job(2.0)).prediction.step_s
+    free = planning.plan(tight_job(2.0)).prediction.step_s
     for way in ("selective", "full", "layernorm", "layernorm mlp"):
-        pinned = make_plan(tight_job(2.0, TRAINING.model_copy(update={"recompute": way}))).prediction.step_s
+        pinned = planning.plan(tight_job(2.0, TRAINING.model_copy(update={"recompute": way}))).prediction.step_s
         assert free <= pinned * (1 + 1e-9)
 
 
 def test_more_memory_never_makes_the_plan_slower_here():
-    steps = [make_plan(tight_job(gib)).prediction.step_s for gib in (1.6, 2.0, 3.0, 8.0)]
+    steps = [planning.plan(tight_job(gib)).prediction.step_s for gib in (1.6, 2.0, 3.0, 8.0)]
     assert steps == sorted(steps, reverse=True)
 
 
@@ -70,7 +71,7 @@ def test_more_memory_never_makes_the_plan_slower_here():
 def test_no_mix_of_ways_with_these_layers_beats_the_plan():
     request = tight_job(num_microbatches=8, schedule="1f1b")
     costs = costs_of(request)
-    plan = make_plan(request)
+    plan = planning.plan(request)
     (candidate,) = candidates(request)
     layers = [p.num_layers for p in plan.placements]
     times = []
@@ -125,14 +126,14 @@ def test_the_ways_are_told():
 
 def test_placements_that_contradict_a_pin_are_refused():
     pinned = tight_job(80.0, Training(**(TRAINING.model_dump() | {"recompute": "full"})))
-    plan = make_plan(pinned)
+    plan = planning.plan(pinned)
     wrong = [dataclasses.replace(p, recompute="none") for p in plan.placements]
     with pytest.raises(InputError, match=r"placements\[0\].recompute: 'none', but training.recompute pins 'full'"):
         step_cost(costs_of(pinned), plan.layout, wrong, pinned.cluster)
 
 
 def test_the_ways_survive_the_plan_file(tmp_path):
-    plan = make_plan(tight_job(num_microbatches=8))
+    plan = planning.plan(tight_job(num_microbatches=8))
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").recompute == plan.recompute
 
@@ -179,9 +180,9 @@ def test_every_stage_takes_the_fastest_set_of_operations_that_fits(memory_gib, f
 
 
 def test_a_plan_with_operations_is_faster_than_all_and_slower_than_none_of_them():
-    auto = make_plan(tight_job(num_microbatches=8)).prediction.step_s
-    full = make_plan(tight_job(training=TRAINING.model_copy(update={"recompute": "full"}), num_microbatches=8))
-    nothing = make_plan(tight_job(80.0, num_microbatches=8)).prediction.step_s
+    auto = planning.plan(tight_job(num_microbatches=8)).prediction.step_s
+    full = planning.plan(tight_job(training=TRAINING.model_copy(update={"recompute": "full"}), num_microbatches=8))
+    nothing = planning.plan(tight_job(80.0, num_microbatches=8)).prediction.step_s
     assert nothing <= auto < 0.9 * full.prediction.step_s
 
 

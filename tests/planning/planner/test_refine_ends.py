@@ -1,9 +1,9 @@
 import pytest
 
+from farpipe import planning
 from farpipe.core.schedule import check
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.planner import make_plan
-from farpipe.planning.planner.changes import with_pins
+from farpipe.planning.planner.candidates import with_pins
 from farpipe.planning.planner.refinement import WORTH, improve_order, refine_ends, refine_recomputation, refined, whole
 from farpipe.planning.planner.search import search
 from planning.planner.jobs import MODEL, both_ways, job, site
@@ -30,8 +30,8 @@ def best_of_search(asked):
 @pytest.mark.parametrize("shape", [{"pipeline": 4, "virtual": 1}, {"pipeline": 2, "virtual": 2}])
 def test_a_layer_goes_from_the_last_stage_to_the_first_where_that_is_faster(shape):
     asked = few_microbatches(num_microbatches=8, **shape)
-    plan = make_plan(asked)
-    even = make_plan(with_pins(asked, layers=(4, 4, 4, 4)))
+    plan = planning.plan(asked)
+    even = planning.plan(with_pins(asked, layers=(4, 4, 4, 4)))
     assert [placement.num_layers for placement in plan.placements] == [5, 4, 4, 3]
     assert plan.prediction.step_s < even.prediction.step_s * 0.98
     check(plan.problem, plan.schedule)

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farpipe import planning
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
 from farpipe.core.step import Hop, Problem, Rank, Transfer, retimed
 from farpipe.core.step import Link as StepLink
 from farpipe.core.step import Stage as StepStage
+from farpipe.planning import refine
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.cost.lossy_links import lateness_s, lossy_link
-from farpipe.planning.planner.find_plans import make_plan, refine
 from farpipe.planning.planner.orders import try_orders
-from farpipe.planning.planner.search import quick_best
+from farpipe.planning.planner.search import BEST_ONLY, search
 from farpipe.planning.planner.step_samples import SEED, StepSamples, spread_of
 from planning.planner.jobs import TRAINING, both_ways, job, site
 
@@ -35,7 +36,7 @@ def test_a_long_step_of_staggered_replicas_over_such_links_is_extrapolated():
     links = [link.model_copy(update={"jitter_s": 1e-4}) for link in both_ways("a", "b", 0.002, 5.0)]
     training = TRAINING.model_copy(update={"global_batch": 2048, "microbatch_size": 1})
     asked = job([site("a", 4), site("b", 4)], links, training, **ACROSS | {"data": 2})
-    best = quick_best(asked, JobCosts(asked.model, training))
+    best = search(asked, JobCosts(asked.model, training), BEST_ONLY).best
     assert best.extrapolated_s is not None
     assert any(link.num_staggered == 2 for link in best.problem.links.values())
 
@@ -51,12 +52,12 @@ def small_problem(num_microbatches=1, num_bytes=500_000.0):
 
 @pytest.fixture(scope="module")
 def plain():
-    return make_plan(two_sites())
+    return planning.plan(two_sites())
 
 
 @pytest.fixture(scope="module")
 def lossy():
-    return make_plan(two_sites(loss=0.01))
+    return planning.plan(two_sites(loss=0.01))
 
 
 def test_without_loss_and_jitter_nothing_is_new(plain):
@@ -68,12 +69,12 @@ def test_without_loss_and_jitter_nothing_is_new(plain):
 
 
 def test_plans_over_samples_are_the_same_every_time(lossy):
-    assert make_plan(two_sites(loss=0.01)).to_json() == lossy.to_json()
+    assert planning.plan(two_sites(loss=0.01)).to_json() == lossy.to_json()
     assert type(lossy).from_json(lossy.to_json()) == lossy
 
 
 def test_loss_makes_the_predicted_step_longer_and_1f1b_most(plain, lossy):
-    alike, lost = (make_plan(two_sites(loss=loss, schedule="1f1b")).prediction for loss in (0.0, 0.01))
+    alike, lost = (planning.plan(two_sites(loss=loss, schedule="1f1b")).prediction for loss in (0.0, 0.01))
     assert lost.step_s == lost.spread.mean_s > alike.step_s
     longer, longer_1f1b = lossy.prediction.step_s / plain.prediction.step_s, lost.step_s / alike.step_s
     assert 1 <= longer < longer_1f1b
@@ -90,7 +91,7 @@ def test_the_chosen_order_has_the_least_mean_of_all_named_ones(lossy):
 
 
 def test_a_search_takes_no_order_that_is_worse_over_the_samples(lossy):
-    found = refine(lossy, 0.5)
+    found, _ = refine(lossy, 0.5)
     assert found.prediction.spread.mean_s <= lossy.prediction.spread.mean_s
 
 
@@ -149,7 +150,7 @@ def test_more_loss_never_makes_the_mean_step_shorter():
 
 def test_replicas_at_both_sites_count_losses_in_their_sums():
     pins = {"sites": ("a", "b"), "pipeline": 2, "data": 2, "tensor": 1, "virtual": 1, "replicas": "across"}
-    alike, lost = (make_plan(two_sites(loss, **pins)) for loss in (0.0, 0.01))
+    alike, lost = (planning.plan(two_sites(loss, **pins)) for loss in (0.0, 0.01))
     assert lost.layout.replica_sites
     assert lost.prediction.step_s > alike.prediction.step_s
     assert lost.prediction.spread.p90_s > lost.prediction.spread.p50_s
@@ -164,6 +165,6 @@ def test_the_mean_lateness_is_in_the_problem_of_a_plan(lossy):
 
 
 def test_a_named_schedule_is_kept():
-    plan = make_plan(two_sites(loss=0.01, schedule="1f1b"))
+    plan = planning.plan(two_sites(loss=0.01, schedule="1f1b"))
     assert plan.schedule.method == "1f1b"
     assert plan.prediction.spread is not None

@@ -10,21 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farpipe import planning
 from farpipe.cli.shown import cheapest_gain
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Device, load_job
+from farpipe.planning import Explanation, Plan, PlanDocument
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.planner import Plan, make_plan
-from farpipe.planning.planner.candidates import decided
-from farpipe.planning.planner.changes import COSTS, WORTH_LISTING, changes_that_help, near_batches, still_helping
-from farpipe.planning.planner.find_plans import find_plans, refine, reorder
-from farpipe.planning.planner.limits import limit_of
+from farpipe.planning.explain import after_search, explain, with_alternatives
+from farpipe.planning.explain.changes import COSTS, WORTH_LISTING, changes_that_help, still_helping
+from farpipe.planning.explain.limits import limit_of
+from farpipe.planning.explain.separate_sites import planned_in_full, separate_sites, shares_of_batch
+from farpipe.planning.planner.candidates import decided, near_batches
+from farpipe.planning.planner.find import refine, reorder
 from farpipe.planning.planner.plan import Change
 from farpipe.planning.planner.refinement import predicted, refined
-from farpipe.planning.planner.search import quick_best, quick_search, search
-from farpipe.planning.planner.separate_sites import planned_in_full, separate_sites, shares_of_batch
+from farpipe.planning.planner.search import BEST_ONLY, search, small
 from farpipe.report.plan_tables import change_table, strategy_table
-from planning.planner.jobs import TRAINING, both_ways, device, job, site
+from planning.planner.jobs import TRAINING, both_ways, device, job, site, why
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -45,8 +47,15 @@ def two_sites(fast=1.0, pins=None, **link):
     return job(places, both_ways("a", "b", **link), **(pins or {}))
 
 
-def advised_plan(asked, local_steps=100):
-    return find_plans(asked).advised(local_steps)
+def advised_plan(asked, **options):
+    """The plan with its explanation, strategies and changes among it."""
+    found = planning.find(asked)[0]
+    why = with_alternatives(explain(found), found, 100, **options)
+    return PlanDocument(plan=found.plan, explanation=why)
+
+
+def quick_search(asked, costs, per_kind=2, wanted=1, also=()):
+    return search(asked, costs, small(per_kind, wanted), also=also).evaluated
 
 
 @pytest.fixture
@@ -63,19 +72,23 @@ def unlike():
 
 @pytest.mark.slow
 def test_every_way_to_use_the_sites_is_an_arm_the_fastest_first(unlike):
-    kinds = {(one.kind, one.where) for one in unlike.strategies}
+    kinds = {(one.kind, one.where) for one in unlike.explanation.strategies}
     assert {("one site", "a"), ("one site", "b")} <= kinds
     assert {kind for kind, _ in kinds} == {"one site", "pipeline", "replicas", "local steps"}
-    assert [one.step_s for one in unlike.strategies] == sorted(one.step_s for one in unlike.strategies)
+    assert [one.step_s for one in unlike.explanation.strategies] == sorted(
+        one.step_s for one in unlike.explanation.strategies
+    )
 
 
 def test_the_winner_is_the_fastest_arm_that_trains_as_asked(unlike):
-    first = next(one for one in unlike.strategies if one.same_training)
-    assert first.step_s == pytest.approx(unlike.prediction.step_s, rel=1e-9)
+    first = next(one for one in unlike.explanation.strategies if one.same_training)
+    assert first.step_s == pytest.approx(unlike.plan.prediction.step_s, rel=1e-9)
 
 
 def test_arms_that_train_otherwise_say_so(unlike):
-    told = {one.training for one in unlike.strategies if one.kind == "local steps" or "int8" in one.training}
+    told = {
+        one.training for one in unlike.explanation.strategies if one.kind == "local steps" or "int8" in one.training
+    }
     assert told == {"int8 or fp8 messages", "100 local steps between exchanges"}
 
 
@@ -83,17 +96,20 @@ def test_arms_that_train_otherwise_say_so(unlike):
 def test_narrower_messages_that_gain_nothing_are_no_strategy():
     """Searched less than the plan, they came out 0.3 % slower than it."""
     plan = advised_plan(load_job(RECIPES / "two_sites.toml"))
-    assert all(one.step_s < plan.prediction.step_s for one in plan.strategies if "int8" in one.training)
+    assert all(
+        one.step_s < plan.plan.prediction.step_s for one in plan.explanation.strategies if "int8" in one.training
+    )
 
 
 def test_a_plan_with_arms_and_changes_survives_a_round_trip(unlike):
-    again = Plan.from_json(unlike.to_json())
-    assert (again.strategies, again.changes, again.limited_by) == (unlike.strategies, unlike.changes, unlike.limited_by)
-    assert unlike.strategies
+    again = PlanDocument.from_json(unlike.to_json())
+    assert again.explanation == unlike.explanation
+    assert Plan.from_json(unlike.to_json()).to_json() == unlike.plan.to_json()
+    assert unlike.explanation.strategies
 
 
 def test_a_plan_without_them_is_as_before():
-    assert make_plan(two_sites()).strategies == ()
+    assert why(two_sites()).strategies == ()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +140,7 @@ def test_uneven_stages_are_no_filling_and_draining(layers, num_microbatches, lim
 def test_float32_on_devices_with_tf32_is_told_of_it():
     training = TRAINING.model_copy(update={"precision": "fp32"})
     both = Device(**device().model_dump() | {"peak_flops": {"fp32": 19.5e12, "tf32": 156e12}})
-    told = [change.what for change in advised_plan(job([site("a", on=both)], training=training)).changes]
+    told = [change.what for change in advised_plan(job([site("a", on=both)], training=training)).explanation.changes]
     assert 'training.matmul = "tf32"' in told
 
 
@@ -146,12 +162,12 @@ def test_the_quick_search_never_beats_the_exhaustive_one(devices, latency_s, gbi
     places = [site(name, number) for name, number in zip("ab", devices, strict=True)]
     asked = decided(job(places, both_ways("a", "b", latency_s, gbit_per_s)))
     quick = quick_search(asked, costs_of(asked), wanted=2)
-    assert quick[0].step_s >= make_plan(asked).prediction.step_s * (1 - 1e-9)
+    assert quick[0].step_s >= planning.plan(asked).prediction.step_s * (1 - 1e-9)
 
 
 def test_the_best_alone_is_the_first_of_a_quick_search():
     asked = decided(job([site("a", 4), site("b", 4)], both_ways("a", "b", 0.02, 1.0)))
-    assert quick_best(asked, costs_of(asked)).step_s == quick_search(asked, costs_of(asked), 1, 1)[0].step_s
+    assert search(asked, costs_of(asked), BEST_ONLY).best.step_s == quick_search(asked, costs_of(asked), 1, 1)[0].step_s
 
 
 def test_the_exchange_of_separate_sites_is_its_closed_form():
@@ -199,7 +215,7 @@ def test_local_steps_take_what_a_sites_own_plan_for_its_share_takes(unlike_job):
         training = unlike_job[0].training.model_copy(update={"global_batch": share})
         alone = unlike_job[0].model_copy(update={"training": training, "cluster": unlike_job[0].cluster.within([name])})
         (of_site,) = (one for one in found.found if one.candidate.order == (name,))
-        assert of_site.step_s <= 1.02 * make_plan(alone).prediction.step_s, "but for the short search of an order"
+        assert of_site.step_s <= 1.02 * planning.plan(alone).prediction.step_s, "but for the short search of an order"
     alike = decided(two_sites())
     both = planned_in_full(alike, costs_of(alike), fastest_exchange(alike, 100))
     assert both.devices == {"a": 4, "b": 4}
@@ -214,7 +230,7 @@ def test_sites_without_a_ring_of_links_exchange_nothing(links):
 
 @pytest.mark.slow
 def test_alike_sites_with_gradients_every_step_are_told_as_replicas_only_once():
-    arms = advised_plan(two_sites()).strategies
+    arms = advised_plan(two_sites()).explanation.strategies
     assert len([one for one in arms if one.kind == "replicas"]) == 1
 
 
@@ -270,12 +286,12 @@ def test_every_change_is_compared_with_the_plan_whose_order_was_searched():
     link = {"latency_s": 0.02, "gbit_per_s": 10.0}
     pins = {"pipeline": 4, "data": 1, "tensor": 1, "num_microbatches": 16, "sites": ("a", "b"), "virtual": 1}
     plan = advised_plan(two_sites(pins=pins, **link))
-    assert plan.schedule.method == "auto (short search)"
-    assert plan.changes
-    for change in plan.changes:
+    assert plan.plan.schedule.method == "auto (short search)"
+    assert plan.explanation.changes
+    for change in plan.explanation.changes:
         tokens = 2 if change.costs == "another batch" else 1
-        assert change.step_s < tokens * plan.prediction.step_s
-        assert change.gain == pytest.approx(tokens * plan.prediction.step_s / change.step_s - 1)
+        assert change.step_s < tokens * plan.plan.prediction.step_s
+        assert change.gain == pytest.approx(tokens * plan.plan.prediction.step_s / change.step_s - 1)
 
 
 def test_of_pins_whose_loss_has_the_same_answer_the_first_is_listed():
@@ -295,18 +311,19 @@ def test_changes_that_do_not_help_a_faster_order_are_dropped():
 
 
 def test_an_order_that_is_searched_is_in_the_plans_own_arm(unlike):
-    plan = reorder(make_plan(two_sites(pins={"sites": ("a", "b"), "virtual": 1, "data": 1})), "gpipe")
+    plan = reorder(planning.plan(two_sites(pins={"sites": ("a", "b"), "virtual": 1, "data": 1})), "gpipe")
     where, before_s = plan.where, plan.prediction.step_s
     own, faster = (
-        unlike.strategies[0].model_copy(update={"where": at, "step_s": step_s, "training": told})
+        unlike.explanation.strategies[0].model_copy(update={"where": at, "step_s": step_s, "training": told})
         for at, step_s, told in ((where, before_s, ""), ("c", before_s * 0.999, "int8 messages"))
     )
-    searched = refine(plan.model_copy(update={"strategies": (faster, own)}), 1.0)
+    searched, order = refine(plan, 1.0)
     assert searched.prediction.step_s < before_s
-    told = {one.where: one for one in searched.strategies}
+    strategies = after_search(Explanation(strategies=(faster, own)), plan, searched, order).strategies
+    told = {one.where: one for one in strategies}
     assert (told[where].step_s, told["c"].step_s) == (searched.prediction.step_s, before_s * 0.999)
     assert told[where].tokens_per_s == searched.prediction.tokens_per_s
-    assert [one.step_s for one in searched.strategies] == sorted(one.step_s for one in searched.strategies)
+    assert [one.step_s for one in strategies] == sorted(one.step_s for one in strategies)
 
 
 def test_a_key_that_is_left_out_is_told_with_what_is_chosen_instead():
@@ -329,11 +346,13 @@ def test_a_switched_off_setting_that_costs_time_comes_first():
 
 
 def test_changes_and_strategies_that_there_is_no_time_for_are_named():
-    plan = find_plans(two_sites(pins={"schedule": "1f1b"})).advised(100, limit_s=-1.0)
-    assert plan.changes == ()
-    assert {one.kind for one in plan.strategies} <= {"one site", "pipeline", "replicas"}
-    assert any(line.startswith("Changes that there was no time to try: ") for line in plan.advice)
-    left = next(line for line in plan.advice if line.startswith("Strategies that there was no time to search for: "))
+    plan = advised_plan(two_sites(pins={"schedule": "1f1b"}), limit_s=-1.0)
+    assert plan.explanation.changes == ()
+    assert {one.kind for one in plan.explanation.strategies} <= {"one site", "pipeline", "replicas"}
+    assert any(line.startswith("Changes that there was no time to try: ") for line in plan.explanation.advice)
+    left = next(
+        line for line in plan.explanation.advice if line.startswith("Strategies that there was no time to search for: ")
+    )
     assert "sites with layouts of their own" in left
 
 
@@ -345,7 +364,7 @@ def test_a_search_that_is_out_of_time_ends_with_what_it_has():
 
 def test_files_of_plans_name_strategies_as_before(unlike):
     body = json.loads(unlike.to_json())
-    assert [one["where"] for one in body["arms"]] == [one.where for one in unlike.strategies]
+    assert [one["where"] for one in body["arms"]] == [one.where for one in unlike.explanation.strategies]
     assert "strategies" not in body
 
 
@@ -363,7 +382,7 @@ def test_a_batch_nearby_that_divides_better_is_a_setting(batch):
     assert math.gcd(size, 16) > math.gcd(batch, 16)
     assert "a step" in change.training
     changed = decided(job([site("a", 8), site("b", 8)], both_ways("a", "b"), with_batch(training, size)))
-    after_s = find_plans(changed).plans[0].prediction.step_s
+    after_s = planning.plan(changed).prediction.step_s
     assert change.step_s == pytest.approx(after_s, rel=0.05)
 
 
@@ -385,16 +404,16 @@ def test_identical_sites_take_equally_long(batch):
     places = [site("a", 8), site("b", 8), site("c", 8)]
     links = [link for one, other in (("a", "b"), ("b", "c"), ("a", "c")) for link in both_ways(one, other)]
     plan = advised_plan(job(places, links, training))
-    alone = [one.step_s for one in plan.strategies if one.kind == "one site"]
+    alone = [one.step_s for one in plan.explanation.strategies if one.kind == "one site"]
     assert len(alone) > 1
     assert len(set(alone)) == 1
-    over_several = [one for one in plan.strategies if one.kind != "one site"]
+    over_several = [one for one in plan.explanation.strategies if one.kind != "one site"]
     several = [(one.kind, len(one.where.split()), "(" in one.where, one.training) for one in over_several]
     assert len(several) == len(set(several)), "the same sites in another order"
 
 
 def test_sites_that_differ_keep_their_own_steps(unlike):
-    alone = [one.step_s for one in unlike.strategies if one.kind == "one site"]
+    alone = [one.step_s for one in unlike.explanation.strategies if one.kind == "one site"]
     assert len(set(alone)) == 2
 
 
@@ -402,14 +421,14 @@ def test_what_only_an_export_can_run_is_marked_unless_the_plan_is_the_same():
     able = {"same": ("farpipe", "megatron"), "fp8": ("megatron",)}
     asked = two_sites(pins={"sites": ("a",), "tensor": 1})
     ask = lambda plan: able[plan.job.training.matmul]  # noqa: E731
-    plan = find_plans(with_fp8(asked)).advised(100, runs_on=ask)
-    marks = {change.what: change.runs_on for change in plan.changes}
+    plan = advised_plan(with_fp8(asked), runs_on=ask)
+    marks = {change.what: change.runs_on for change in plan.explanation.changes}
     assert marks['training.matmul = "fp8"'] == ("megatron",)
     assert all(names is None for what, names in marks.items() if "fp8" not in what)
-    assert "farpipe can't train this yet; export to megatron." in change_table(plan.changes).note
-    assert "by export only" in cheapest_gain(plan.model_copy(update={"changes": fp8_of(plan)}))
-    nothing = find_plans(with_fp8(asked)).advised(100, runs_on=lambda plan: ())
-    assert all(change.runs_on is None for change in nothing.changes)
+    assert "farpipe can't train this yet; export to megatron." in change_table(plan.explanation.changes).note
+    assert "by export only" in cheapest_gain(with_changes(plan, fp8_of(plan)))
+    nothing = advised_plan(with_fp8(asked), runs_on=lambda plan: ())
+    assert all(change.runs_on is None for change in nothing.explanation.changes)
 
 
 def with_fp8(asked):
@@ -421,16 +440,20 @@ def with_fp8(asked):
     return asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"sites": tuple(sites)})})
 
 
+def with_changes(plan, changes):
+    return PlanDocument(plan=plan.plan, explanation=plan.explanation.model_copy(update={"changes": changes}))
+
+
 def fp8_of(plan):
-    return tuple(change for change in plan.changes if "fp8" in change.what)
+    return tuple(change for change in plan.explanation.changes if "fp8" in change.what)
 
 
 def test_pins_of_the_user_are_no_cheapest_gain():
     plan = advised_plan(two_sites(pins={"sites": ("a",), "data": 1, "pipeline": 1, "tensor": 1}))
-    assert plan.changes[0].costs in ("a setting", "a pin")
-    pins = [change for change in plan.changes if change.costs == "a pin"]
+    assert plan.explanation.changes[0].costs in ("a setting", "a pin")
+    pins = [change for change in plan.explanation.changes if change.costs == "a pin"]
     assert pins
-    line = cheapest_gain(plan.model_copy(update={"changes": tuple(pins)}))
+    line = cheapest_gain(with_changes(plan, tuple(pins)))
     assert not line.startswith("Cheapest gain")
     assert pins[0].what in line
 
@@ -440,14 +463,14 @@ def test_a_strategy_that_beats_the_plan_is_told_and_the_plans_own_row_stays_the_
     training = TRAINING.model_copy(update={"global_batch": 255, "microbatch_size": 1})
     links = [link for one, other in (("a", "b"), ("b", "c"), ("a", "c")) for link in both_ways(one, other)]
     plan = advised_plan(job([site(name, 8) for name in "abc"], links, training))
-    same = [one for one in plan.strategies if one.same_training]
-    told = [line for line in plan.advice if line.startswith("Faster than this plan")]
-    assert bool(told) == (same[0].step_s < 0.99 * plan.prediction.step_s)
+    same = [one for one in plan.explanation.strategies if one.same_training]
+    told = [line for line in plan.explanation.advice if line.startswith("Faster than this plan")]
+    assert bool(told) == (same[0].step_s < 0.99 * plan.plan.prediction.step_s)
     assert told, "else the test shows nothing"
     assert same[0].where in told[0]
-    view = strategy_table(plan.strategies, chosen=plan.where)
-    assert plan.strategies[view.chosen].where == plan.where
-    assert view.chosen != plan.strategies.index(same[0])
+    view = strategy_table(plan.explanation.strategies, chosen=plan.plan.where)
+    assert plan.explanation.strategies[view.chosen].where == plan.plan.where
+    assert view.chosen != plan.explanation.strategies.index(same[0])
 
 
 @pytest.mark.parametrize("link", [{"loss": 0.001}, {"jitter_s": 0.01}])
@@ -455,13 +478,13 @@ def test_over_links_that_lose_packets_the_plans_own_row_and_verdict_have_the_pla
     links = [one.model_copy(update=link) for one in both_ways("a", "b", 0.01, 100.0)]
     training = TRAINING.model_copy(update={"global_batch": 512})
     plan = advised_plan(job([site("a"), site("b")], links, training, tensor=1))
-    assert plan.prediction.spread is not None
-    own = next(one for one in plan.strategies if one.same_training and one.where == plan.where)
-    assert own.step_s == plan.prediction.step_s
-    alone = next(one for one in plan.strategies if one.kind == "one site")
-    gain = float(re.search(r"([\d.]+) times as fast", plan.verdict)[1])
-    assert gain == pytest.approx(alone.step_s / plan.prediction.step_s, abs=0.006)
-    assert all(choice.step_s >= plan.prediction.step_s for choice in plan.runners_up if choice.step_s)
+    assert plan.plan.prediction.spread is not None
+    own = next(one for one in plan.explanation.strategies if one.same_training and one.where == plan.plan.where)
+    assert own.step_s == plan.plan.prediction.step_s
+    alone = next(one for one in plan.explanation.strategies if one.kind == "one site")
+    gain = float(re.search(r"([\d.]+) times as fast", plan.explanation.verdict)[1])
+    assert gain == pytest.approx(alone.step_s / plan.plan.prediction.step_s, abs=0.006)
+    assert all(choice.step_s >= plan.plan.prediction.step_s for choice in plan.explanation.runners_up if choice.step_s)
 
 
 @pytest.mark.parametrize(("batch", "pins", "works"), [(63, {"data": 1}, 64), (126, {"data": 2}, 128)])
@@ -469,14 +492,14 @@ def test_of_a_batch_that_the_schedule_can_not_divide_the_one_nearby_is_the_small
     training = TRAINING.model_copy(update={"global_batch": batch, "microbatch_size": 1, "zero": 1})
     asked = job([site("a", 8)], (), training, "interleaved", pipeline=4, virtual=2, tensor=1, **pins)
     with pytest.raises(InfeasibleError, match=rf"smallest change that works: training\.global_batch = {works}"):
-        make_plan(asked)
+        planning.plan(asked)
 
 
 def test_where_no_change_works_it_says_which_were_tried(monkeypatch):
-    monkeypatch.setattr("farpipe.planning.planner.why_not._works", lambda changed, costs: False)
+    monkeypatch.setattr("farpipe.planning.planner.infeasible._works", lambda changed, costs: False)
     tiny = device(memory_gib=0.5)
     with pytest.raises(InfeasibleError) as found:
-        make_plan(job([site("a", 1, on=tiny)], (), TRAINING))
+        planning.plan(job([site("a", 1, on=tiny)], (), TRAINING))
     last = str(found.value).splitlines()[-1]
     assert "none of the changes that were tried works alone: recomputation, ZeRO" in last
     assert "no single change" not in str(found.value)

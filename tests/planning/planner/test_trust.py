@@ -5,19 +5,18 @@ import pytest
 from farpipe.core.spec import preset_device, preset_model
 from farpipe.planning.cost import JobCosts, PartTimes, Profile, calibration_of, model_shape
 from farpipe.planning.cost.calibration import UNCOMPARED
-from farpipe.planning.planner import make_plan
-from farpipe.planning.planner.limits import trust, uncompared
+from farpipe.planning.explain.limits import trust, uncompared
 from farpipe.planning.planner.reference_points import load_points
 from farpipe.planning.planner.validation import predict
-from planning.planner.jobs import MODEL, TRAINING, both_ways, device, job, site
+from planning.planner.jobs import MODEL, TRAINING, both_ways, device, job, planned, site, why
 
 
 def test_a_measured_device_has_its_residual_and_no_mark():
-    plan = make_plan(job([site("a")]))
+    plan = planned(job([site("a")]))
     residual = calibration_of(device()).residual
-    assert (plan.residual, plan.unmeasured) == (residual, ())
+    assert (plan.explanation.residual, plan.explanation.unmeasured) == (residual, ())
     assert plan.step_range_s == pytest.approx(
-        (plan.prediction.step_s / (1 + residual), plan.prediction.step_s * (1 + residual))
+        (plan.plan.prediction.step_s / (1 + residual), plan.plan.prediction.step_s * (1 + residual))
     )
 
 
@@ -28,8 +27,8 @@ def test_a_device_that_nobody_compared_is_marked_and_sets_the_range_of_the_whole
     residual, unmeasured = trust(JobCosts(MODEL, TRAINING), places)
     assert unmeasured == ("own chip",)
     assert residual == calibration_of(device("own chip")).residual > calibration_of(device()).residual
-    plan = make_plan(asked)
-    assert set(plan.unmeasured) <= {"own chip"}
+    plan = planned(asked)
+    assert set(plan.explanation.unmeasured) <= {"own chip"}
 
 
 def test_products_that_were_never_compared_on_a_device_are_named():
@@ -54,18 +53,21 @@ def test_with_a_profile_nothing_is_marked():
         optimizer_s_per_param=1e-12,
         action_overhead_s=0.0,
     )
-    plan = make_plan(job([site("a", on=device("own chip"))]), [profile])
-    assert (plan.residual, plan.unmeasured) == (0.0, ())
-    assert plan.step_range_s == (plan.prediction.step_s,) * 2
+    plan = planned(job([site("a", on=device("own chip"))]), [profile])
+    assert (plan.explanation.residual, plan.explanation.unmeasured) == (0.0, ())
+    assert plan.step_range_s == (plan.plan.prediction.step_s,) * 2
 
 
 def test_kinds_of_models_that_nobody_compared_are_named_and_widen_the_range():
     long = TRAINING.model_copy(update={"sequence_length": 131072, "global_batch": 2})
-    plan = make_plan(job([site("a", 8)], training=long))
-    assert plan.layout.context > 1
-    assert plan.uncompared == ("context parallelism", "sequences of 131,072 tokens (the longest compared: 8,192)")
-    assert (plan.residual, plan.unmeasured, plan.is_rough) == (0.36, (), True)
-    assert not make_plan(job([site("a")])).is_rough
+    plan = planned(job([site("a", 8)], training=long))
+    assert plan.plan.layout.context > 1
+    assert plan.explanation.uncompared == (
+        "context parallelism",
+        "sequences of 131,072 tokens (the longest compared: 8,192)",
+    )
+    assert (plan.explanation.residual, plan.explanation.unmeasured, plan.explanation.is_rough) == (0.36, (), True)
+    assert not why(job([site("a")])).is_rough
 
 
 def test_what_a_device_was_compared_for_is_in_the_carried_points():

@@ -2,9 +2,9 @@
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InfeasibleError
 from farpipe.planning.cost import round_robin, v_shape
-from farpipe.planning.planner import make_plan
 from farpipe.planning.planner.orders import V_ORDERS
 from planning.planner.every_layout import candidates
 from planning.planner.jobs import both_ways, job, site
@@ -17,17 +17,17 @@ def test_stages_go_down_the_ranks_and_up_again():
 
 def test_a_v_is_planned_where_it_is_faster():
     request = job([site("a")], pipeline=3, data=1, tensor=1, num_microbatches=16)
-    plan = make_plan(request)
+    plan = planning.plan(request)
     assert plan.schedule.method in V_ORDERS
     assert [p.rank for p in plan.placements] == v_shape(3)
-    alone = make_plan(job([site("a")], pipeline=3, data=1, tensor=1, num_microbatches=16, virtual=1))
+    alone = planning.plan(job([site("a")], pipeline=3, data=1, tensor=1, num_microbatches=16, virtual=1))
     assert plan.prediction.step_s < alone.prediction.step_s
 
 
 def test_a_v_crosses_a_cut_twice_each_way():
     links = both_ways("a", "b", latency_s=1e-4)
     request = job([site("a", 2), site("b", 2)], links, sites=("a", "b"), pipeline=4, num_microbatches=8, schedule="zbv")
-    plan = make_plan(request)
+    plan = planning.plan(request)
     crossing = [hop.forward.link for hop in plan.problem.hops if hop and ":" not in hop.forward.link]
     assert crossing == ["a>b", "b>a"]
     assert plan.sites == ("a", "a", "b", "b")
@@ -37,12 +37,12 @@ def test_pinned_layers_may_leave_the_first_and_the_last_of_many_stages_without_o
     """Of 8 layers on 10 stages: embedding and head count as a layer each where layers are dealt."""
     layers = (0, *[1] * 8, 0)
     pins = {"pipeline": 2, "virtual": 5, "layers": layers, "data": 1, "tensor": 1, "num_microbatches": 8}
-    plan = make_plan(job([site("a", 2)], **pins))
+    plan = planning.plan(job([site("a", 2)], **pins))
     assert tuple(placement.num_layers for placement in plan.placements) == layers
 
 
 def test_any_number_of_stages_on_a_rank_is_planned():
-    plan = make_plan(job([site("a", 2)], pipeline=2, virtual=4, data=1, tensor=1, num_microbatches=16))
+    plan = planning.plan(job([site("a", 2)], pipeline=2, virtual=4, data=1, tensor=1, num_microbatches=16))
     assert plan.layout.virtual == 4
     assert [p.rank for p in plan.placements] == round_robin(2, 8)
 
@@ -62,4 +62,4 @@ def test_pinned_layers_decide_the_number_of_stages():
 
 def test_an_order_that_its_pins_rule_out_is_told():
     with pytest.raises(InfeasibleError, match="needs two stages per rank in a V"):
-        make_plan(job([site("a")], virtual=1, pipeline=2, schedule="zbv"))
+        planning.plan(job([site("a")], virtual=1, pipeline=2, schedule="zbv"))

@@ -8,7 +8,7 @@ from farpipe.planning.planner.engine import plan_obstacle
 if TYPE_CHECKING:
     from farpipe.core.spec import Job
     from farpipe.engine.run_spec import DeviceKind, RunSpec
-    from farpipe.planning.planner import Plan
+    from farpipe.planning import Plan
 
 
 def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":

@@ -330,3 +330,30 @@ def expect_devices(job: Job, profiles: Sequence[Profile | ChunkProfile]) -> None
                 f"profile of {profile.device!r}: no site of the job has this device{nearest(profile.device, names)}; "
                 f"devices: {', '.join(sorted(names))}"
             )
+
+
+def with_training(job: Job, **update: object) -> Job:
+    """The job with other keys of [training]."""
+    return decided(job.model_copy(update={"training": job.training.model_copy(update=update)}))
+
+
+def with_pins(job: Job, **update: object) -> Job:
+    """The job with other keys of [layout]; None leaves one out."""
+    return job.model_copy(update={"layout": job.layout.model_copy(update=update)})
+
+
+NEAR_BATCH: Final = 0.1
+"""Largest relative change of the batch that counts as a setting."""
+MAX_NEAR_BATCHES: Final = 4
+"""Largest number of batches near the job's that are tried."""
+
+
+def near_batches(job: Job) -> list[int]:
+    """Batches within NEAR_BATCH of the job's that more degrees divide, MAX_NEAR_BATCHES at most, the nearest first:
+    multiples of its devices, of half as many, and so on."""
+    batch, unit, near = job.training.global_batch, job.cluster.num_devices, list[int]()
+    while unit > 1 and batch % unit:
+        below = batch // unit * unit
+        near += [n for n in (below, below + unit) if n > 0 and abs(n - batch) <= NEAR_BATCH * batch and n not in near]
+        unit //= 2
+    return sorted(near[:MAX_NEAR_BATCHES], key=lambda n: abs(n - batch))

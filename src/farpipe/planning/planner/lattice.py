@@ -78,7 +78,7 @@ class Lattice:
         if job.data.packing is not None:
             raise InputError(
                 f"data.packing = {job.data.packing!r}: layouts are compared for sequences of one length only; plan the "
-                "documents (`farpipe plan`, `make_plan`), or leave out data.packing"
+                "documents (`farpipe plan`, `planning.plan`), or leave out data.packing"
             )
         self.job, self.costs = _measured_only(job, costs), costs
         self.sites = tuple(site for _, site in job.used_sites())

@@ -6,8 +6,8 @@ from typing import Final
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Job
 from farpipe.planning.planner.candidates import decided, largest_sites, stages_of_zero
-from farpipe.planning.planner.planner import Planner
 from farpipe.planning.planner.quote import OBJECTIVES, Objective, Quote
+from farpipe.planning.planner.quotes import Planner
 
 __all__ = ["OBJECTIVES", "Objective", "choose", "is_known", "known", "options", "pareto", "pinned_to"]
 
@@ -130,7 +130,7 @@ def _missing(quote: Quote, objective: Objective) -> dict[str, list[str]]:
 
 
 def pinned_to(job: Job, quote: Quote) -> Job:
-    """The job pinned to a choice, for `make_plan` to divide its layers and order it."""
+    """The job pinned to a choice, for `plan` to divide its layers and order it."""
     at = quote.layout
     degrees = ("pipeline", "data", "tensor", "context", "expert", "virtual", "num_microbatches")
     pins = {name: getattr(at, name) for name in degrees} | {"sites": quote.sites}

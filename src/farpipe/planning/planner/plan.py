@@ -1,7 +1,7 @@
-"""Plan: layout, placement, partition, schedule and prediction - all that a run needs, in one JSON file."""
+"""Plan: layout, placement, partition, schedule and prediction - all that a run needs; and its file, with why."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
@@ -131,24 +131,15 @@ class Change(Table):
     """Programs left to run the changed plan, ``farpipe`` or formats of ``export``; None: whatever runs the plan."""
 
 
-class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True, validate_by_alias=True):
-    """All that a run needs."""
+class Explanation(Table, validate_by_name=True, validate_by_alias=True):
+    """What people ask about a plan: why not another, what limits it, what would help, how sure it is."""
 
-    FORMAT: ClassVar[str] = "farpipe/plan/1"
-    INDENT: ClassVar[int | None] = 1
-
-    job: Job
-    layout: Layout
-    placements: tuple[Placement, ...]
-    problem: ProblemData
-    schedule: ScheduleData
-    prediction: Prediction
     runners_up: tuple[RunnerUp, ...] = ()
     verdict: str = ""
     """Sentence on the use of the sites: one or several, and how much faster; empty where none were compared."""
     advice: tuple[str, ...] = ()
     strategies: Annotated[tuple[Strategy, ...], Field(alias="arms")] = ()
-    """Strategies that were compared, this plan's own among them, the fastest first; empty unless asked for."""
+    """Strategies that were compared, the plan's own among them, the fastest first; empty unless asked for."""
     limited_by: str = ""
     residual: float = 0.0
     """Mean relative error of predictions for the least known of what is in use; 0 where all times are measured ones."""
@@ -162,13 +153,26 @@ class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True,
 
     @property
     def is_rough(self) -> bool:
-        """True if its figures rest on devices or kinds of models that nobody compared with a measurement."""
+        """True if the plan's figures rest on devices or kinds of models that nobody compared with a measurement."""
         return bool(self.unmeasured or self.uncompared)
 
-    @property
-    def step_range_s(self) -> tuple[float, float]:
-        """The range in which the step is expected: the residual to both sides."""
-        return self.prediction.step_s / (1 + self.residual), self.prediction.step_s * (1 + self.residual)
+    def of_another_order(self) -> Self:
+        """What holds in any order of the same step: how sure its figures are."""
+        return type(self)(residual=self.residual, unmeasured=self.unmeasured, uncompared=self.uncompared)
+
+
+class Plan(Document, Table, arbitrary_types_allowed=True):
+    """All that a run needs."""
+
+    FORMAT: ClassVar[str] = "farpipe/plan/1"
+    INDENT: ClassVar[int | None] = 1
+
+    job: Job
+    layout: Layout
+    placements: tuple[Placement, ...]
+    problem: ProblemData
+    schedule: ScheduleData
+    prediction: Prediction
 
     @property
     def candidate(self) -> Candidate:
@@ -228,17 +232,13 @@ class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True,
         return tuple(placement.recompute for placement in self.placements)
 
     def to_body(self) -> dict[str, Any]:
-        """Body of the JSON file; strategies keep their key ``arms``."""
-        return self.model_dump(mode="json", by_alias=True)
+        """Body of the JSON file, with an empty explanation."""
+        return PlanDocument(plan=self).to_body()
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        """Plan in the body of a file; one whose schedule does not fit its problem is refused."""
-        if "groups" in body:
-            raise InputError(f"{source}: groups: {IDENTICAL_REPLICAS}")
-        plan = validate(cls, body, source)
-        check(plan.problem, plan.schedule)
-        return plan
+        """Plan in the body of a file, whose explanation is checked and left out."""
+        return cast("Self", PlanDocument.from_body(body, source).plan)
 
     def __repr__(self) -> str:
         expected = self.prediction
@@ -256,3 +256,38 @@ class Plan(Document, Table, arbitrary_types_allowed=True, validate_by_name=True,
         return "\n".join(lines)
 
     __str__ = __repr__
+
+
+class _Body(Plan, Explanation):
+    """The keys of both side by side, so that one that neither has is told with the nearest of all."""
+
+
+class PlanDocument(Document, Table):
+    """A plan with its explanation: the file plan.json, where the keys of both lie side by side."""
+
+    FORMAT: ClassVar[str] = Plan.FORMAT
+    INDENT: ClassVar[int | None] = Plan.INDENT
+
+    plan: Plan
+    explanation: Explanation = Explanation()
+
+    @property
+    def step_range_s(self) -> tuple[float, float]:
+        """The range in which the step is expected: the residual to both sides."""
+        step_s, factor = self.plan.prediction.step_s, 1 + self.explanation.residual
+        return step_s / factor, step_s * factor
+
+    def to_body(self) -> dict[str, Any]:
+        """Body of the JSON file; strategies keep their key ``arms``."""
+        of_plan, why = (one.model_dump(mode="json", by_alias=True) for one in (self.plan, self.explanation))
+        return of_plan | why
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """Plan and explanation in the body of a file; a plan whose schedule does not fit its problem is refused."""
+        if "groups" in body:
+            raise InputError(f"{source}: groups: {IDENTICAL_REPLICAS}")
+        read = dict(validate(_Body, body, source))
+        plan = Plan(**{key: read[key] for key in Plan.model_fields})
+        check(plan.problem, plan.schedule)
+        return cls(plan=plan, explanation=Explanation(**{key: read[key] for key in Explanation.model_fields}))

@@ -6,9 +6,9 @@ chosen by the mean step over samples. Orders for late messages are made with all
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, permutations
 from typing import Final
 
 import numpy as np
@@ -16,10 +16,11 @@ import numpy as np
 from farpipe.core.schedule import check, peak_memory_bytes
 from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.simulate import Timeline, simulate
-from farpipe.core.spec import Job, Recompute
+from farpipe.core.spec import Job, Recompute, Site, differing_keys
 from farpipe.core.step import Problem, Schedule, exceeds, retimed
 from farpipe.planning.cost import JobCosts, Placement, StageCost, place_stages, step_cost
 from farpipe.planning.planner.bandwidth import link_bytes
+from farpipe.planning.planner.candidates import Candidate
 from farpipe.planning.planner.evaluate import ROUNDING, Evaluated, finish, staggered_like, whole
 from farpipe.planning.planner.orders import AUTO, try_orders, try_quickly
 from farpipe.planning.planner.partition import StageModes
@@ -336,3 +337,41 @@ def predict(
 def predicted(job: Job, found: Evaluated) -> Prediction:
     """Prediction of an evaluated candidate."""
     return predict(job, found.problem, found.schedule, found.timeline, found.overhead_s)
+
+
+def alike_at_identical_sites(job: Job, found: Iterable[Evaluated]) -> list[Evaluated]:
+    """The same, the fastest first, with equal steps at identical sites; a search looks longer at the first of them.
+
+    The best of one site alone holds for all that are identical but for name and prices. Several sites are the same ones
+    where they and their links are identical but for names, and only the fastest of these sets stays.
+    """
+    chosen, alone, wheres = list[Evaluated](), list[Evaluated](), dict[object, str]()
+    for one in sorted(found, key=lambda one: one.step_s):
+        site, where = one.candidate.sites[0], one.candidate.where
+        if one.candidate.kind != "alone" and wheres.setdefault(_figures(job, one.candidate), where) != where:
+            continue
+        if one.candidate.kind == "alone" and all(where != other.candidate.where for other in alone):
+            like = next((other for other in alone if identical(other.candidate.sites[0], site)), one)
+            alone.append(one)
+            chosen += [] if like is one else [moved(like, site)]
+        chosen.append(one)
+    return sorted(chosen, key=lambda one: one.step_s)
+
+
+def _figures(job: Job, candidate: Candidate) -> tuple[object, ...]:
+    """Equal for sets of sites that differ in their names alone."""
+    kind = candidate.kind
+    sites = [job.cluster.site(name).model_dump_json(exclude={"name"}) for name in candidate.order]
+    links = {(a.source, a.target): a.model_dump_json(exclude={"source", "target"}) for a in job.cluster.links}
+    return kind, *sites, *map(links.get, permutations(candidate.order, 2))
+
+
+def identical(one: Site, other: Site) -> bool:
+    """True if two sites differ in name and prices alone."""
+    return one.num_devices == other.num_devices and not differing_keys(one, other)
+
+
+def moved(found: Evaluated, site: Site) -> Evaluated:
+    """The same at an identical site."""
+    candidate = replace(found.candidate, sites=(site,) * len(found.candidate.sites))
+    return replace(found, candidate=candidate, placements=tuple(replace(p, site=site.name) for p in found.placements))

@@ -83,11 +83,23 @@ def small(per_kind: int = 2, wanted: int = 1, *, best_only: bool = False) -> Bud
     return Budget(per_kind, wanted + MAX_FAILURES, wanted + MAX_FAILURES, wanted, best_only)
 
 
+BEST_ONLY: Final = small(1, best_only=True)
+"""Budget for the fastest of what is given and of the first that works of each kind of site set."""
+
+
 class Found(NamedTuple):
     """Candidates that work, the fastest first, and those that were evaluated and do not work."""
 
+    job: Job
+    """Settled: no setting of it is open."""
+    costs: JobCosts
     evaluated: list[Evaluated]
     rejected: list[Rejected]
+
+    @property
+    def best(self) -> Evaluated | None:
+        """The fastest; None where nothing works."""
+        return self.evaluated[0] if self.evaluated else None
 
 
 def search(
@@ -106,37 +118,23 @@ def search(
     """
     found = Search(job, costs, Lattice(job, costs), budget, progress, until_s)
     found.run(also)
-    return Found(sorted(found.evaluated.values(), key=lambda e: e.step_s), found.rejected)
+    return Found(job, costs, sorted(found.evaluated.values(), key=lambda e: e.step_s), found.rejected)
 
 
-def quick_search(
-    job: Job, costs: JobCosts, per_kind: int = 2, wanted: int = 1, also: Iterable[Candidate] = ()
-) -> list[Evaluated]:
-    """The candidates that `search` finds with a small budget, the fastest first."""
-    return search(job, costs, small(per_kind, wanted), also=also).evaluated
-
-
-def quick_best(job: Job, costs: JobCosts, also: Iterable[Candidate] = ()) -> Evaluated | None:
-    """The fastest of `also` and of the first that works of each kind of site set; None where nothing works."""
-    return next(iter(search(job, costs, small(1, best_only=True), also=also).evaluated), None)
-
-
-def search_stages_of_zero(
-    job: Job, profiles: dict[str, Profile], progress: Advance | None = None
-) -> tuple[Job, JobCosts, Found]:
-    """(decided job, its costs, what a large search found): by the first stage of ZeRO that works if the job names none;
-    by the best where activations are offloaded, for one rank has all layers then.
+def search_job(job: Job, profiles: dict[str, Profile], progress: Advance | None = None) -> Found:
+    """The findings of a large search, by the first stage of ZeRO that works if the job names none; by the best where
+    activations are offloaded, for one rank has all layers then.
 
     Nothing is found where no stage works.
     """
-    answers: list[tuple[Job, JobCosts, Found]] = []
+    answers: list[Found] = []
     for zero in stages_of_zero(job):
         settled = decided(job, zero)
         costs = JobCosts(settled.model, settled.training, profiles)
-        answers.append((settled, costs, search(settled, costs, progress=progress)))
-        if answers[-1][2].evaluated and not job.training.cpu_offloading_num_layers:
+        answers.append(search(settled, costs, progress=progress))
+        if answers[-1].evaluated and not job.training.cpu_offloading_num_layers:
             return answers[-1]
-    return min(reversed(answers), key=lambda answer: min((e.step_s for e in answer[2].evaluated), default=math.inf))
+    return min(reversed(answers), key=lambda answer: answer.best.step_s if answer.best else math.inf)
 
 
 def best_of_site_sets(found: Iterable[Evaluated]) -> list[Evaluated]:

@@ -20,11 +20,11 @@ from farpipe import __version__
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.spec import Job, job_of
 from farpipe.core.strict import key_path
-from farpipe.planning.planner.batch_strategies import strategies_of_batch
+from farpipe.planning.explain.batch_strategies import strategies_of_batch
+from farpipe.planning.explain.strategies import LOCAL_STEPS, strategies_of
 from farpipe.planning.planner.candidates import largest_sites
 from farpipe.planning.planner.plan import Strategy
-from farpipe.planning.planner.search import search_stages_of_zero
-from farpipe.planning.planner.strategies import LOCAL_STEPS, strategies_of
+from farpipe.planning.planner.search import search_job
 
 FORMAT: Final = "farpipe/sweep/1"
 MAX_POINTS: Final = 100_000
@@ -204,8 +204,8 @@ def name_of(row: Mapping[str, Any]) -> str | None:
 
 
 def strategies_of_job(job: Job) -> list[Strategy]:
-    """The strategies of a job as the search of `make_plan` finds them; InfeasibleError where no layout fits."""
-    settled, costs, found = search_stages_of_zero(largest_sites(job), {})
+    """The strategies of a job as the search for its plan finds them; InfeasibleError where no layout fits."""
+    found = search_job(largest_sites(job), {})
     if not found.evaluated:
         raise InfeasibleError("no layout of this job fits")
-    return strategies_of(settled, costs, found.evaluated)[0]
+    return strategies_of(found.job, found.costs, found.evaluated)[0]

@@ -22,7 +22,8 @@ from farpipe.planning.cost.links import ring_links
 from farpipe.planning.cost.transfer import ring_bytes
 from farpipe.planning.planner.evaluate import Evaluated
 from farpipe.planning.planner.placement import slowest_rate
-from farpipe.planning.planner.search import quick_best, search
+from farpipe.planning.planner.refinement import identical, moved
+from farpipe.planning.planner.search import BEST_ONLY, search
 
 MAX_SITES: Final = 4
 """Largest number of sites in one exchange; those that compute most are tried."""
@@ -151,19 +152,8 @@ def planned_in_full(job: Job, costs: JobCosts, one: SeparateSites, until_s: floa
 def _searched(job: Job, costs: JobCosts, site: Site, part: Evaluated, share: int, until_s: float) -> Evaluated:
     """The faster of `part` and what the planner's search finds for so many sequences of a step at this site alone."""
     alone = _share_of(job, site.name, share)
-    found = search(alone, costs.trained(alone.training), until_s=until_s)[0]
+    found = search(alone, costs.trained(alone.training), until_s=until_s).evaluated
     return min([part, *found], key=lambda each: each.step_s)
-
-
-def identical(one: Site, other: Site) -> bool:
-    """True if two sites differ in name and prices alone."""
-    return one.num_devices == other.num_devices and not differing_keys(one, other)
-
-
-def moved(found: Evaluated, site: Site) -> Evaluated:
-    """The same at an identical site."""
-    candidate = replace(found.candidate, sites=(site,) * len(found.candidate.sites))
-    return replace(found, candidate=candidate, placements=tuple(replace(p, site=site.name) for p in found.placements))
 
 
 def _pins_one_layout(job: Job) -> bool:
@@ -195,7 +185,7 @@ class _Alone:
     def _searched(self, site: Site, batch: int) -> Evaluated | None:
         part = _share_of(self._job, site.name, batch)
         try:
-            return quick_best(part, self._costs.trained(part.training))
+            return search(part, self._costs.trained(part.training), BEST_ONLY).best
         except FarpipeError:
             return None
 

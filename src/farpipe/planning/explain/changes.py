@@ -10,11 +10,11 @@ from farpipe.core.spec import Cluster, Job, Pins, Site, SiteLink, without_flash_
 from farpipe.core.step import occupied_s
 from farpipe.core.units import counted, format_rate
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.planner.candidates import Candidate, decided, placed
+from farpipe.planning.planner.candidates import Candidate, decided, near_batches, placed, with_pins, with_training
 from farpipe.planning.planner.evaluate import Evaluated
 from farpipe.planning.planner.plan import Change, CostClass
 from farpipe.planning.planner.refinement import predicted, refined
-from farpipe.planning.planner.search import Advance, quick_best
+from farpipe.planning.planner.search import BEST_ONLY, Advance, search
 
 MAX_CHANGES: Final = 3
 """Largest number of changes that are listed."""
@@ -24,10 +24,6 @@ WORTH_LISTING: Final = 0.02
 """Relative gain in tokens per second from which a change is listed."""
 COSTS: Final[tuple[CostClass, ...]] = get_args(CostClass)
 """Classes of cost of a change, the cheapest first."""
-NEAR_BATCH: Final = 0.1
-"""Largest relative change of the batch that counts as a setting."""
-MAX_NEAR_BATCHES: Final = 4
-"""Largest number of batches near the job's that are tried."""
 LIMIT_S: Final = 30.0
 """Time, in seconds, after which no further change or strategy is tried: the plan is there, and a person waits."""
 _BETTER: Final[tuple[tuple[str, Any, str], ...]] = (
@@ -174,7 +170,7 @@ def _instead(freed: str, best: Evaluated) -> str:
 def _quickly(job: Job, costs: JobCosts, like: Candidate) -> Evaluated | None:
     """The best that the quick search finds; None where nothing works."""
     try:
-        return quick_best(job, costs, _again(job, like))
+        return search(job, costs, BEST_ONLY, also=_again(job, like)).best
     except FarpipeError:
         return None
 
@@ -247,17 +243,6 @@ def _wider(job: Job, best: Evaluated) -> Iterator[_Idea]:
     yield _Idea(words, _faster(job, both, 2.0), "bandwidth")
 
 
-def near_batches(job: Job) -> list[int]:
-    """Batches within NEAR_BATCH of the job's that more degrees divide, MAX_NEAR_BATCHES at most, the nearest first:
-    multiples of its devices, of half as many, and so on."""
-    batch, unit, near = job.training.global_batch, job.cluster.num_devices, list[int]()
-    while unit > 1 and batch % unit:
-        below = batch // unit * unit
-        near += [n for n in (below, below + unit) if n > 0 and abs(n - batch) <= NEAR_BATCH * batch and n not in near]
-        unit //= 2
-    return sorted(near[:MAX_NEAR_BATCHES], key=lambda n: abs(n - batch))
-
-
 def _other_batches(job: Job) -> Iterator[_Idea]:
     """The batches near the job's, which are a setting more than another training, and twice its batch."""
     batch = job.training.global_batch
@@ -309,13 +294,3 @@ def _one_more(job: Job, like: Site, neighbour: Site) -> _Idea:
 def _clustered(job: Job, sites: Sequence[Site], links: Sequence[SiteLink]) -> Job:
     cluster = Cluster.model_construct(sites=tuple(sites), links=tuple(links))
     return decided(job.model_copy(update={"cluster": cluster}))
-
-
-def with_training(job: Job, **update: object) -> Job:
-    """The job with other keys of [training]."""
-    return decided(job.model_copy(update={"training": job.training.model_copy(update=update)}))
-
-
-def with_pins(job: Job, **update: object) -> Job:
-    """The job with other keys of [layout]; None leaves one out."""
-    return job.model_copy(update={"layout": job.layout.model_copy(update=update)})

@@ -1,23 +1,34 @@
-"""Planner: plans (`find_plans`) and quotes for many requests on many clusters, with one cache of stage costs."""
+"""Quotes for many requests on many clusters, with one cache of stage costs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-from farpipe.core.errors import InfeasibleError
+from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.spec import Cluster, Job, Request
 from farpipe.planning.cost import JobCosts, Profile
 from farpipe.planning.planner.candidates import Candidate, decided, placed
 from farpipe.planning.planner.evaluate import Evaluated, evaluate, peak_bytes, whole
-from farpipe.planning.planner.find_plans import MeasuredDevices, as_plan, make_plan
+from farpipe.planning.planner.find import MeasuredDevices, as_plan, plan
 from farpipe.planning.planner.lattice import Estimate, Lattice, Left
 from farpipe.planning.planner.orders import QUICK
-from farpipe.planning.planner.plan import Plan
 from farpipe.planning.planner.quote import Quote, estimated_quote, quote_of
 
 NEAR: Final = 1.1
 """Factor over the best estimate up to which a quote considers others; if none of them fits in memory, all points."""
 MAX_KEPT: Final = 256
 """Largest number of pairs of a request and a cluster whose costs are kept; the oldest goes first."""
+
+
+def quote(job: Job | Request, cluster: Cluster | None = None, profiles: MeasuredDevices = (), **left: Any) -> Quote:
+    """Quote for a job, or for a request on `cluster`: the planner's estimates, without a search.
+
+    `left` says what is left of the cluster, or how much of it may be used: arguments of `Planner.quote`, which is for
+    many quotes in a row. Errors as for that.
+    """
+    request, on = (job.request, cluster or job.cluster) if isinstance(job, Job) else (job, cluster)
+    if on is None:
+        raise InputError("a request names no sites: give a cluster to quote it on")
+    return Planner(profiles).quote(request, on, **left)
 
 
 class Planner:
@@ -29,10 +40,6 @@ class Planner:
     def __init__(self, profiles: MeasuredDevices = ()) -> None:
         self._profiles = tuple(profiles)
         self._known: dict[tuple[int, int], tuple[Request, Cluster, Lattice]] = {}
-
-    def plan(self, request: Request, cluster: Cluster) -> Plan:
-        """The best plan; errors as for `make_plan`."""
-        return make_plan(request.on(cluster), self._profiles_of(cluster))
 
     def quote(
         self,
@@ -52,7 +59,8 @@ class Planner:
         With `data.packing` it is the quote of `plan` on what is left, and takes as long; no `max_devices` there.
         """
         if request.data.packing is not None and max_devices is None:
-            return quote_of(self.plan(request, left_of(cluster, devices or {}, bytes_per_s or {})))
+            left_over = left_of(cluster, devices or {}, bytes_per_s or {})
+            return quote_of(plan(request.on(left_over), self._profiles_of(left_over)))
         lattice = self._lattice(request, cluster)
         left = lattice.left(devices or {}, bytes_per_s or {})
         most = max(1, simulated)

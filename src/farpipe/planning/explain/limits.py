@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from farpipe.core.schedule.library import ORDERS
 from farpipe.core.simulate import Timeline, simulate
@@ -184,8 +184,8 @@ def uncompared(costs: JobCosts, sites: Collection[Site], longest: int, context: 
     return (*guess, *found, *([long] * (longest > known)))
 
 
-def trust_of(costs: JobCosts, sites: Collection[Site], layout: Layout) -> dict[str, object]:
-    """The fields of a Plan that say how far it can be trusted: `residual`, `unmeasured` and `uncompared`."""
+def trust_of(costs: JobCosts, sites: Collection[Site], layout: Layout) -> dict[str, Any]:
+    """Fields of an Explanation that say how far the plan can be trusted: `residual`, `unmeasured` and `uncompared`."""
     residual, unmeasured = trust(costs, sites)
     kinds = uncompared(costs, sites, costs.training.sequence_length, layout.context)
     worst = max(residual, float(UNMEASURED["residual"])) if kinds else residual

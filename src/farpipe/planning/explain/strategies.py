@@ -1,29 +1,25 @@
 """Strategies: every site set and its links at their best, on one cost model, and what limits each."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
 from typing import Final
 
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.cost.money import money_of_step
-from farpipe.planning.planner.candidates import Candidate
-from farpipe.planning.planner.changes import LIMIT_S
-from farpipe.planning.planner.evaluate import Evaluated, whole
-from farpipe.planning.planner.limits import WORTH_NAMING, limit_of
-from farpipe.planning.planner.plan import Strategy, StrategyKind
-from farpipe.planning.planner.refinement import expected, refined
-from farpipe.planning.planner.search import best_of_site_sets, quick_search
-from farpipe.planning.planner.separate_sites import (
+from farpipe.planning.explain.changes import LIMIT_S
+from farpipe.planning.explain.limits import WORTH_NAMING, limit_of
+from farpipe.planning.explain.separate_sites import (
     OUTER_BYTES,
     SeparateSites,
-    identical,
-    moved,
     planned_in_full,
     separate_sites,
 )
+from farpipe.planning.planner.evaluate import Evaluated, whole
+from farpipe.planning.planner.plan import Strategy, StrategyKind
+from farpipe.planning.planner.refinement import alike_at_identical_sites, expected, refined
+from farpipe.planning.planner.search import best_of_site_sets, search, small
 
 PER_KIND: Final = 3
 """Largest number of site sets of each kind that are compared."""
@@ -45,7 +41,7 @@ def strategies_of(
     name the difference.
     """
     until_s, untried = time.monotonic() + limit_s, list[str]()
-    found = alike_at_identical_sites(job, found or quick_search(job, costs, PER_KIND))
+    found = alike_at_identical_sites(job, found or search(job, costs, small(PER_KIND)).evaluated)
     strategies = [_strategy(job, costs, _kind(one), expected(job, whole(one))) for one in _chosen(found)]
     searched = {
         NARROW: _narrow(job, costs, [one for one in found if _kind(one) == "pipeline"]),
@@ -55,33 +51,6 @@ def strategies_of(
         strategies += more if time.monotonic() <= until_s else ()
         untried += [name] if time.monotonic() > until_s else []
     return sorted(strategies, key=lambda strategy: strategy.step_s), untried
-
-
-def alike_at_identical_sites(job: Job, found: Iterable[Evaluated]) -> list[Evaluated]:
-    """The same, the fastest first, with equal steps at identical sites; a search looks longer at the first of them.
-
-    The best of one site alone holds for all that are identical but for name and prices. Several sites are the same ones
-    where they and their links are identical but for names, and only the fastest of these sets stays.
-    """
-    chosen, alone, wheres = list[Evaluated](), list[Evaluated](), dict[object, str]()
-    for one in sorted(found, key=lambda one: one.step_s):
-        site, where = one.candidate.sites[0], one.candidate.where
-        if one.candidate.kind != "alone" and wheres.setdefault(_figures(job, one.candidate), where) != where:
-            continue
-        if one.candidate.kind == "alone" and all(where != other.candidate.where for other in alone):
-            like = next((other for other in alone if identical(other.candidate.sites[0], site)), one)
-            alone.append(one)
-            chosen += [] if like is one else [moved(like, site)]
-        chosen.append(one)
-    return sorted(chosen, key=lambda one: one.step_s)
-
-
-def _figures(job: Job, candidate: Candidate) -> tuple[object, ...]:
-    """Equal for sets of sites that differ in their names alone."""
-    kind = candidate.kind
-    sites = [job.cluster.site(name).model_dump_json(exclude={"name"}) for name in candidate.order]
-    links = {(a.source, a.target): a.model_dump_json(exclude={"source", "target"}) for a in job.cluster.links}
-    return kind, *sites, *map(links.get, permutations(candidate.order, 2))
 
 
 def _kind(one: Evaluated) -> StrategyKind:
@@ -103,7 +72,7 @@ def _narrow(job: Job, costs: JobCosts, pipelines: Sequence[Evaluated]) -> Iterat
     narrow = job.model_copy(update={"training": job.training.model_copy(update={"wire_type": "int8"})})
     others = costs.trained(narrow.training)
     also = [one.candidate for one in pipelines[:1]]
-    found = [one for one in quick_search(narrow, others, 1, 1, also) if one.candidate.kind == "pipelines"]
+    found = [one for one in search(narrow, others, small(1), also=also).evaluated if one.candidate.kind == "pipelines"]
     for one in [expected(narrow, refined(narrow, one, others)[1]) for one in found[:1]]:
         if one.step_s < pipelines[0].step_s:  # searched less, it may come out slower than with whole messages
             yield _strategy(narrow, others, "pipeline", one, NARROW)

@@ -19,7 +19,7 @@ from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.speed import Speed, core_speed, head_speed
 from farpipe.planning.cost.step import overhead_parts
 from farpipe.planning.cost.transfer import ring_link
-from farpipe.planning.planner.limits import breakdown_s
+from farpipe.planning.explain.limits import breakdown_s
 from farpipe.planning.planner.plan import Plan
 
 Seconds = tuple[float, float, float]
