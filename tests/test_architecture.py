@@ -42,7 +42,8 @@ INSIDE = {
         "search": "",
         "workload": "cost search",
         "documents": "workload",
-        "plan": "cost search workload documents",
+        "planner": "cost search workload documents",
+        "explain": "cost search workload documents planner",
     },
     "engine": {
         "processes": "",
@@ -185,7 +186,7 @@ def test_importing_the_command_line_loads_nothing_heavy(heavy):
 @pytest.mark.parametrize(
     "modules",
     [
-        "farpipe.planning.plan, farpipe.core.simulate, farpipe.report, farpipe.planning.cost",
+        "farpipe.planning.planner, farpipe.core.simulate, farpipe.report, farpipe.planning.cost",
         "farpipe.engine.transport, farpipe.engine.transport.link_probe, farpipe.engine.transport.security.authority",
         "farpipe.engine.launch.run",
     ],

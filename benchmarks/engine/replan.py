@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
     from farpipe.engine.launch import run as runner
     from farpipe.engine.links.wan import Wan, links_of_problem
     from farpipe.engine.run_spec import LinkChange, RunSpec
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     problem = make_problem(options.scale)
     starts = [sum(options.steps[:phase]) for phase in range(len(LINKS))]

@@ -66,7 +66,7 @@ def measure(folder: Path, shares: str, method: str, num_steps: int) -> dict[str,
     from farpipe.engine.launch.spec_of_plan import run_spec_of
     from farpipe.engine.links import Wan, links_of_problem
     from farpipe.engine.transport.security.authority import make_throwaway
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     plan = plan_of(folder, shares, SHAPES[shares])
     problem = with_times(plan.problem)

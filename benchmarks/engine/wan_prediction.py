@@ -61,7 +61,7 @@ def measure(case: Case, method: str, through: str = "tls") -> dict[str, Any]:
     from farpipe.engine.launch.run import run
     from farpipe.engine.links import Wan, links_of_problem
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     problem, is_kernel = make_problem(case), through != "transport"
     schedule = find_order(problem, method, time_limit_s=SEARCH_S).schedule

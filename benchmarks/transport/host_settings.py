@@ -66,7 +66,7 @@ def measure(case: Case, host: str, num_steps: int) -> dict[str, Any]:
     from farpipe.engine.links import Wan, links_of_problem
     from farpipe.engine.links.tun import in_namespace
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     problem = make_problem(case)
     schedule = find_order(problem, "1f1b").schedule

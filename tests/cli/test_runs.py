@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from farpipe import planning
 from farpipe.cli.runs import load_run, summary_json
 from farpipe.core.simulate import simulate
 from farpipe.core.spec import load_job
 from farpipe.engine.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, summarise
 from farpipe.engine.launch.directory import write_inputs
 from farpipe.engine.launch.spec_of_plan import run_spec_of
-from farpipe.planning.plan import make_plan
+from farpipe.planning import PlanDocument
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_STEPS = 8
@@ -23,7 +24,7 @@ def plan():
     """A plan that the engine can run."""
     job = load_job(RECIPES / "two_sites.toml")
     pins = job.layout.model_copy(update={"data": 1, "tensor": 1, "pipeline": 4})
-    return make_plan(job.model_copy(update={"layout": pins}))
+    return planning.plan(job.model_copy(update={"layout": pins}))
 
 
 def lines_of(timeline, num_steps):
@@ -42,7 +43,7 @@ def lines_of(timeline, num_steps):
 @pytest.fixture
 def run_dir(plan, tmp_path):
     """The directory of a whole rehearsal."""
-    write_inputs(plan, tmp_path)
+    write_inputs(PlanDocument(plan=plan), tmp_path)
     run_spec_of(plan, num_steps=NUM_STEPS, device="sleep").save(tmp_path / RUN_NAME)
     timeline = dataclasses.replace(simulate(plan.problem, plan.schedule), source="measured")
     lines = lines_of(timeline, NUM_STEPS)

@@ -19,7 +19,7 @@ from farpipe.core.spec import Training
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_spec import RunSpec, TransportSettings
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 from forked import WITH_FORKS
 from job_files import SMALL_MODEL, cluster_text
 from rank_processes import processes_of

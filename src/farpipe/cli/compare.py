@@ -17,8 +17,8 @@ from farpipe.report.tables import to_rich
 if TYPE_CHECKING:
     from farpipe.core.simulate import Timeline
     from farpipe.core.step import Problem, Schedule
-    from farpipe.planning.plan import Plan
-    from farpipe.planning.plan.orders import Outcome
+    from farpipe.planning import Plan, PlanDocument
+    from farpipe.planning.planner.orders import Outcome
     from farpipe.report.summary import ComparisonRow
 
     Played = list[tuple[Outcome, Timeline | None]]
@@ -54,13 +54,14 @@ def compare(options: CompareOptions) -> None:
     Given a job, it plans first and compares the orders of that plan. Orders that can't be used are listed with the
     reason. The gap is makespan / lower bound - 1; waits are exposed communication, the mean over ranks.
     """
-    from farpipe.cli.planned import load_step
+    from farpipe.cli.planned import load_explained
     from farpipe.report.summary import obstacles
 
     check_picture(options.plot, kinds=(".svg",))
     check_folder(options.plot, keeping=(options.step,))
     named = _named(options.method, options.search_s) if options.method else None
-    problem, own, plan = load_step(options.step)
+    problem, own, document = load_explained(options.step)
+    plan = document.plan if document else None
     names = named or _all_methods(problem, options.search_s)
     outcomes, bound_s = _outcomes(problem, names, DEFAULT_SEARCH_S if options.search_s is None else options.search_s)
     if own is not None and not named and own.method not in names:
@@ -79,29 +80,29 @@ def compare(options: CompareOptions) -> None:
     if not usable:
         raise InfeasibleError(f"no schedule can be used here\n{obstacles(rows)}")
     if not options.as_json:
-        _show(rows, bound_s, plan)
+        _show(rows, bound_s, document)
 
 
 def _guess(plan: "Plan | None") -> dict[str, Any]:
     return plan.job.model.guess_data if plan is not None else {}
 
 
-def _show(rows: "Sequence[ComparisonRow]", bound_s: float, plan: "Plan | None") -> None:
+def _show(rows: "Sequence[ComparisonRow]", bound_s: float, document: "PlanDocument | None") -> None:
     from farpipe.report.plan_tables import trust_note
     from farpipe.report.summary import comparison_view
 
     out = console()
     out.print(to_rich(comparison_view(rows)))
     out.print(f"lower bound of every schedule: {format_seconds(bound_s)}; gap: (makespan - bound) / bound")
-    if plan is not None and plan.prediction.overhead_s:
-        out.print(f"optimizer and clipping: {format_seconds(plan.prediction.overhead_s)} per step, included")
-    if plan is not None and plan.is_rough:
-        out.print(trust_note(plan))
+    if document is not None and document.plan.prediction.overhead_s:
+        out.print(f"optimizer and clipping: {format_seconds(document.plan.prediction.overhead_s)} per step, included")
+    if document is not None and document.explanation.is_rough:
+        out.print(trust_note(document))
 
 
 def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
     """`names` without repetitions; UsageError for one that nobody knows, or for seconds that no search would use."""
-    from farpipe.planning.plan.orders import expect_known
+    from farpipe.planning.planner.orders import expect_known
     from farpipe.planning.search import SEARCHES
 
     for name in names:
@@ -122,7 +123,7 @@ def _all_methods(problem: "Problem", search_s: float | None) -> list[str]:
 def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "tuple[list[Outcome], float]":
     """Outcome of every method, the fastest first, and the highest lower bound that anything proved."""
     from farpipe.core.schedule.bounds import lower_bound_s
-    from farpipe.planning.plan.orders import Outcome, find_order, try_orders
+    from farpipe.planning.planner.orders import Outcome, find_order, try_orders
     from farpipe.planning.search import SEARCHES
 
     outcomes = try_orders(problem, [name for name in names if name not in SEARCHES])
@@ -141,7 +142,7 @@ def _outcomes(problem: "Problem", names: "Sequence[str]", search_s: float) -> "t
 
 def _with_own(problem: "Problem", own: "Schedule", outcomes: "list[Outcome]") -> "list[Outcome]":
     """The plan's own schedule, which a search has found, among the others."""
-    from farpipe.planning.plan.orders import Outcome
+    from farpipe.planning.planner.orders import Outcome
 
     return sorted([*outcomes, Outcome.played(own.method, problem, own)], key=_makespan_s)
 

@@ -13,7 +13,7 @@ from farpipe.core.strict import write_text
 if TYPE_CHECKING:
     from farpipe.engine.launch.machines import Machine
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 HOSTFILE_NAME = "hostfile"
 
@@ -37,11 +37,12 @@ def prepare(
     from farpipe.engine.lock import only_run
 
     place = options.place()
-    plan, costs = options.load_plan(computes_here=False)
+    document, costs = options.load_plan(computes_here=False)
+    plan = document.plan
     show_planned(plan, options.device_for(plan.job), to_stderr=False)
     spec = options.spec(plan, costs, emulate_links=False, resume=place.resume)
     with only_run(place.run_dir, make=True):
-        write_run_dir(plan, spec, place)
+        write_run_dir(document, spec, place)
         _show_how_to_start(plan, spec, place.run_dir, options.max_restarts, launch_format, hostfile)
     named = (spec.model and spec.model.hugging_face, spec.data.source, spec.data.tokenizer)
     if paths := [path for path in named if path and Path(path).exists()]:

@@ -21,7 +21,7 @@ from farpipe.engine.figures.metrics import (
 )
 from farpipe.engine.launch.directory import how_it_ended
 from farpipe.engine.run_spec import RunSpec
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan, PlanDocument
 from farpipe.planning.workload import StepPlan
 from farpipe.report.page import write_report
 from farpipe.report.plan_tables import trust_note
@@ -37,7 +37,8 @@ TRACE_NAME = "trace.json"
 class LoadedRun:
     """A run directory: the plan that it ran, and what it shows."""
 
-    plan: Plan
+    document: PlanDocument
+    """The plan with its explanation."""
     view: RunView
     broken_off: str = ""
     """Progress of a run that has no end, and the last words of its ranks; empty: it ended."""
@@ -47,7 +48,8 @@ def load_run(run_dir: Path) -> LoadedRun:
     """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
     if not (run_dir / PLAN_NAME).is_file():
         raise no_run(run_dir)
-    plan = Plan.load(run_dir / PLAN_NAME)
+    document = PlanDocument.load(run_dir / PLAN_NAME)
+    plan = document.plan
     metrics = [*read_metrics(run_dir / METRICS_NAME)] if (run_dir / METRICS_NAME).exists() else []
     spec, summary = _spec(run_dir), _summary(run_dir)
     device = None if spec is None else spec.device
@@ -59,7 +61,7 @@ def load_run(run_dir: Path) -> LoadedRun:
         metrics=metrics,
         step_overhead_s=_overhead_s(plan, spec),
         sites=plan.sites,
-        trust=trust_note(plan) if plan.is_rough and device != "sleep" else "",
+        trust=trust_note(document) if document.explanation.is_rough and device != "sleep" else "",
         **of_a_device(plan, device),
     )
     if plan.job.data.packing is not None:
@@ -68,7 +70,7 @@ def load_run(run_dir: Path) -> LoadedRun:
         shown = summary.timeline_step if summary is not None else None
         problem = spec.light_paths.problem(plan.problem, shown or 0)
         view = replace(view, problem=problem, predicted=simulate(problem, plan.schedule, checked=True))
-    return LoadedRun(plan, view, "" if summary else how_it_ended(run_dir, len(metrics)))
+    return LoadedRun(document, view, "" if summary else how_it_ended(run_dir, len(metrics)))
 
 
 def _spec(run_dir: Path) -> RunSpec | None:
@@ -139,7 +141,7 @@ def write_pages(runs: Sequence[LoadedRun], page: Path, trace: Path) -> None:
     timelines = {"predicted": first.predicted} | ({"measured": first.measured} if first.measured else {})
     write_trace(timelines, trace, first.problem)
     notices = tuple(run.broken_off for run in runs if run.broken_off)
-    write_report(plan_report(runs[0].plan, [run.view for run in runs], notices), page)
+    write_report(plan_report(runs[0].document, [run.view for run in runs], notices), page)
 
 
 def summary_json(run_dir: Path) -> dict[str, Any]:

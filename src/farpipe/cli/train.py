@@ -15,7 +15,7 @@ from farpipe.core.errors import DivergedError, InputError, RunError, RunInterrup
 if TYPE_CHECKING:
     from farpipe.core.step import LightPaths
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 
 @with_groups
@@ -43,13 +43,14 @@ def train(
         raise UsageError("--allow-plaintext is for --wan; under torchrun it is the ranks' own")
     need_torch("farpipe train")
     place = options.place()
-    plan, costs = options.load_plan(computes_here=True)
+    document, costs = options.load_plan(computes_here=True)
+    plan = document.plan
     show_planned(plan, options.device_for(plan.job), to_stderr=True)
     emulated = emulate and not wan
     paths = _load_light_paths(light_paths, plan, emulated=emulated)
     spec = options.spec(plan, costs, emulate_links=emulated, resume=place.resume, light_paths=paths)
     with only_run(place.run_dir, make=True) as lock:
-        write_run_dir(plan, spec, place)
+        write_run_dir(document, spec, place)
         with wan_for(plan.job.cluster, wanted=wan) as between:
             settings = {"wan": between, "allow_plaintext": allow_plaintext, "lock": lock}
             _run_here(plan, spec, place.run_dir, max_restarts=options.max_restarts, **settings)

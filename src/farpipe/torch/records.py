@@ -19,7 +19,7 @@ from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
 from farpipe.engine.run_spec import RunSpec, TransportSettings
 from farpipe.engine.train import memory_figures
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 
 _ENDLESS: Final = 1 << 40
 """Number of steps of a training whose end nobody has told."""

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import simulate
 from farpipe.core.spec import parse_job
 from farpipe.engine.launch.directory import write_inputs
 from farpipe.engine.launch.learned import learned_from, with_links
+from farpipe.planning import PlanDocument
 from farpipe.planning.cost import JobCosts, MeasuredPart, completed_profile, step_cost
-from farpipe.planning.plan import make_plan
 from job_files import cluster_text
 
 JOB = f"""
@@ -48,11 +49,11 @@ def costs_of(plan):
 def run_dir(tmp_path_factory):
     """A run planned with modelled times and a link of 5 ms; in truth a layer is slower and the link has 40 ms."""
     folder = tmp_path_factory.mktemp("run")
-    plan = make_plan(parse_job(JOB.format(latency="5 ms")))
+    plan = planning.plan(parse_job(JOB.format(latency="5 ms")))
     real = parse_job(JOB.format(latency="40 ms"))
     step = step_cost(costs_of(plan), plan.layout, plan.placements, real.cluster)
     timeline = replace(simulate(step.problem, plan.schedule), source="measured")
-    write_inputs(plan, folder)
+    write_inputs(PlanDocument(plan=plan), folder)
     timeline.save(folder / "timeline.json")
     line = {"step_s": timeline.makespan_s + step.overhead_s, "makespan_s": timeline.makespan_s}
     lines = [json.dumps({"step": number, "attempt": 0} | line) for number in range(5)]
@@ -63,7 +64,7 @@ def run_dir(tmp_path_factory):
 def test_the_next_plan_of_the_same_machines_is_told_within_three_percent(run_dir):
     learned, told = learned_from(run_dir)
     job = with_links(parse_job(JOB.format(latency="5 ms").replace("global_batch = 8", "global_batch = 16")), learned)
-    plan = make_plan(job, learned.profiles)
+    plan = planning.plan(job, learned.profiles)
     real = parse_job(JOB.format(latency="40 ms"))
     step = step_cost(costs_of(plan), plan.layout, plan.placements, real.cluster)
     measured_s = simulate(step.problem, plan.schedule).makespan_s + step.overhead_s
@@ -110,4 +111,4 @@ def test_a_profile_of_another_model_is_refused_at_once(run_dir):
     learned, _ = learned_from(run_dir)
     other = parse_job(JOB.format(latency="5 ms").replace("hidden = 256", "hidden = 512"))
     with pytest.raises(InputError, match="shape: measured with 'hidden 256"):
-        make_plan(other, learned.profiles)
+        planning.plan(other, learned.profiles)

@@ -19,7 +19,7 @@ from farpipe.engine.replicas.places import Places
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.transport.security import authority
 from farpipe.engine.transport.security.tls import TlsFiles
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 from job_files import cluster_text
 from trainings import make_run
 

@@ -30,7 +30,7 @@ from farpipe.engine.figures.metrics import (
 
 if TYPE_CHECKING:
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import PlanDocument
 
 JOB_NAME: Final = "job.toml"
 LOGS_NAME: Final = "logs"
@@ -156,11 +156,11 @@ def _check_same_training(spec: "RunSpec", checkpoints: Path) -> None:
         raise all_done(checkpoints, max(found), spec.num_steps)
 
 
-def write_inputs(plan: "Plan", run_dir: Path) -> None:
+def write_inputs(document: "PlanDocument", run_dir: Path) -> None:
     """Put the plan, and the job as the user wrote it, into a run directory."""
-    plan.save(run_dir / PLAN_NAME)
-    if plan.job.text:
-        write_text(run_dir / JOB_NAME, plan.job.text)
+    document.save(run_dir / PLAN_NAME)
+    if document.plan.job.text:
+        write_text(run_dir / JOB_NAME, document.plan.job.text)
 
 
 def next_log_dir(run_dir: Path) -> Path:

@@ -11,8 +11,8 @@ from farpipe.core.step import stagger
 from farpipe.core.units import format_change, format_rate, format_seconds
 from farpipe.engine.control.learned import Learned, RunOfPlan, learn, with_figures
 from farpipe.engine.figures.metrics import METRICS_NAME, NUM_SKIPPED_STEPS, PLAN_NAME, TIMELINE_NAME, read_metrics
+from farpipe.planning import Plan
 from farpipe.planning.cost import JobCosts, step_cost
-from farpipe.planning.plan import Plan
 
 
 def learned_from(run_dir: Path) -> tuple[Learned, tuple[str, ...]]:

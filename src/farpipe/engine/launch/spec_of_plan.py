@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from farpipe.core.errors import InputError
-from farpipe.planning.plan.engine import plan_obstacle
+from farpipe.planning.planner.engine import plan_obstacle
 
 if TYPE_CHECKING:
     from farpipe.core.spec import Job
     from farpipe.engine.run_spec import DeviceKind, RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 
 def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
@@ -19,7 +19,7 @@ def run_spec_of(plan: "Plan", **settings: Any) -> "RunSpec":
     """
     from farpipe.engine.run_spec import RunSpec
     from farpipe.planning.cost import settle
-    from farpipe.planning.plan.chunked import SEARCHED
+    from farpipe.planning.planner.chunked import SEARCHED
 
     layout, settings = plan.layout, {"device": None} | settings
     settings["device"] = settings["device"] or device_of(plan.job)
