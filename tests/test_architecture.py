@@ -45,8 +45,13 @@ INSIDE = {
         "planner": "cost search workload documents",
         "explain": "cost search workload documents planner",
     },
+    "engine": {
+        "processes": "",
+        "transport": "processes",
+        "links": "processes transport",
+    },
 }
-"""The same between the parts of a package."""
+"""The same between the parts of a package; of the engine, for those that know nothing of a step."""
 WITH_TORCH = ("engine", "torch")
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -94,7 +99,8 @@ def test_every_package_and_part_has_its_line_in_the_contract():
     assert {room_of(path) for path in FILES} - {"__init__", "__main__"} == set(MAY_IMPORT)
     for package, parts in INSIDE.items():
         found = {parts_of(path)[1] for path in FILES if room_of(path) == package}
-        assert found - {"__init__"} == set(parts)
+        assert found - {"__init__"} >= set(parts)
+        assert package == "engine" or found - {"__init__"} == set(parts)
 
 
 @pytest.mark.parametrize("contract", [MAY_IMPORT, *INSIDE.values()])

@@ -1,75 +1,41 @@
 """The documentation says what is there: commands and options, links, command lines, TOML."""
 
-import importlib
+import importlib.util
 import json
 import re
 import shlex
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-import typer
 
-from farpipe.cli.app import app
 from farpipe.cli.light_settings import BlockingSettings, LightSettings
 from farpipe.core.spec import parse_job
 from farpipe.core.step import Problem, Schedule
-from farpipe.engine.launch import rank_main
 from farpipe.fleet.scenario import load_scenario
 from farpipe.planning.planner.reference_points import load_points
 from farpipe.planning.planner.validation import validate
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
-COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RANK_MAIN = "python -m farpipe.engine.launch.rank_main"
 
 
 def page_name(path):
     return str(path.relative_to(ROOT))
 
 
-def interface():
-    """Every command, by the words that call it, as the parser sees it."""
-    alone = typer.Typer(add_completion=False)
-    alone.command()(rank_main.main)
-    ours = {f"farpipe {name}": command for name, command in typer.main.get_command(app).commands.items()}
-    return dict(singly(ours)) | {RANK_MAIN: typer.main.get_command(alone)}
+def load(path):
+    """The script of that path, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def singly(commands):
-    """Every command of a group under its own words, as in ``farpipe wan up``."""
-    for words, command in commands.items():
-        inner = getattr(command, "commands", {})
-        yield from singly({f"{words} {name}": one for name, one in inner.items()}) if inner else [(words, command)]
-
-
-INTERFACE = interface()
-
-
-def parameters(command):
-    """Its arguments and options but for --help."""
-    return [parameter for parameter in command.params if "--help" not in parameter.opts]
-
-
-def row(parameter):
-    """A parameter as the reference shows it."""
-    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    return f"| {names} | {parameter.help} | {shown_default(parameter)} |"
-
-
-def shown_default(parameter):
-    if parameter.required:
-        return "required"
-    if isinstance(parameter.default, bool):
-        return "yes" if parameter.default else "no"
-    return "none" if parameter.default is None else f"`{parameter.default}`"
-
-
-def sections(text):
-    """The text below every second-level heading."""
-    return dict(part.split("\n", 1) for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:])
+SCRIPT = load(ROOT / "docs" / "commands.py")
+INTERFACE = SCRIPT.interface()
 
 
 def test_the_problem_and_the_schedule_of_the_file_formats_are_read():
@@ -79,16 +45,8 @@ def test_the_problem_and_the_schedule_of_the_file_formats_are_read():
     assert Schedule.from_data(json.loads(schedule)).num_microbatches == 2
 
 
-def test_the_reference_has_every_command_and_no_other():
-    assert list(sections(COMMANDS)) == list(INTERFACE)
-
-
-@pytest.mark.parametrize("name", INTERFACE)
-def test_the_reference_has_every_option_and_no_other(name):
-    section, command = sections(COMMANDS)[name], INTERFACE[name]
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    assert rows == [row(parameter) for parameter in parameters(command)]
-    assert command.help in section
+def test_the_page_of_commands_is_written_from_their_help():
+    assert SCRIPT.PAGE.read_text(encoding="utf-8") == SCRIPT.page(), "run: python docs/commands.py"
 
 
 @pytest.mark.parametrize("kind", [BlockingSettings, LightSettings])
@@ -111,7 +69,7 @@ def command_lines(text):
         for name, command in INTERFACE.items():
             words = name.removeprefix("python ").split()
             call = re.search(rf"(?:^|[ ;(])({re.escape(' '.join(words))})(?= |$)(.*)", line)
-            if call and (name == RANK_MAIN or line.startswith(name)) and "[OPTIONS]" not in line:
+            if call and (name == SCRIPT.RANK_MAIN or line.startswith(name)) and "[OPTIONS]" not in line:
                 yield line, command, arguments(call[2])
 
 
@@ -280,7 +238,7 @@ def test_names_that_python_examples_import_exist(page, module, name):
     if module == "farpipe.torch":
         pytest.importorskip("torch")
     if module != OF_THE_EXAMPLE:
-        assert hasattr(importlib.import_module(module), name), page
+        assert hasattr(import_module(module), name), page
 
 
 def test_every_page_is_reachable_from_the_readme():
@@ -295,37 +253,20 @@ def test_every_page_is_reachable_from_the_readme():
     assert {page.resolve() for page in ROOT.glob("docs/**/*.md")} <= seen
 
 
-GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
-NOT_USED = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", GLOSSARY.split("## Words that are not used")[1], re.MULTILINE)[1:]
-TELLS_OF_OLD_WORDS = ("docs/reference/glossary.md", "CHANGELOG.md")
-LOG = sorted(ROOT.glob("docs/log/20*.md"))
+MAX_WIDTH = 120
+"""Characters of a line of prose; code, tables and pictures may be wider."""
+WRAPPED = [page for page in PAGES if page.parent.name != "raw"]
 
 
-def test_there_are_words_that_are_not_used():
-    assert {"knee", "reckoned"} <= set(NOT_USED)
-
-
-@pytest.mark.parametrize("word", NOT_USED)
-def test_a_word_that_the_glossary_lists_as_not_used_is_not_used(word):
-    pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?!\w)".replace(r"\ ", r"\s+"), re.IGNORECASE)
-    texts = [page for page in PAGES if page_name(page) not in TELLS_OF_OLD_WORDS and page not in LOG]
-    texts += [*ROOT.glob("src/**/*.py"), *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("recipes/**/*.*")]
-    found = [page_name(path) for path in texts if pattern.search(path.read_text(encoding="utf-8"))]
-    assert not found, f"{word!r} is in {', '.join(found)}; see the glossary"
-
-
-@pytest.mark.parametrize("page", LOG, ids=page_name)
-def test_an_entry_of_the_log_is_a_headline_and_five_lines_in_a_day_of_its_month(page):
-    days = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert days == sorted(days, reverse=True)
-    assert {day[:7] for day in days} == {page.stem}
-    entries = re.findall(r"^- (.*?)(?=\n- |\n#|\Z)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    prose = [re.sub(r"^  [|].*$|^  - .*(\n    .*)*", "", entry, flags=re.MULTILINE).strip() for entry in entries]
-    assert not [text[:80] for text in prose if len(" ".join(text.split())) > FIVE_LINES]
-
-
-FIVE_LINES = 840
-"""Characters: five lines of 168, as wide as the log's are; tables and lists below an entry are not counted."""
+@pytest.mark.parametrize("page", WRAPPED, ids=page_name)
+def test_lines_of_prose_are_short(page):
+    prose = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    free = ("|", "![", "    ", "<!--", ":::")
+    assert not [
+        line
+        for line in prose
+        if len(line) > MAX_WIDTH and not (line.startswith("    ") or line.lstrip().startswith(free))
+    ]
 
 
 def test_the_navigation_has_every_page_but_for_raw_figures():

@@ -22,6 +22,7 @@ from farpipe.fleet.job import FleetJob
 from farpipe.fleet.policies import policy_of
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.simulator import Simulator
+from farpipe.fleet.snapshot import Cache
 from farpipe.fleet.state import FleetState, first_state
 
 HOUR_S = 3600.0
@@ -83,8 +84,8 @@ def latency(policy: str, cluster: Cluster, num_queued: int = 1000) -> dict[str, 
     first, later = jobs[: num_queued + running], jobs[num_queued + running :]
     state, _ = state.handle(*(JobSubmitted(state.now_s, _now(job, state)) for job in first))
     quotes = PlannerQuotes(cluster)
-    world = replace(state.world, quotes=quotes, at_one_site={}, priced={})
-    state = FleetState(**vars(state) | {"policy": policy_of(policy), "world": world})
+    world = replace(state.world, quotes=quotes)
+    state = FleetState(**vars(state) | {"policy": policy_of(policy), "world": world, "cache": Cache()})
     cold, warm = (_turns(state, later) for _ in range(2))
     queued = sum(job.placement is None for job in state.jobs.values())
     return {

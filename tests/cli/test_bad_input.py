@@ -108,7 +108,6 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["schedule", "problem.json", "--method", "1f1b", "--time-limit", "10"], "--time-limit is for a search, and"),
         (["schedule", "problem.json", "--method", "wave", "--seed", "0"], "--seed is for a search, and --method wave"),
         (["schedule", "problem.json", "--timeline"], "--timeline is a part of what --json prints: give both"),
-        (["train", str(JOB), "--prepare", "--json"], "No such option: --json"),
         (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to go on from: a rehearsal"),
         (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext is for --wan"),
         (["export", "problem.json", "--dtype", "bfloat16"], "--dtype is for weights: add --format hugging-face"),

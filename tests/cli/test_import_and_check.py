@@ -40,7 +40,7 @@ def test_a_script_becomes_a_job_that_is_planned(imported, farpipe, tmp_path):
     data = json.loads(farpipe("import", "train.sh", "--json").stdout)
     assert data["job"]["layout"]["tensor"] == 4
     assert data["origins"]["layout.tensor"] == "--tensor-model-parallel-size, line 16"
-    assert farpipe("plan", "job.toml", "--no-arms").returncode == 0
+    assert farpipe("plan", "job.toml", "--no-strategies").returncode == 0
 
 
 def test_a_second_site_is_planned_with_open_degrees(farpipe, tmp_path):
@@ -50,13 +50,13 @@ def test_a_second_site_is_planned_with_open_degrees(farpipe, tmp_path):
     text = (tmp_path / "two.toml").read_text()
     assert "# pipeline = 2" in text
     assert '[schedule]\nmethod = "interleaved"  # orders that Megatron-LM runs' in text
-    plan = farpipe("plan", "two.toml", "--no-arms")
+    plan = farpipe("plan", "two.toml", "--no-strategies")
     assert plan.returncode == 0, plan.stderr
     assert "second" in plan.stdout
     options = farpipe("export", "plan.json", "--format", "megatron")
     assert "# Ranks by site: " in options.stdout, options.stderr
     (tmp_path / "two.toml").write_text(text.replace('"interleaved"', '"zbv"'))
-    assert farpipe("plan", "two.toml", "--no-arms").returncode == 0
+    assert farpipe("plan", "two.toml", "--no-strategies").returncode == 0
     refused = farpipe("export", "plan.json", "--format", "megatron")
     assert 'method = "interleaved" in the job\'s [schedule]' in refused.stderr
 
@@ -109,7 +109,7 @@ def test_what_schedulers_say_becomes_the_sites(farpipe, tmp_path):
     assert job["cluster"]["links"] == [
         {"between": ["zurich", "west"], "latency": "10.01 ms", "bandwidth": "100 Gbit/s"}
     ]
-    plan = farpipe("plan", "two.toml", "--no-arms")
+    plan = farpipe("plan", "two.toml", "--no-strategies")
     assert plan.returncode == 0, plan.stderr
 
 
@@ -168,7 +168,7 @@ def test_a_run_that_would_not_fit_is_compared_and_calibrated(imported, farpipe, 
     small = text.replace('device = "h100"', 'device = { preset = "h100", memory = "3 GiB" }')
     assert small != text
     (tmp_path / "small.toml").write_text(small)
-    assert farpipe("plan", "small.toml", "--no-arms").returncode == 4
+    assert farpipe("plan", "small.toml", "--no-strategies").returncode == 4
     log_of(tmp_path, 100.0)
     first = farpipe("check", "small.toml", "--log", "train.log", "--json", "--html", "page.html")
     assert "the memory of this run is overestimated" in first.stdout
@@ -259,7 +259,7 @@ def test_a_trace_becomes_a_profile_and_takes_the_model_s_place(farpipe, tmp_path
     assert "give the job that it is of with --job" in farpipe("import", "trace.json").stderr
     done = farpipe("import", "trace.json", "--job", "job.toml", "-o", "profile.json")
     assert done.returncode == 0, done.stderr
-    assert farpipe("plan", "job.toml", "--no-arms", "--profile", "profile.json").returncode == 0
+    assert farpipe("plan", "job.toml", "--no-strategies", "--profile", "profile.json").returncode == 0
     log_of(tmp_path, 1e-3, batch=4)
     twice = ("--trace", "trace.json") * 2
     checked = farpipe("check", "job.toml", "--log", "train.log", *twice, "--json")
@@ -272,7 +272,7 @@ def test_traces_of_all_ranks_become_a_timeline_and_a_page(farpipe, tmp_path):
     """The step that the plan predicts, traced: the page has both, and the log's steps."""
     text = JOB.replace("pipeline = 1", "pipeline = 2").replace("num_devices = 1", "num_devices = 2")
     (tmp_path / "job.toml").write_text(text)
-    assert farpipe("plan", "job.toml", "--no-arms").returncode == 0
+    assert farpipe("plan", "job.toml", "--no-strategies").returncode == 0
     plan = Plan.load(tmp_path / "plan.json")
     predicted = simulate(plan.problem, plan.schedule)
     names = [f"rank{rank}.json" for rank in range(2)]

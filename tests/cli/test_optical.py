@@ -8,7 +8,6 @@ import re
 import pytest
 from rich.console import Console
 
-from farpipe.cli.old_spellings import with_renamed_options
 from farpipe.cli.optical import _table
 from farpipe.report.tables import to_rich
 from job_files import SMALL_MODEL, cluster_text
@@ -127,19 +126,6 @@ def test_a_background_without_end_is_refused_before_it_is_drawn(farpipe, small_s
     assert run.returncode == 2, run.stderr
     for name in ("at most 50,000,000", "--load", "mean_holding", "setup"):
         assert name in run.stderr
-
-
-def test_options_that_became_settings_are_read_in_this_version():
-    old = ["p.json", "--setup", "1", "--no-ahead", "--warm-up", "3", "--k=8", "--one-per-hop", "--by", "hops"]
-    new = ["--set setup=1", "--set ahead=false", "--warm-up 3", "--set k=8", "--set one_per_hop=true", "--set by=hops"]
-    for command in ("optical simulate", "optical compare"):
-        assert with_renamed_options(command, old) == ["p.json", *" ".join(new).split()]
-    assert with_renamed_options("optical blocking", ["--warm-up", "-1", "--setup"]) == [
-        "--set",
-        "warm_up=-1",
-        "--setup",
-    ]
-    assert with_renamed_options("plan", ["--k", "1"]) == ["--k", "1"]
 
 
 @pytest.mark.slow

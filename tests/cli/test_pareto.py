@@ -87,7 +87,7 @@ def test_who_rents_devices_needs_no_price_of_electricity(farpipe, tmp_path):
     assert front.returncode == 0, front.stderr
     told = " ".join(front.stdout.split())
     assert "Counted as nothing, for no figure was given: electricity at cheap, electricity at dear." in told
-    plan = farpipe("plan", path, "--objective", "money", "--no-arms")
+    plan = farpipe("plan", path, "--objective", "money", "--no-strategies")
     assert ": use cheap." in plan.stdout, plan.stderr
     path.write_text(job_text(cheap="", dear="prices = { rent_usd_per_device_hour = 2 }"))
     assert farpipe("pareto", path).returncode == 0

@@ -37,11 +37,11 @@ def spread(data):
 @pytest.mark.slow
 def test_a_plan_over_lossy_links_shows_its_steps_as_a_distribution(farpipe, tmp_path):
     job = write_job(tmp_path, "loss = 0.01")
-    planned = farpipe("plan", job, "--json", "--no-arms")
+    planned = farpipe("plan", job, "--json", "--no-strategies")
     assert planned.returncode == 0, planned.stderr
     data = json.loads(planned.stdout)
     assert data["step_s"] == data["step_mean_s"] == data["prediction"]["spread"]["mean_s"]
     assert data["step_p50_s"] < data["step_p90_s"]
     assert spread(json.loads(farpipe("simulate", "plan.json", "--json").stdout)) == spread(data)
     assert "nine of ten within" in farpipe("simulate", "plan.json").stdout
-    assert "nine of ten within" in farpipe("plan", job, "--no-arms").stdout
+    assert "nine of ten within" in farpipe("plan", job, "--no-strategies").stdout

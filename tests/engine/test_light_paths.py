@@ -10,8 +10,9 @@ from farpipe.core.simulate import simulate
 from farpipe.core.simulate.timeline import Timeline
 from farpipe.core.step import Hop, LightPaths, Link, LitHop, LitStep, Problem, Rank, Stage, Transfer
 from farpipe.engine.launch.run import run
-from farpipe.engine.links.links import LinkShape, OwnPath, Passage
+from farpipe.engine.links.links import LinkShape, OwnPath
 from farpipe.engine.run_spec import LinkChange, RunSpec
+from farpipe.engine.transport.passages import Passage
 
 
 def two_ranks(kind=None):

@@ -17,7 +17,6 @@ from farpipe.cli.fleet import fleet
 from farpipe.cli.import_ import import_
 from farpipe.cli.lengths import lengths
 from farpipe.cli.list_ import list_
-from farpipe.cli.old_spellings import with_moved_command, with_renamed_options
 from farpipe.cli.optical import optical
 from farpipe.cli.pareto import pareto
 from farpipe.cli.plan import plan
@@ -35,26 +34,15 @@ from farpipe.cli.wan import wan
 from farpipe.core.strict import nearest
 
 
-def _words(ctx: Any) -> str:
-    """Words that call a command, without the program's name: ``optical simulate``."""
-    return str(ctx.command_path).removeprefix(ctx.find_root().command_path).strip()
-
-
 class _Command(TyperCommand):
     """A command whose usage names its arguments as JOB, not {JOB}."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_renamed_options(_words(ctx), args))
-
 
 class _Commands(TyperGroup):
     """The commands; a choice that is misspelt is answered with the nearest one."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        return super().resolve_command(ctx, with_moved_command(args))
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -20,7 +20,10 @@ def certs_init(
     folder: Annotated[Path, typer.Argument(help="Folder of the authority; its key should stay there.")],
     days: Days = 3650,
 ) -> None:
-    """Make the private authority of a cluster."""
+    """Make the private authority of a cluster.
+
+    Needs the extra secure: pip install "farpipe[secure]". The ranks don't.
+    """
     from farpipe.engine.transport.security.authority import init
 
     end = init(folder, days)
@@ -36,7 +39,10 @@ def certs_issue(
     ] = None,
     days: Days = 365,
 ) -> None:
-    """Make or renew the certificate of one site."""
+    """Make or renew the certificate of one site.
+
+    Writes the folder FOLDER/SITE, which is all that the site needs.
+    """
     from farpipe.core.spec.part import site_name
     from farpipe.engine.transport.security.authority import issue
 

@@ -49,7 +49,11 @@ class CompareOptions:
 
 @with_groups
 def compare(options: CompareOptions) -> None:
-    """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links."""
+    """Every schedule of one step side by side: time, gap to the bound, bubble, waits, memory, links.
+
+    Given a job, it plans first and compares the orders of that plan. Orders that can't be used are listed with the
+    reason. The gap is makespan / lower bound - 1; waits are exposed communication, the mean over ranks.
+    """
     from farpipe.cli.planned import load_explained
     from farpipe.report.summary import obstacles
 

@@ -49,7 +49,11 @@ class ExportOptions:
 
 @with_groups
 def export(context: typer.Context, options: ExportOptions) -> None:
-    """Write a schedule, or what a run has trained, in a form that others read."""
+    """Write a schedule, or what a run has trained, in a form that others read.
+
+    torch-csv: one row per rank, for torch's pipeline runtime; an order that torch would run wrongly is refused.
+    hugging-face: config.json and safetensors. megatron, torchtitan: options and settings for a plan.
+    """
     if options.form == "hugging-face":
         _export_weights(options.source, options.output, options.dtype)
         return

@@ -51,7 +51,10 @@ class FleetOptions:
 @fleet.command()
 @with_groups
 def simulate(options: FleetOptions) -> None:
-    """Simulate a trace of jobs over regions under one policy."""
+    """Simulate a trace of jobs over regions under one policy.
+
+    Exit code 4: no job can ever run in this fleet, or none finished; the reasons are on stderr.
+    """
     from farpipe.fleet.play import play
     from farpipe.fleet.scenario import load_scenario
     from farpipe.fleet.traces import read_jobs

@@ -45,7 +45,11 @@ class LengthsOptions:
 
 @with_groups
 def lengths(context: typer.Context, options: LengthsOptions) -> None:
-    """Show the lengths of a corpus: tokens beyond each length, slices, and what chunks would gain."""
+    """Show the lengths of a corpus: tokens beyond each length, slices, and what chunks would gain.
+
+    Reads one length per line, CSV, JSON lines, Parquet, Arrow, datasets folders, histograms, arrays, and whatever
+    `train` reads as data.source. With --job a batch is planned twice, with long sequences cut and whole.
+    """
     from farpipe.core.spec import load_job
     from farpipe.planning.workload import summarize
 

@@ -26,7 +26,10 @@ def list_(
     kind: Annotated[Listed, typer.Argument(help="models, devices or links.")],
     as_json: AsJson = False,
 ) -> None:
-    """List the presets of the catalogue, which a job names."""
+    """List the presets of the catalogue, which a job names.
+
+    Every row has a source and a date: --json.
+    """
     if as_json:
         print_json(_facts(kind))
         return

@@ -24,7 +24,11 @@ def pareto(
     ] = "time,money",
     as_json: AsJson = False,
 ) -> None:
-    """Show the layouts that no other beats in one objective without losing in another."""
+    """Show the layouts that no other beats in one objective without losing in another.
+
+    Steps are estimates by closed forms; `farpipe plan` simulates a pinned layout. Choices that lack a figure which an
+    objective needs (a rent, a device's power) are left out. --json marks those on the front with on_front.
+    """
     from farpipe.core.spec import load_job
     from farpipe.planning.planner import objective
     from farpipe.planning.planner.candidates import left_out_note

@@ -59,7 +59,6 @@ class PlanOptions:
         bool | None,
         typer.Option(
             "--strategies/--no-strategies",
-            "--arms/--no-arms",
             help="Compare strategies (site sets, replicas, local steps) and changes that would help; default: yes.",
         ),
     ] = None
@@ -117,7 +116,13 @@ class PlanOptions:
 
 @with_groups
 def plan(options: PlanOptions) -> None:
-    """Find the best plan, print it and why the others lost, and write it to a file."""
+    """Find the best plan, print it and why the others lost, and write it to a file.
+
+    Prints a verdict (which sites, how much faster, what limits it), the cheapest gain, then tables. `a > b` is a
+    pipeline over both sites, `a + b` are replicas at each. An older plan is kept as NAME.previous.json; --top 3 also
+    writes NAME.2.json and NAME.3.json. A plan that the engine can't run says so and names what to change. Over links
+    that lose packets or jitter, step_s is the mean, with p50 and p90 beside it. Exit code 4: nothing fits.
+    """
     from farpipe.cli.compiling import compilation_announced
     from farpipe.cli.planned import errors_of, load_profiles
     from farpipe.cli.shown import verdict_lines

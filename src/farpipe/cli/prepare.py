@@ -29,7 +29,11 @@ def prepare(
         Path | None, typer.Option(metavar="<path>", help="Machines, as lines ADDRESS site=NAME [slots=N].")
     ] = None,
 ) -> None:
-    """Write the directory of a run over real sites, and show how to start it."""
+    """Write the directory of a run over real sites, and show how to start it.
+
+    Starts nothing: prints the torchrun command of each machine, or writes sbatch scripts, SkyPilot or JobSet
+    manifests (--format).
+    """
     from farpipe.engine.lock import only_run
 
     place = options.place()

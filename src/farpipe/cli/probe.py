@@ -42,7 +42,10 @@ class ProbeOptions:
 
 @with_groups
 def probe(context: typer.Context, options: ProbeOptions) -> None:
-    """Measure the link to another machine: round trip and rate, both directions."""
+    """Measure the link to another machine: round trip and rate, both directions.
+
+    --token may also come from the environment, as FARPIPE_PROBE_TOKEN.
+    """
     from farpipe.engine.transport.link_probe import measure
 
     write, source, target = options.write, options.source, options.target

@@ -48,7 +48,10 @@ class ProfileOptions:
 
 @with_groups
 def profile(options: ProfileOptions) -> None:
-    """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones."""
+    """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones.
+
+    Needs PyTorch.
+    """
     from farpipe.core.spec import load_job
 
     expect_replaceable(options.output, "chunk-profile" if options.sequences else "profile")

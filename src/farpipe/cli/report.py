@@ -19,7 +19,11 @@ def report(
         typer.Option(help="Of the first run. Default: trace.json in it, or NAME.trace.json beside the page NAME.html."),
     ] = None,
 ) -> None:
-    """Put runs side by side on one HTML page, write the trace of the first, and show their step times."""
+    """Put runs side by side on one HTML page, write the trace of the first, and show their step times.
+
+    `farpipe train` writes both by itself; a run under torchrun gets them here. A run that broke off shows what there is
+    of it.
+    """
     from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_runs, write_pages
     from farpipe.cli.shown import link_event_tables, step_table
     from farpipe.engine.launch.directory import WRITTEN

@@ -33,7 +33,11 @@ class ScheduleOptions:
 
 @with_groups
 def schedule(context: typer.Context, options: ScheduleOptions) -> None:
-    """Schedule one step: which rank does what in which order, its makespan and the gap to the lower bound."""
+    """Schedule one step: which rank does what in which order, its makespan and the gap to the lower bound.
+
+    `auto` tries the named orders, then greedy, a local search and the exact solver, each from the best so far, and
+    stops when the best is proven or the time is up. Ctrl-C ends a search with the best order so far.
+    """
     from farpipe.cli.planned import load_step
     from farpipe.core.simulate import data_with_slack
     from farpipe.planning.planner.orders import find_order

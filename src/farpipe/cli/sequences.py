@@ -86,7 +86,12 @@ class BatchPlanOptions:
 @sequences.command("plan")
 @with_groups
 def plan(context: typer.Context, options: BatchPlanOptions) -> None:
-    """Plan one batch: layout, chunks, pipelines, recomputed layers, orders, and the time of the step."""
+    """Plan one batch: layout, chunks, pipelines, recomputed layers, orders, and the time of the step.
+
+    The job's pins hold; what they leave open is searched. The file is the batch unless --sample draws one; without a
+    file, documents are drawn from what the job trains on. --json names pins that chunks can't keep in `unused`. Exit
+    code 4: a sequence fits in no number of slices, or the batch in no layout.
+    """
     from farpipe.cli.compiling import compilation_announced
     from farpipe.core.spec import load_job
     from farpipe.planning.workload import plan_batch

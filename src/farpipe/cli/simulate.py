@@ -32,7 +32,10 @@ class SimulateOptions:
 
 @with_groups
 def simulate(options: SimulateOptions) -> None:
-    """Simulate a plan: step time, bubble, exposed communication, memory, links."""
+    """Simulate a plan: step time, bubble, exposed communication, memory, links.
+
+    Plays the plan's own order, or that of --schedule, which a bare problem needs.
+    """
     from farpipe.cli.planned import load_explained
     from farpipe.core.schedule import check
     from farpipe.core.simulate import data_with_slack

@@ -46,7 +46,12 @@ class SweepOptions:
 
 @with_groups
 def sweep(context: typer.Context, options: SweepOptions) -> None:
-    """Compare strategies at every point of a grid of the job's inputs, and show which wins where."""
+    """Compare strategies at every point of a grid of the job's inputs, and show which wins where.
+
+    A key is dotted as in the file, such as cluster.links.latency or cluster.sites.zurich.num_devices; in a list, all
+    entries change unless one is named. Results are kept in the output file: a sweep that was cut continues. With
+    --lengths every point plans one batch of documents.
+    """
     from farpipe.core.spec import load_table
     from farpipe.engine.launch.grid import RowFile, here, play_grid
     from farpipe.planning.explain.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of

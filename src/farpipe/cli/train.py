@@ -29,7 +29,13 @@ def train(
     light_paths: Annotated[Path | None, typer.Option(help="Light paths of `farpipe optical simulate`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train here, one process per rank, with an emulated WAN between the sites."""
+    """Train here, one process per rank, with an emulated WAN between the sites.
+
+    Needs PyTorch. Given a job, it plans first. Without --device it computes on what the sites have, and refuses to
+    train a job for GPUs on a CPU unless told so; --device sleep rehearses everything but the computing. --wan runs over
+    the kernel's network, with TLS. metrics.jsonl is always written. A rank that fails ends them all; --resume continues
+    from the last checkpoint. Each rank gets its share of the cores as OMP_NUM_THREADS, unless that is set.
+    """
     from farpipe.cli.wan import wan_for
     from farpipe.engine.lock import only_run
 

@@ -14,7 +14,10 @@ def validate(
     points: Annotated[Path | None, typer.Option(help="Measured points of your own (TOML or CSV).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the cost model and the simulator with published and measured step times."""
+    """Compare the cost model and the simulator with published and measured step times.
+
+    Exit code 5 when the mean error of a group is outside its tolerance.
+    """
     from farpipe.planning.planner.validation import validate as compare_points
 
     with status("simulating the reference points"):

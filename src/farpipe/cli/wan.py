@@ -29,7 +29,10 @@ def wan_up(
     cluster: Annotated[Path, typer.Argument(help="A job, or a file with a [cluster] alone (.toml).")],
     name: Name = "default",
 ) -> None:
-    """Give every site of a cluster a network namespace, and every link its delay and rate."""
+    """Give every site of a cluster a network namespace, and every link its delay and rate.
+
+    Needs root, /dev/net/tun and the command ip. The WAN stays until `farpipe wan down`.
+    """
     from farpipe.core.spec import load_cluster
     from farpipe.engine.links import wan_of_cluster
 

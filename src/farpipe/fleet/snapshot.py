@@ -104,11 +104,15 @@ class World:
     quotes: Quotes
     stops: StopCosts
     egress_usd_per_gb: Mapping[str, float]
-    at_one_site: dict[tuple[Kind, int], Mapping[str, JobPlacement]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Figures that decisions would compute again and again; without it every decision is the same, and slower."""
+
+    at_one_site: dict[tuple[Kind, int], Mapping[str, JobPlacement]] = field(default_factory=dict)
     """Results of `View.at_one_site`: quotes inside a site never change."""
-    priced: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+    priced: dict[object, Any] = field(default_factory=dict)
     """Figures of `Worth` by objective, which hold until prices change."""
 
 
@@ -117,6 +121,7 @@ class Snapshot:
     """Sites, links, prices and jobs at one moment."""
 
     world: World
+    cache: Cache = field(default_factory=Cache, compare=False, repr=False)
     now_s: float
     decided_s: float = 0.0
     """Time of the last decision."""

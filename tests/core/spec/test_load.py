@@ -257,11 +257,6 @@ MISTAKES = [
         added("layout", "pipeline = 8\nvirtual = 5"),
         "layout.pipeline: 40 stages (pipeline x virtual) are too many for 32",
     ),
-    (
-        added("layout", "[[layout.groups]]\nsites = ['zurich']"),
-        "layout.groups: replicas and ranks that differ in their degrees are no longer planned; leave it out",
-    ),
-    (added("layout", "replicas = 'unlike'"), "layout.replicas: replicas and ranks that differ in their degrees"),
     (added("layout", "tensor = 3"), "layout.tensor: 3 does not divide model.num_heads 32; 1, 2, 4, 8, 16, 32 would"),
     (added("layout", "data = 3"), "training.global_batch: 256 is no multiple of layout.data = 3; 255 and 258 would be"),
     (

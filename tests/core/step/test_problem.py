@@ -231,14 +231,6 @@ def test_links_between_sites_are_told_by_their_names(link, inter):
     assert is_inter_site(link) is inter
 
 
-def test_the_earlier_name_of_the_number_of_staggered_replicas_is_read():
-    both = {name: link | {"num_turns": 2} for name, link in EXAMPLE["links"].items()}
-    problem = Problem.from_json(changed(["links"], both))
-    assert {link.num_staggered for link in problem.links.values()} == {2}
-    assert '"num_staggered":2' in problem.to_json()
-    assert "num_turns" not in problem.to_json()
-
-
 def test_a_step_over_other_links_keeps_its_bytes_and_its_collectives():
     slow, fast = (Link(latency_s=0.0, bandwidth_bytes_per_s=rate) for rate in (1.0, 2.0))
     hop = Hop(forward=Transfer(link="a>b", bytes=4.0))

@@ -184,9 +184,8 @@ def test_gpus_need_a_text_and_others_are_told_of_it(farpipe, tmp_path):
     assert done.returncode == 3
     assert "data.source: needed to train on GPUs" in done.stderr
     (tmp_path / "job.toml").write_text(JOB + '[data]\nsource = "stdlib"\n')
-    done = farpipe("train", "job.toml", "--prepare", "--device", "cuda", "--format", "sbatch")
+    done = farpipe("prepare", "job.toml", "--device", "cuda", "--format", "sbatch")
     assert done.returncode == 0, done.stderr
-    assert "`train --prepare` is now `farpipe prepare`" in done.stderr
     assert "training text: the source code of Python's standard library" in done.stderr
     assert re.search("Plan for tiny over (a > b|b > a)", done.stdout)
     assert "sends everything over TCP" in done.stdout

@@ -1,7 +1,7 @@
 """The whole of what a user asks for: model, training, cluster, data, and what is pinned."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,10 +16,6 @@ from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes
 
 NUM_BYTES: Final = 256
-IDENTICAL_REPLICAS: Final = (
-    "replicas and ranks that differ in their degrees are no longer planned; leave it out, and give every replica the "
-    "same degrees (layout.pipeline, layout.tensor)"
-)
 
 
 def _none_if_auto(method: Any) -> Any:
@@ -59,13 +55,6 @@ class Pins(Part):
         if self.virtual is None and self.layers and self.pipeline:
             return len(self.layers) // self.pipeline
         return self.virtual
-
-    @model_validator(mode="before")
-    @classmethod
-    def _identical_replicas(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and ("groups" in given or given.get("replicas") == "unlike"):
-            raise fault(IDENTICAL_REPLICAS, "groups" if "groups" in given else "replicas")
-        return given
 
 
 class Request(Part):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
 from farpipe.core.spec.recompute import RecomputeChoice
@@ -342,8 +342,8 @@ class ReplanSettings(Part):
     """... or in which a stage or a message takes so much longer or shorter than the last decision assumed."""
     sudden_steps: Count = 2
     """Odd steps in a row after which something has changed, if they are off by twice that; the less, the later."""
-    settle_steps: Annotated[Natural, Field(validation_alias=AliasChoices("settle_steps", "warm_up_steps"))] = 3
-    """First steps of a run from which nothing is concluded; earlier documents say `warm_up_steps`."""
+    settle_steps: Natural = 3
+    """First steps of a run from which nothing is concluded."""
     gain: Positive = 0.05
     """An order is taken when it is predicted to make steps so much shorter (relative); half of it must come true."""
     search_s: Positive = 5.0

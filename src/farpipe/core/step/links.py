@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from farpipe.core.step.figures import LinkNames, PerMicrobatch, Positive, ProblemPart, Seconds, SecondsPerMicrobatch
 
@@ -42,9 +42,9 @@ class Link(ProblemPart):
 
     latency_s: Seconds
     bandwidth_bytes_per_s: Positive
-    num_staggered: Annotated[int, Field(ge=1, validation_alias=AliasChoices("num_staggered", "num_turns"))] = 1
+    num_staggered: Annotated[int, Field(ge=1)] = 1
     """The number of replicas of the pipeline, this one included, that send one after the other over it, each
-    `StepTraffic.stagger_s` behind the one before; earlier documents say `num_turns`."""
+    `StepTraffic.stagger_s` behind the one before."""
     source: str | None = Field(default=None, exclude_if=_is_none)
     """Site at which the link begins, or ``site:rank`` inside one; None: the one in its name."""
     target: str | None = Field(default=None, exclude_if=_is_none)

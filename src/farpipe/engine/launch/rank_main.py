@@ -65,7 +65,12 @@ def main(
     ] = None,
     allow_plaintext: Annotated[bool, typer.Option(help="The network is private: messages may go unencrypted.")] = False,
 ) -> None:
-    """Run one rank of the run in RUN_DIR."""
+    """Run one rank of the run in RUN_DIR.
+
+    `farpipe train` and torchrun start it. Reads RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+    FARPIPE_RUN_TOKEN, the secret by which ranks know each other. On an address that other machines can reach it needs
+    --certs, or --allow-plaintext on a private network.
+    """
     die_with_agent()
     with leave_request(end_at_once) as request:
         exit_code = 1

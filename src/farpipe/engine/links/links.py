@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple, Self
 
 from farpipe.core.errors import InputError, RunError
+from farpipe.engine.transport.passages import Passage
 
 LOCK_TIMEOUT_S = 10.0
 _LOCK_RETRY_S = 20e-6
@@ -50,13 +51,15 @@ class LinkShape:
         """Time for which `num_bytes` occupy the link, rounded up to whole nanoseconds."""
         return math.ceil(num_bytes / self.bandwidth_bytes_per_s * 1e9)
 
+    @classmethod
+    def create(cls, shapes: Mapping[str, Self]) -> "EmulatedLinks":
+        """Links of these shapes in new shared memory."""
+        return EmulatedLinks.create(shapes)
 
-class Passage(NamedTuple):
-    """One message's passage over a link: on it from `start_ns` to `end_ns`, at the other side at `arrival_ns`."""
-
-    start_ns: int
-    end_ns: int
-    arrival_ns: int
+    @classmethod
+    def open(cls, path: str, shapes: Mapping[str, Self]) -> "EmulatedLinks":
+        """The links that another process created."""
+        return EmulatedLinks.open(path, shapes)
 
 
 class OwnPath(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from farpipe.core.errors import InputError
-from farpipe.engine.links import LinkShape, OwnPath
+from farpipe.engine.transport.passages import Path, Shape
 from farpipe.engine.transport.security.tls import TlsFiles
 from farpipe.engine.transport.wire import ChannelKind, Tag
 
@@ -63,9 +63,9 @@ class TransportConfig:
     headroom: float = 1.0
     """Factor on `bandwidths` up to which may be sent: more than 1 where a link may get faster, for what is not
     tried is not found."""
-    links: Mapping[tuple[int, int], tuple[str, LinkShape | None]] = field(default_factory=dict)
+    links: Mapping[tuple[int, int], tuple[str, Shape | None]] = field(default_factory=dict)
     """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""
-    own_paths: Callable[[ChannelKind, Tag], OwnPath | None] | None = None
+    own_paths: Callable[[ChannelKind, Tag], Path | None] | None = None
     """Return the path that a message has for itself instead of its emulated link; None: it shares that."""
 
     def __post_init__(self) -> None:
@@ -112,9 +112,9 @@ class TransportConfig:
         """The site of `rank`, if the sites are known."""
         return self.sites[rank] if rank < len(self.sites) else None
 
-    def link_shapes(self) -> dict[str, LinkShape]:
+    def link_shapes(self) -> dict[str, Shape]:
         """The emulated links by name; InputError when two rank pairs disagree on one."""
-        shapes: dict[str, LinkShape] = {}
+        shapes: dict[str, Shape] = {}
         for name, shape in self.links.values():
             if shape is not None and shapes.setdefault(name, shape) != shape:
                 raise InputError(f"transport: link {name!r} is given with two different shapes")

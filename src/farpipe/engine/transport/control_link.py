@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from farpipe.core.errors import RunError
-from farpipe.engine.links import Passage
 from farpipe.engine.transport.clock import Clock, PingTimes
 from farpipe.engine.transport.health import Health, Later, PeerError
+from farpipe.engine.transport.passages import Passage
 from farpipe.engine.transport.stream import Stream
 from farpipe.engine.transport.wire import (
     CONTROL_HEADER_BYTES,

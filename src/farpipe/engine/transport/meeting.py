@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from farpipe.core.errors import FarpipeError
-from farpipe.engine.links import EmulatedLinks
 from farpipe.engine.transport.clock import Clock
 from farpipe.engine.transport.config import TransportConfig
 from farpipe.engine.transport.health import PeerError
@@ -49,14 +48,15 @@ def _connect(
 ) -> Transport:
     transport = Transport(rank, world_size, config, clock, allocate)
     credentials, shapes = Credentials(config.tls), config.link_shapes()
+    one_of_them = next(iter(shapes.values()), None)
     with ExitStack() as undo:
         listener = undo.enter_context(listen(config))
-        links = EmulatedLinks.create(shapes) if shapes and rank == 0 else None
+        links = one_of_them.create(shapes) if one_of_them and rank == 0 else None
         if links:
             undo.callback(links.close)
         ranks = introduce(rank, listener, config, rendezvous, links)
-        if shapes and rank:
-            links = EmulatedLinks.open(ranks[0].links_path, shapes)
+        if one_of_them and rank:
+            links = one_of_them.open(ranks[0].links_path, shapes)
         undo.pop_all()
     try:
         transport.start(listener, rendezvous, ranks, links, credentials)

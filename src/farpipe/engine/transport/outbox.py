@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.units import format_bytes
-from farpipe.engine.links import Passage
 from farpipe.engine.transport.clock import Clock
 from farpipe.engine.transport.config import TransportConfig
 from farpipe.engine.transport.health import Health
 from farpipe.engine.transport.inbox import allocate_bytes
+from farpipe.engine.transport.passages import Passage
 from farpipe.engine.transport.reconnector import Reconnector
 from farpipe.engine.transport.stream import Stream
 from farpipe.engine.transport.wire import (

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, Protocol, TypedDict
 
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.units import printable
-from farpipe.engine.links import EmulatedLinks
 from farpipe.engine.transport.config import TransportConfig, resolve
 from farpipe.engine.transport.health import PeerError
+from farpipe.engine.transport.passages import Links
 
 TOKEN_VARIABLE: Final = "FARPIPE_RUN_TOKEN"
 _TOKEN_BYTES: Final = 32
@@ -251,7 +251,7 @@ class Introduction(NamedTuple):
 
 
 def introduce(
-    rank: int, listener: socket.socket, config: TransportConfig, rendezvous: Meeting, links: EmulatedLinks | None
+    rank: int, listener: socket.socket, config: TransportConfig, rendezvous: Meeting, links: Links | None
 ) -> list[Introduction]:
     """Tell the others about this rank and learn about them; RunError when some don't come in time."""
     own = {

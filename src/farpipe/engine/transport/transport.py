@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from farpipe.core.errors import RunError, spoken
-from farpipe.engine.links import EmulatedLinks, LinkShape, Passage
 from farpipe.engine.transport.clock import Clock
 from farpipe.engine.transport.config import MAX_STREAMS, TransportConfig
 from farpipe.engine.transport.control_link import ControlInbox, ControlLink
@@ -22,6 +21,7 @@ from farpipe.engine.transport.inbox import Accept, Allocate, FragmentReceiver, I
 from farpipe.engine.transport.link_events import LinkEvent, LinkEventLog
 from farpipe.engine.transport.loop import Loop
 from farpipe.engine.transport.outbox import Loan, Outbox
+from farpipe.engine.transport.passages import Links, Passage, Shape
 from farpipe.engine.transport.reconnector import Dial, Reconnector, Surroundings
 from farpipe.engine.transport.rendezvous import Introduction, Meeting
 from farpipe.engine.transport.security.tls import Credentials, RefusedError, check_site
@@ -66,7 +66,7 @@ class Transport:
         )
         self._outboxes: dict[Channel, Outbox] = {}
         self._incoming: dict[tuple[Channel, int], Reconnector] = {}
-        self._links: EmulatedLinks | None = None
+        self._links: Links | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -75,7 +75,7 @@ class Transport:
         listener: socket.socket,
         rendezvous: Meeting,
         ranks: list[Introduction],
-        links: EmulatedLinks | None,
+        links: Links | None,
         credentials: Credentials,
     ) -> None:
         """Connect to the ranks that have introduced themselves, and see that all have come so far; for `connect`."""
@@ -307,7 +307,7 @@ class Transport:
         data = [reconnector for outbox in list(self._outboxes.values()) for reconnector in outbox.reconnectors]
         return [*self._control.reconnectors.values(), *data]
 
-    def change_link(self, name: str, shape: LinkShape) -> None:
+    def change_link(self, name: str, shape: Shape) -> None:
         """Change an emulated link for all ranks from now on."""
         assert self._links is not None
         self._links.change(name, shape)

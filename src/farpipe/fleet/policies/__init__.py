@@ -46,19 +46,10 @@ ABOUT: Final[dict[str, str]] = {
     "farpipe": "least time left first; size and place by money and time; stops, moves, grows and shrinks running jobs",
 }
 """Descriptions of the policies, a line each."""
-GONE: Final = {
-    "oracle": "completion times and electricity were those of bace; take bace",
-    "sailor": "it was cr-ldf whose queue does not wait for its first job, with the same figures; take cr-ldf",
-    "cost-first": "it has the name that BACE-Pipe's paper gives it, cr-lcf",
-    "delay-first": "it has the name that BACE-Pipe's paper gives it, cr-ldf",
-}
-"""Policies of earlier versions, each with the reason."""
 
 
 def policy_of(name: str) -> Policy:
     """The policy called `name`; UsageError with the nearest one if there is none."""
-    if name in GONE:
-        raise UsageError(f"there is no policy {name!r} any more: {GONE[name]}")
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}; known: {', '.join(POLICIES)}{nearest(name, POLICIES)}")
     return POLICIES[name]

@@ -69,7 +69,7 @@ class View:
 
     def at_one_site(self, kind: Kind, num_devices: int) -> Mapping[str, JobPlacement]:
         """Quotes for so many devices at each site that could run them, were it large enough; the fastest first."""
-        known = self.state.world.at_one_site
+        known = self.state.cache.at_one_site
         found = known.get((kind, num_devices))
         if found is None:
             placed = filter(None, (self.quotes.placement(kind, ((s, num_devices),), {}) for s in self.state.sites))
@@ -120,7 +120,10 @@ class View:
 
 
 class Policy(Protocol):
-    """Decides who runs where. It must not keep anything between two calls: all that counts is in the state."""
+    """Decides who runs where.
+
+    A policy keeps nothing between two calls: what counts is in the state, what saves time in the state's `cache`.
+    """
 
     @property
     def name(self) -> str:

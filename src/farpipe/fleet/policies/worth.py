@@ -70,7 +70,7 @@ class Worth:
     @cached_property
     def _priced(self) -> "_Priced":
         """Figures at the present prices: those of the last view if they and the power of devices are the same."""
-        known, tariffs = self.view.state.world.priced, self.view.state.tariffs
+        known, tariffs = self.view.state.cache.priced, self.view.state.tariffs
         last: _Priced | None = known.get(self.objective)
         if last is None or last.tariffs is not tariffs or last.watts != self.watts:
             costs = [self.device_usd(site, self.view.usd_per_mwh(site)) for site in self.view.state.sites]

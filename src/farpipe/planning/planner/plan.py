@@ -9,7 +9,6 @@ from farpipe.core.document import Document, Table
 from farpipe.core.errors import InputError
 from farpipe.core.schedule import check
 from farpipe.core.spec import Job, Recompute
-from farpipe.core.spec.job import IDENTICAL_REPLICAS
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import expect_format, validate
 from farpipe.core.units import counted, format_bytes, format_percent, format_seconds
@@ -285,8 +284,6 @@ class PlanDocument(Document, Table):
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
         """Plan and explanation in the body of a file; a plan whose schedule does not fit its problem is refused."""
-        if "groups" in body:
-            raise InputError(f"{source}: groups: {IDENTICAL_REPLICAS}")
         read = dict(validate(_Body, body, source))
         plan = Plan(**{key: read[key] for key in Plan.model_fields})
         check(plan.problem, plan.schedule)
