@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import json
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
@@ -22,7 +23,7 @@ def problem(stage_ranks, latency_s):
     work = {"forward_s": 1, "input_grad_s": 1, "weight_grad_s": 1, "activation_bytes": 1}
     hops = [
         {"forward": message[here], "backward": message[there]} if here != there else None
-        for here, there in zip(stage_ranks, stage_ranks[1:], strict=False)
+        for here, there in itertools.pairwise(stage_ranks)
     ]
     links = {name: {"latency_s": latency_s, "bandwidth_bytes_per_s": 1} for name in ("a>b", "b>a")}
     return {
