@@ -64,9 +64,9 @@ def printed(command):
     from farpipe.cli import main
 
     out, err = io.StringIO(), io.StringIO()
-    with patch.object(sys, "argv", ["farpipe", *command.split()]), redirect_stdout(out), redirect_stderr(err):
-        with pytest.raises(SystemExit) as end:
-            main()
+    arguments = patch.object(sys, "argv", ["farpipe", *command.split()])
+    with arguments, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        main()
     return {"exit": end.value.code or 0, "output": short(json.loads(out.getvalue())) if out.getvalue() else None}
 
 
