@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+pytestmark = pytest.mark.slow
 FROZEN = Path(__file__).with_name("frozen_output.json")
 MEASURED = {"elapsed_s", "search_s", "planning_s"}
 METHODS = ("gpipe", "1f1b", "zb-h1", "eager", "interleaved", "wave")
@@ -39,7 +40,27 @@ COMMANDS = [
     *(f"schedule {name} --method {method} --json" for name in PROBLEMS for method in METHODS),
     *(f"compare {name} --json" for name in ("one2.json", "v2.json")),
     *(f"list {kind} --json" for kind in ("models", "devices", "links")),
+    "plan recipes/two_sites.toml --json",
+    "simulate plan.json --json",
+    "compare plan.json --json",
+    "schedule recipes/three_sites_asymmetric.toml --method 1f1b --json",
+    "pareto recipes/two_sites.toml --objectives time,energy --json",
+    "plan recipes/long_documents.toml --json -o documents.json",
+    "simulate documents.json --json",
+    "sequences plan recipes/long_documents.toml --json",
+    "lengths --job recipes/long_documents.toml --json",
+    "import recipes/megatron/train.sh --device h100 -o job.toml --json",
+    "import recipes/megatron/train.log --json",
+    "import recipes/megatron/ping.txt recipes/megatron/iperf.json job.toml --second-site 32 -o two.toml --json",
+    "check job.toml --log recipes/megatron/train.log --json",
+    "plan two.toml --no-strategies --json -o two.json",
+    "export two.json --format torch-csv",
+    "optical blocking --network nsfnet --load 250 --seeds 1 --json",
+    "fleet simulate recipes/fleet/bace_pipe.toml --jobs recipes/fleet/bace_pipe_jobs.csv --policy bace --json",
+    "fleet compare recipes/fleet/bace_pipe.toml --jobs recipes/fleet/bace_pipe_jobs.csv --policies fcfs,farpipe --json",
+    "validate --json",
 ]
+RECIPES = FROZEN.parents[1] / "recipes"
 
 
 def short(value):
@@ -67,7 +88,9 @@ def printed(command):
     arguments = patch.object(sys, "argv", ["farpipe", *command.split()])
     with arguments, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
         main()
-    return {"exit": end.value.code or 0, "output": short(json.loads(out.getvalue())) if out.getvalue() else None}
+    text = out.getvalue()
+    output = json.loads(text) if text.startswith(("{", "[")) else text.splitlines()
+    return {"exit": end.value.code or 0, "output": short(output)}
 
 
 def expect(frozen, found, where):
@@ -85,6 +108,7 @@ def all_printed():
     with TemporaryDirectory() as folder, chdir(folder):
         for name, data in PROBLEMS.items():
             Path(name).write_text(json.dumps(data))
+        Path("recipes").symlink_to(RECIPES)
         return {command: printed(command) for command in COMMANDS}
 
 
