@@ -3,10 +3,10 @@
 python -m benchmarks.run_all [NAME ...] [-- OPTION ...]
 
 Without names: all whose file in docs/reference/benchmarks/raw says that `make bench` writes it. The pages beside those
-files are written by hand, with the headlines. A script prints figures (one JSON document), rows (a JSON
-document a line), a table (Markdown) or text. Its file begins with what the command prints without options, and has a
-section for each set of options; what was not run stays. One that fails has that in its file, the others are run all the same, and the exit code is 1. One that can't be measured here,
-for want of data or rights, keeps its figures.
+files are written by hand, with the headlines. A script prints figures (one JSON document), rows (a JSON document a
+line), a table (Markdown) or text. Its file begins with what the command prints without options, and has a section for
+each set of options; what was not run stays. One that fails has that in its file, the others are run all the same, and
+the exit code is 1. One that can't be measured here, for want of data or rights, keeps its figures.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def block(script: Path, options: list[str], found: Run) -> str:
 
 def failure(found: Run) -> str:
     """A benchmark that prints figures and fails has not kept a limit; one without figures broke."""
-    if found.data is not None or found.text:
+    if found.data is not None:
         return f"**A limit was not kept** (exit code {found.exit_code})."
     said = f": `{found.last_words}`" if found.last_words else ""
     return f"**It failed** (exit code {found.exit_code}){said}"
@@ -157,10 +157,14 @@ def _is_script(path: Path) -> bool:
     return 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
 
 
-def page_of(name: str) -> Path | None:
-    """Page that has the section of this script."""
-    heading = f"\n## {name}\n"
-    return next((page for page in sorted(PAGES.glob("*.md")) if heading in page.read_text(encoding="utf-8")), None)
+def page_of(script: Path) -> Path | None:
+    """Page that names this script's command."""
+    command = re.compile(rf"\b{module_of(script)}\b")
+    return next((page for page in sorted(PAGES.glob("*.md")) if _names(page, command)), None)
+
+
+def _names(page: Path, command: re.Pattern[str]) -> bool:
+    return page.stem != "index" and bool(command.search(page.read_text(encoding="utf-8")))
 
 
 def raw(name: str) -> Path:
@@ -183,8 +187,8 @@ def main() -> None:
     wanted = parser.parse_args(given).names or [name for name in scripts if in_make_bench(name)]
     if unknown := [name for name in wanted if name not in scripts]:
         parser.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(scripts)}")
-    if homeless := [name for name in wanted if page_of(name) is None]:
-        parser.error(f"no page in {PAGES} has a heading '## {homeless[0]}': put one where its headline belongs")
+    if homeless := [name for name in wanted if page_of(scripts[name]) is None]:
+        parser.error(f"no page in {PAGES} names {module_of(scripts[homeless[0]])}: put it where its headline belongs")
     failed = [name for name in wanted if not refresh(scripts[name], options)]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
@@ -192,7 +196,7 @@ def main() -> None:
 
 def refresh(script: Path, options: list[str]) -> bool:
     """Run one benchmark and write its part of its file, if it was measured; True if it went well."""
-    page = page_of(script.stem)
+    page = page_of(script)
     assert page is not None
     result = run(script, options)
     if result.exit_code == NOT_MEASURED and result.data is None:
@@ -200,7 +204,7 @@ def refresh(script: Path, options: list[str]) -> bool:
     file = raw(script.stem)
     file.parent.mkdir(exist_ok=True)
     writer = f"Written by `python -m benchmarks.run_all {script.stem}`" if result.text else IN_MAKE_BENCH
-    head = f"# {script.stem}\n\n{writer}; its meaning is on [the page](../{page.name}#{script.stem}).\n"
+    head = f"# {script.stem}\n\n{writer}; its meaning is on [the page](../{page.name}).\n"
     before = file.read_text(encoding="utf-8") if file.exists() else head
     first, *sections = re.split(r"^(?=## )", before, flags=re.M)
     written = block(script, options, result)

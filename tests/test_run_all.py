@@ -22,7 +22,9 @@ SCRIPTS = {
     "table": "print('| a |\\n|---|\\n| ' + ' '.join(sys.argv[1:]) + ' |')",
     "nowhere": "raise AssertionError('no page has its section')",
 }
-PAGE = "# Engine\n\n" + "".join(f"## {name}\n\nBy hand.\n\n" for name in SCRIPTS if name != "nowhere")
+PAGE = "# Engine\n\n" + "".join(
+    f"By hand.\n\n    python -m benchmarks.kind.{name}\n" for name in SCRIPTS if name != "nowhere"
+)
 BENCH = "Written by `make bench`."
 BEFORE = {
     "good": f"{BENCH}\n\n## By hand\n\nkept\n",
@@ -65,7 +67,7 @@ def test_one_file_is_written_and_the_others_are_kept(run_all):
     assert code == 0
     good = files.pop("good")
     assert files == {name: text for name, text in BEFORE.items() if name != "good"}
-    assert good.startswith("# good\n\nWritten by `make bench`; its meaning is on [the page](../page.md#good).\n\n")
+    assert good.startswith("# good\n\nWritten by `make bench`; its meaning is on [the page](../page.md).\n\n")
     assert "What good does.\n\n    python -m benchmarks.kind.good\n" in good
     assert "| seconds: first | 1.5 |" in good
     assert "| a |\n|---|\n| 1 |\n| 2 |" in good
