@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "fleet": "core planning",
     "engine": "core planning",
     "torch": "core planning engine",
+    "testing": "core planning fleet engine",
     "interop": "core planning",
     "report": "core planning optical fleet engine",
     "cli": "core planning optical fleet engine interop report",

@@ -38,7 +38,7 @@ class Plugins:
         except (Exception, SystemExit) as error:
             raise InputError(f"{self._said(point)}: can't be imported: {fault_in(error)}") from error
         if not self._is_one(found):
-            raise InputError(f"{self._said(point)}: {point.value} is {type(found).__name__}, not a {self._what}")
+            raise InputError(f"{self._said(point)}: {point.value} is {type(found).__name__}, not a valid {self._what}")
         return found
 
     def _points(self) -> dict[str, EntryPoint]:

@@ -85,7 +85,11 @@ class Comparison:
 
     def __repr__(self) -> str:
         bound = self.lower_bound_s
-        last = "" if bound is None else f"\nlower bound of every schedule: {format_seconds(bound)}; gap: (makespan - bound) / bound"
+        last = (
+            ""
+            if bound is None
+            else f"\nlower bound of every schedule: {format_seconds(bound)}; gap: (makespan - bound) / bound"
+        )
         return as_text(self.table) + last
 
     def _repr_html_(self) -> str:
