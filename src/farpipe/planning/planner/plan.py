@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from farpipe.core.document import Document, Table
 from farpipe.core.errors import InputError
 from farpipe.core.schedule import check
+from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.spec import Job, Recompute
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import expect_format, validate
@@ -203,6 +204,11 @@ class Plan(Document, Table, arbitrary_types_allowed=True):
         at = self.layout
         homes = [(name,) * at.pipeline for name in at.replica_sites for _ in range(at.data_inside)]
         return tuple(homes) or (self.sites,) * at.data
+
+    @property
+    def timeline(self) -> Timeline:
+        """The predicted step, action by action; it has the planned figures of the links, not a sample of them."""
+        return simulate(self.problem, self.schedule, checked=True)
 
     @property
     def devices(self) -> dict[str, int]:
