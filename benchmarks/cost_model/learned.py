@@ -82,10 +82,11 @@ def run(plan: Any, run_dir: Path) -> dict[str, Any]:
     true_links = tuple(link.model_copy(update=links) for link in job.cluster.links)
     cluster = job.cluster.model_copy(update={"links": true_links})
     step = step_cost(costs, plan.layout, plan.placements, cluster)
-    spec = RunSpec(problem=step.problem, schedule=plan.schedule, sites=plan.sites, num_steps=NUM_STEPS, device="sleep")
-    run_dir.mkdir()
-    write_inputs(PlanDocument(plan=plan), run_dir)
+    spec = RunSpec.bare(
+        problem=step.problem, schedule=plan.schedule, sites=plan.sites, num_steps=NUM_STEPS, device="sleep"
+    )
     summary = run_spec(spec, run_dir)
+    write_inputs(PlanDocument(plan=plan), run_dir)
     predicted_s = plan.prediction.makespan_s
     return {
         "order": plan.schedule.method,

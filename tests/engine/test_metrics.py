@@ -70,7 +70,7 @@ def test_replicas_evaluate_to_the_same_loss(num_replicas, zero1, text_file, tmp_
 
 def test_evaluation_without_held_out_text_is_refused(text_file, tmp_path):
     run = make_run(text_file, evaluate_every_steps=1)
-    run = run.model_copy(update={"data": run.data.model_copy(update={"held_out": 0.0})})
+    run = run.with_plan(data=run.data.model_copy(update={"held_out": 0.0}))
     with pytest.raises(InputError, match=r"evaluate_every_steps: no text is held out for it; set data\.held_out"):
         train(run, tmp_path / "run")
 
