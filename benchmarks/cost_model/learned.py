@@ -56,14 +56,14 @@ def measure(folder: Path) -> list[dict[str, Any]]:
     """The first plan; what is planned next after its run: the same job, a larger batch, other numbers of ranks."""
     from farpipe import planning
     from farpipe.core.spec import parse_job
-    from farpipe.engine.launch.learned import learned_from, with_links
+    from farpipe.engine.launch.learned import learn
 
     job = parse_job(JOB.format(batch=16, pipeline=4))
     rows = [{"plan": "first, nothing learned"} | run(planning.plan(job), folder / "first")]
-    learned, told = learned_from(folder / "first")
-    rows[0]["told"] = list(told)
+    learned = learn(folder / "first")
+    rows[0]["told"] = list(learned.told)
     for name, batch, pipeline in (("the same job", 16, 4), ("twice the batch", 32, 4), ("three ranks", 16, 3)):
-        other = with_links(parse_job(JOB.format(batch=batch, pipeline=pipeline)), learned)
+        other = learned.corrected(parse_job(JOB.format(batch=batch, pipeline=pipeline)))
         plan = planning.plan(other, learned.profiles)
         rows.append({"plan": f"learned: {name}"} | run(plan, folder / name))
     return rows

@@ -15,6 +15,7 @@ import pytest
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.simulate import simulate
 from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.spec import MetricsSettings
 from farpipe.core.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 from farpipe.engine.executor.executor import StepEvents, message_table
 from farpipe.engine.figures.metrics import Summary, num_skipped_steps, summarise
@@ -22,7 +23,7 @@ from farpipe.engine.figures.recorder import Recorder
 from farpipe.engine.figures.sinks import Prometheus, gauge_name
 from farpipe.engine.figures.step_report import Assembler, StepReport, step_metrics
 from farpipe.engine.run_settings import TransportSettings
-from farpipe.engine.run_spec import MetricsSettings, RunSpec
+from farpipe.engine.run_spec import RunSpec
 from in_process import InProcessPeers, Switchboard
 
 MS = 1_000_000
