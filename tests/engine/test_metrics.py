@@ -8,11 +8,11 @@ import weakref
 import pytest
 
 from farpipe.core.errors import InputError, RunError
+from farpipe.core.spec import MetricsSettings
 from farpipe.engine.figures import metrics as metrics_module
 from farpipe.engine.figures import sinks as sinks_module
 from farpipe.engine.figures.metrics import MetricsFile, is_logged, last_line, log_line, read_metrics, summarise
 from farpipe.engine.figures.sinks import Prometheus, figures, open_sinks
-from farpipe.engine.run_spec import MetricsSettings
 from farpipe.planning.cost.flops import causal_share, step_flops
 from trainings import make_run, metrics, train
 

@@ -21,9 +21,9 @@ from farpipe.core.schedule.library import order
 from farpipe.core.spec.training import ReplanSettings
 from farpipe.core.step import Link, Problem
 from farpipe.engine import train
+from farpipe.engine.control.beside import LOWEST_PRIORITY
 from farpipe.engine.control.measured import replaced
 from farpipe.engine.control.replanning import Replanner, SearchRequest
-from farpipe.engine.control.searcher import LOWEST_PRIORITY
 from farpipe.engine.control.watch import LOG_NAME, STATE_NAME, ReplanWatch, Searcher
 from farpipe.engine.executor.commands import REPLAN, OrderSwitch
 from farpipe.engine.launch.run import run
