@@ -11,9 +11,9 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, Data, Lora, Training, preset_site
 from farpipe.core.spec.model import Experts
 from farpipe.planning import PlanDocument
+from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.chunked import plan_lengths
 from farpipe.planning.planner.engine import TRAINABLE, batch_obstacle, groups_documents, plan_obstacle, within_engine
-from farpipe.planning.workload import plan_batch
 from planning.planner.jobs import TRAINING, job, measured_chunks, site
 
 

@@ -17,10 +17,11 @@ from farpipe.planning.cost import JobCosts, Layout, Profile
 from farpipe.planning.planner.candidates import Candidate, decided, neighbours, stages_of_zero
 from farpipe.planning.planner.evaluate import ROUNDING, Evaluated, Rejected, evaluate, reject, whole
 from farpipe.planning.planner.in_flight import minimum_in_flight
-from farpipe.planning.planner.lattice import Estimate, Lattice, SiteSet
+from farpipe.planning.planner.lattice import Estimate, Lattice
 from farpipe.planning.planner.no_layout import why_none
 from farpipe.planning.planner.orders import AUTO, QUICK, best_order
 from farpipe.planning.planner.partition import missing_bytes
+from farpipe.planning.planner.site_sets import SiteSet
 
 Advance = Callable[[int, int], None]
 """Called with (candidates evaluated, candidates in all); 0 in all: not known beforehand."""
@@ -213,7 +214,7 @@ class Search:
         identical: Counter[object] = Counter()
         for of_set in sorted(estimates, key=lambda of_set: of_set[0].step_s):
             site_set, most = of_set[0].site_set, self._budget.per_kind
-            sites = (site_set.kind, *sorted(map(self.lattice.likeness, site_set.homes or site_set.order)))
+            sites = (site_set.kind, *sorted(map(self.lattice.likeness, site_set.sites)))
             if self._budget.climbs:
                 most = most if site_set.kind != "replicas" else MAX_IDENTICAL
             if count[site_set.kind] < most and (identical[sites] < MAX_IDENTICAL or not self._budget.climbs):

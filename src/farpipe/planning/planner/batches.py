@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ import numpy as np
 from farpipe.core.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.core.spec import Job, Site
 from farpipe.planning.cost.chunks import ChunkCosts
+from farpipe.planning.planner.candidates import ZERO_STAGES
+from farpipe.planning.planner.site_sets import site_sets_of_batch
 from farpipe.planning.workload.batch_options import BatchOptions
 from farpipe.planning.workload.batch_plan import BatchPlan, exchange_s, plan_whole
 from farpipe.planning.workload.candidate_cuts import estimated_cuts
@@ -28,7 +30,6 @@ from farpipe.planning.workload.device_groups import plan_groups
 from farpipe.planning.workload.layout import ChunkLayout, chunk_layout, sequence_seconds, shares
 from farpipe.planning.workload.pipelines import planning_time
 from farpipe.planning.workload.planner import SequencePlan, plan_sequences, plan_with_cut
-from farpipe.planning.workload.site_sets import site_sets
 
 MAX_PLANNED: Final = 5
 """Number of layouts of each kind that are planned to the end and come out about as estimated; they share the budget of
@@ -48,7 +49,6 @@ _SMALL_STATE: Final = 1 / 8
 class _Candidate(NamedTuple):
     """A layout with costs, the sequences of each replica, the hardest first, and a bound of the step."""
 
-    kind: str
     zero: int
     layout: ChunkLayout
     parts: list[Ints]
@@ -98,23 +98,24 @@ def _searched(
     while open_ones:
         least_s, index, is_estimated = heapq.heappop(open_ones)
         one = candidates[index]
+        kind = one.layout.kind
         is_far = least_s >= min([_FAR * plan.step_s for plan in best.values()], default=math.inf)
-        if one.kind in best or (is_far and any(plan.kind == one.kind for plan in begun.values())):
+        if kind in best or (is_far and any(plan.kind == kind for plan in begun.values())):
             continue
-        if index not in begun and (num_planned[one.kind] == MAX_PLANNED or num_tried[one.kind] == _MAX_TRIED):
+        if index not in begun and (num_planned[kind] == MAX_PLANNED or num_tried[kind] == _MAX_TRIED):
             continue
         try:
             if not is_estimated:
                 heapq.heappush(open_ones, (max(least_s, _estimated_s(one, sizes, options)), index, True))
                 continue
             if index not in begun:
-                num_tried[one.kind] += 1
+                num_tried[kind] += 1
                 begun[index] = _begun(one, sizes, options)
-                num_planned[one.kind] += begun[index].step_s <= _FAR * least_s
+                num_planned[kind] += begun[index].step_s <= _FAR * least_s
             elif len(begun[index].replicas) < len(one.parts):
                 begun[index] = _continued(begun[index], one, sizes, options)
             else:  # and no other of its kind can be faster
-                best[one.kind] = begun[index]
+                best[kind] = begun[index]
                 continue
             heapq.heappush(open_ones, (begun[index].step_s, index, True))
         except InfeasibleError as error:
@@ -167,13 +168,13 @@ def _candidates(job: Job, sizes: Ints, devices_per_stage: int | None) -> tuple[l
 
 def _choices(job: Job) -> Iterator[tuple[Job, int]]:
     """Jobs with all degrees pinned, and devices that share chunks."""
-    for names, replicas in site_sets(job):
-        sites = [job.cluster.site(name) for name in names]
-        homes = len(sites) if replicas == "across" else 1
+    for site_set in site_sets_of_batch(job):
+        sites, homes = [job.cluster.sites[index] for index in site_set.sites], max(1, len(site_set.homes))
+        where = {"sites": tuple(site.name for site in sites), "replicas": "across" if site_set.homes else "inside"}
         for tensor, context, data in _degrees(job, sites):
             if job.layout.data not in (None, data * homes):
                 continue
-            pins = {"tensor": tensor, "data": data * homes, "sites": names, "replicas": replicas, "context": None}
+            pins = {"tensor": tensor, "data": data * homes, "context": None} | where
             settled = job.layout.model_copy(
                 update=pins | {"pipeline": _num_ranks(job, sites, tensor * context * data, homes)}
             )
@@ -202,7 +203,7 @@ def _jobs_of_groups(job: Job) -> list[Job]:
     plain = job.model_copy(update={"layout": pins.model_copy(update={"tensor": pins.tensor or 1})})
     settled = [one for one, context in _choices(plain) if context == 1 and one.layout.pipeline == 1]
     widest = {(one.layout.sites, one.layout.replicas): one for one in settled}
-    trainings = dict.fromkeys((job.training.decided(), job.training.decided(3)))
+    trainings = dict.fromkeys((job.training.decided(), job.training.decided(ZERO_STAGES[1])))
     return [one.model_copy(update={"training": each}) for one in widest.values() for each in trainings]
 
 
@@ -240,7 +241,7 @@ def _with_zero(job: Job, context: int, sizes: Ints) -> Iterator[_Candidate]:
     at, ranks = first.layout.layout, first.layout.costs.base.ranks
     is_small = all(rank.static_bytes <= _SMALL_STATE * (rank.memory_bytes or math.inf) for rank in ranks)
     if job.training.zero == "auto" and at.data_inside * context > 1 and not is_small:
-        yield _candidate(job.model_copy(update={"training": job.training.decided(3)}), context, sizes)
+        yield _candidate(job.model_copy(update={"training": job.training.decided(ZERO_STAGES[1])}), context, sizes)
 
 
 def _candidate(job: Job, context: int, sizes: Ints) -> _Candidate:
@@ -251,7 +252,7 @@ def _candidate(job: Job, context: int, sizes: Ints) -> _Candidate:
     hardest = sorted(range(len(parts)), key=lambda index: (-sizes[parts[index]].max(), -work_s[index]))
     assert settled.zero != "auto"
     bound_s = max(work_s) + costs.overhead_s + exchange_s(layout)
-    return _Candidate(_kind(layout), settled.zero, layout, [parts[index] for index in hardest], bound_s)
+    return _Candidate(settled.zero, layout, [parts[index] for index in hardest], bound_s)
 
 
 def _estimated_s(one: _Candidate, sizes: Ints, options: BatchOptions) -> float:
@@ -277,15 +278,9 @@ def _recomputed_s(costs: ChunkCosts, batch: SliceTable, *, keeps_attention: bool
     return seconds
 
 
-def _kind(found: ChunkLayout) -> str:
-    across, over = found.layout.replica_sites, len({placement.site for placement in found.placements}) > 1
-    kind = "replicas across sites" if across else "pipeline over sites" if over else "one site"
-    return kind + ", no pipeline" * (found.costs.num_stages == 1)
-
-
 def _begun(one: _Candidate, sizes: Ints, options: BatchOptions) -> BatchPlan:
     """A layout with the plan of its hardest replica."""
-    return BatchPlan(one.kind, one.zero, one.layout, (_replica(one, 0, sizes, options),))
+    return BatchPlan(one.zero, one.layout, (_replica(one, 0, sizes, options),))
 
 
 def _continued(plan: BatchPlan, one: _Candidate, sizes: Ints, options: BatchOptions) -> BatchPlan:
@@ -316,3 +311,32 @@ def _finished(plan: BatchPlan, sizes: Ints, options: BatchOptions) -> BatchPlan:
         again = plan_sequences(plan.layout.costs, sizes[mine], options).numbered(mine)
         replicas[last] = min(replicas[last], again, key=lambda one: one.step_s)
     return replace(plan, replicas=tuple(replicas))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One batch on a job's cluster, with long sequences cut and with all sequences whole."""
+
+    step_s: float
+    num_slices: int
+    num_chunks: int
+    whole_step_s: float | None
+    """Step time with every sequence whole in one chunk; None: it does not fit."""
+    whole_obstacle: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """Time of a step whose sequences stay whole over that of this one."""
+        return None if self.whole_step_s is None else self.whole_step_s / self.step_s
+
+
+def gain_of_chunks(job: Job, batch: Ints, devices_per_stage: int | None = None) -> Gain:
+    """Gain of cutting long sequences for one batch, both in their best layout; errors as for `plan_batch`."""
+    best = plan_batch(job, batch, None, devices_per_stage)
+    try:
+        whole_s, obstacle = plan_batch(job, batch, BatchOptions(num_slices=1), devices_per_stage).step_s, ""
+    except InfeasibleError as error:
+        whole_s, obstacle = None, str(error)
+    if whole_s is not None and best.num_slices == 1:
+        whole_s = best.step_s
+    return Gain(best.step_s, best.num_slices, sum(len(plan.chunks) for plan in best.replicas), whole_s, obstacle)

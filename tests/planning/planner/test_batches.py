@@ -7,7 +7,9 @@ import pytest
 
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_model, preset_site
-from farpipe.planning.workload import BatchOptions, batch_planner, chunk_costs, plan_batch, plan_sequences
+from farpipe.planning.planner import batches
+from farpipe.planning.planner.batches import plan_batch
+from farpipe.planning.workload import BatchOptions, chunk_costs, plan_sequences
 from farpipe.planning.workload.candidate_cuts import estimated_cuts
 from farpipe.planning.workload.chunk import Chunk
 from sound_chunks import check_chunks
@@ -196,7 +198,7 @@ def test_replicas_that_end_before_the_hardest_are_cut_as_it_and_not_searched(mon
         searched.append(lengths)
         return plan_sequences(costs, lengths, options)
 
-    monkeypatch.setattr(batch_planner, "plan_sequences", search)
+    monkeypatch.setattr(batches, "plan_sequences", search)
     pins = {"sites": ("a",), "pipeline": 1, "tensor": 1, "context": 1, "data": 4}
     plan = plan_batch(
         job(training={"zero": 1}, **pins), [30_000, *LENGTHS[1:] * 3], BatchOptions(dynamic_context=False)

@@ -3,7 +3,7 @@
 import pytest
 
 from farpipe.core.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
-from farpipe.planning.workload.site_sets import site_sets
+from farpipe.planning.planner.site_sets import site_sets_of_batch
 
 MODEL = Model(num_layers=8, hidden=2048, num_heads=16, ffn_hidden=8192, vocab_size=32000)
 
@@ -18,7 +18,11 @@ def job(devices, without=(), gbit=10.0, **pins):
 
 
 def names_of(request):
-    return {("".join(one.names), one.replicas) for one in site_sets(request)}
+    sites = request.cluster.sites
+    return {
+        ("".join(sites[index].name for index in one.sites), "across" if one.homes else "inside")
+        for one in site_sets_of_batch(request)
+    }
 
 
 def test_of_identical_sites_one_set_of_each_size_is_tried():
@@ -54,7 +58,7 @@ def test_pins_hold(pins, expected):
 
 
 def test_many_sites_are_not_tried_in_all_their_sets():
-    found = site_sets(job(["h100", "a100-40gb"] * 4))
+    found = site_sets_of_batch(job(["h100", "a100-40gb"] * 4))
     assert len(found) <= 48
-    assert any(len(one.names) == 8 for one in found)
-    assert any(len(one.names) == 1 for one in found)
+    assert any(len(one.sites) == 8 for one in found)
+    assert any(len(one.sites) == 1 for one in found)
