@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
-from farpipe.core.spec import Cluster, Model, SiteLink, Training, preset_site
-from farpipe.engine.control.learned import RunOfPlan, learn
+from farpipe.core.spec import Cluster, Job, Model, SiteLink, Training, preset_site
+from farpipe.engine.launch.learned import Measured, lessons
+from farpipe.planning import Plan
 from farpipe.planning.cost import JobCosts, Layout, PartTimes, Profile, model_shape, place_evenly, step_cost
 
 MODEL = Model(name="small", num_layers=8, hidden=256, num_heads=8, num_kv_heads=8, ffn_hidden=1024, vocab_size=2048)
@@ -62,7 +63,14 @@ def run_of(real, layers=(3, 2, 2, 1), method="1f1b", noise=0.0, placements=None,
     spread = np.random.default_rng(0).uniform(-noise, noise, len(actions))
     actions["end_s"] += (actions["end_s"] - actions["start_s"]) * spread
     timeline = replace(timeline, source="measured", actions=actions)
-    return RunOfPlan(MODEL, TRAINING, cluster(), LAYOUT, placements, believed.problem, timeline, step.overhead_s), step
+    job = Job(model=MODEL, training=TRAINING, cluster=cluster())
+    parts = {"job": job, "layout": LAYOUT, "placements": placements, "problem": believed.problem}
+    return Measured(Plan.model_construct(**parts), timeline, step.overhead_s), step
+
+
+def changed(run, **fields):
+    """The run of a plan with other fields."""
+    return replace(run, plan=run.plan.model_copy(update=fields))
 
 
 def told_s(run, learned, layers):
@@ -77,7 +85,7 @@ def told_s(run, learned, layers):
 def test_the_parts_that_made_the_times_are_found(method):
     """Of joined backwards only the sum."""
     run, _ = run_of(truth(), method=method)
-    (found,) = learn(run).profiles
+    (found,) = lessons(run).profiles
     mine, real = found.layer, truth().layer
     assert mine.forward_s == pytest.approx(real.forward_s, rel=0.02)
     assert mine.input_grad_s + mine.weight_grad_s == pytest.approx(real.input_grad_s + real.weight_grad_s, rel=0.02)
@@ -87,7 +95,7 @@ def test_the_parts_that_made_the_times_are_found(method):
 
 def test_the_links_and_the_optimizer_are_found():
     run, _ = run_of(truth())
-    learned = learn(run)
+    learned = lessons(run)
     for name in ("west>east", "east>west"):
         assert learned.links[name].latency_s == pytest.approx(0.035, rel=0.05)
     assert learned.profiles[0].optimizer_s_per_param == pytest.approx(3e-9, rel=0.01)
@@ -107,22 +115,22 @@ def test_another_division_is_told_within_three_percent(scale, head, layers, seed
     costs = JobCosts(MODEL, TRAINING, {"cpu": real})
     other = step_cost(costs, LAYOUT, place_evenly(SITES, layers), cluster(0.035, 12.5e6))
     measured_s = simulate(other.problem, order("1f1b", other.problem)).makespan_s + other.overhead_s
-    assert told_s(run, learn(run), layers) == pytest.approx(measured_s, rel=0.03)
+    assert told_s(run, lessons(run), layers) == pytest.approx(measured_s, rel=0.03)
 
 
 def test_stages_that_recompute_their_layers_tell_the_same_layer():
     placements = tuple(
         replace(p, recompute="full" if p.rank < 2 else "none") for p in place_evenly(SITES, (3, 2, 2, 1))
     )
-    found, without = (learn(run_of(truth(), placements=p)[0]).profiles[0] for p in (placements, None))
+    found, without = (lessons(run_of(truth(), placements=p)[0]).profiles[0] for p in (placements, None))
     assert found.layer.input_grad_s == pytest.approx(without.layer.input_grad_s, rel=0.03)
 
 
 def test_stages_all_alike_keep_the_model_s_proportions_and_tell_their_own_time():
     run, step = run_of(truth(), layers=(2, 2, 2, 2))
-    (found,) = learn(run).profiles
+    (found,) = lessons(run).profiles
     costs = JobCosts(MODEL, TRAINING, {"cpu": found})
-    again = step_cost(costs, LAYOUT, run.placements, cluster(0.035, 12.5e6))
+    again = step_cost(costs, LAYOUT, run.plan.placements, cluster(0.035, 12.5e6))
     for mine, real in zip(again.problem.stages, step.problem.stages, strict=True):
         assert mine.forward_s == pytest.approx(real.forward_s, rel=0.02)
 
@@ -130,13 +138,15 @@ def test_stages_all_alike_keep_the_model_s_proportions_and_tell_their_own_time()
 def test_what_can_not_be_told_is_refused():
     run, _ = run_of(truth())
     with pytest.raises(InputError, match="divided over 2 devices"):
-        learn(replace(run, layout=replace(LAYOUT, tensor=2)))
+        lessons(changed(run, layout=replace(LAYOUT, tensor=2)))
 
 
 def test_stages_that_recompute_operations_tell_a_layer_without_them():
     run, _ = run_of(truth())
-    some = tuple(replace(place, recompute="layernorm mlp" if place.rank < 2 else "none") for place in run.placements)
-    plain, found = (learn(replace(run, placements=p)).profiles[0] for p in (run.placements, some))
+    some = tuple(
+        replace(place, recompute="layernorm mlp" if place.rank < 2 else "none") for place in run.plan.placements
+    )
+    plain, found = (lessons(changed(run, placements=p)).profiles[0] for p in (run.plan.placements, some))
     assert found.recompute == "none"
     assert found.layer.forward_s == plain.layer.forward_s
     assert 0 < found.layer.input_grad_s < plain.layer.input_grad_s

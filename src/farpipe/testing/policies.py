@@ -1,4 +1,4 @@
-"""A kit that a policy of one's own can be tried with: random fleets in which the rules must hold after every event."""
+"""Check of a fleet policy: random fleets in which the rules must hold after every event."""
 
 import math
 import random
@@ -43,6 +43,17 @@ class SimpleQuotes:
     def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
         """As in `Quotes`."""
         return float(kind.sequence_length * num_devices**0.9)
+
+
+def check_policy(policy: Policy, *, num_fleets: int = 3, seed: int = 0) -> None:
+    """Check a fleet policy on random fleets, on half of them with stops that take a quarter of an hour.
+
+    It must not raise, not ask for what is not there, and leave no job waiting in an empty fleet. Prices, sites and
+    links change meanwhile, devices fail. Raises AssertionError with everything that is wrong. Takes some seconds.
+    """
+    found = violations(policy, num_fleets=num_fleets, seed=seed)
+    found += violations(policy, num_fleets=num_fleets, seed=seed, stops=StopCosts(stop_s=900.0, copy_every_s=36000.0))
+    assert not found, "\n".join(found)
 
 
 def violations(
