@@ -138,14 +138,6 @@ def search_job(job: Job, profiles: dict[str, Profile], progress: Advance | None 
     return min(reversed(answers), key=lambda answer: answer.best.step_s if answer.best else math.inf)
 
 
-def best_of_site_sets(found: Iterable[Evaluated]) -> list[Evaluated]:
-    """The fastest at every site set; those in `found` come the fastest first, and so do these."""
-    first: dict[str, Evaluated] = {}
-    for one in found:
-        first.setdefault(one.candidate.where, one)
-    return list(first.values())
-
-
 class Search:
     """Evaluates the lattice's estimates, the best first."""
 
