@@ -239,8 +239,8 @@ class Search:
 
     def _look_into(self, estimates: Sequence[Estimate], scales: dict[Kind, float]) -> None:
         # Budgets count candidates and actions, not seconds, so that a plan does not depend on the machine's load. Lower
-        # bounds were tried as the order: they favour layouts that compute fast and exchange for ever (28.4 s a step where
-        # 14.0 s was there). So estimates order, and bounds only leave out.
+        # bounds were tried as the order: they favour layouts that compute fast and exchange for ever (28.4 s a step
+        # where 14.0 s was there). So estimates order, and bounds only leave out.
         for estimate in estimates:
             if self._looked >= MAX_EVALUATED or self._work > MAX_WORK:
                 return
@@ -279,9 +279,9 @@ class Search:
     def _neighbours(self) -> None:
         """Hill climbing from the best: its other shapes, sizes and degrees, and the reverse order of its sites, as long
         as that is faster; of the next best the other shapes."""
-        # Shapes, sizes and degrees beside the lattice's best are worth up to 20.7 % of a step on the frozen plans. Branch
-        # and bound over all layouts was tried instead: on 60 random clusters of up to 12 devices it was better on one (by
-        # 2.2 %), worse on two, and took five times as long.
+        # Shapes, sizes and degrees beside the lattice's best are worth up to 20.7 % of a step on the frozen plans.
+        # Branch and bound over all layouts was tried instead: on 60 random clusters of up to 12 devices it was better
+        # on one (by 2.2 %), worse on two, and took five times as long.
         for _ in range(MAX_CLIMBS):
             before_s = self.best_s
             ranked = sorted(self.evaluated.values(), key=lambda found: found.step_s)
