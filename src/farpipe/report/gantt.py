@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.simulate import Timeline
 from farpipe.core.step import site_of
 from farpipe.core.units import format_seconds
 from farpipe.planning import Plan, PlanDocument
@@ -171,8 +171,7 @@ def svg_of(document: object) -> str | None:
     if isinstance(document, PlanDocument):
         return svg_of(document.plan)
     if isinstance(document, Plan):
-        timeline = simulate(document.problem, document.schedule, checked=True)
-        return draw_gantt([Panel(document.schedule.method, timeline, document.sites)]).svg()
+        return draw_gantt([Panel(document.schedule.method, document.timeline, document.sites)]).svg()
     if isinstance(document, Timeline):
         return draw_gantt([Panel(document.source, document)]).svg()
     return None

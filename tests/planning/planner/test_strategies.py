@@ -1,6 +1,5 @@
 """Strategies on one cost model, what limits them, and the changes that would help."""
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -85,7 +84,7 @@ def test_the_winner_is_the_fastest_arm_that_trains_as_asked(unlike):
     assert first.step_s == pytest.approx(unlike.plan.prediction.step_s, rel=1e-9)
 
 
-def test_arms_that_train_otherwise_say_so(unlike):
+def test_strategies_that_train_otherwise_say_so(unlike):
     told = {
         one.training for one in unlike.explanation.strategies if one.kind == "local steps" or "int8" in one.training
     }
@@ -101,7 +100,7 @@ def test_narrower_messages_that_gain_nothing_are_no_strategy():
     )
 
 
-def test_a_plan_with_arms_and_changes_survives_a_round_trip(unlike):
+def test_a_plan_with_strategies_and_changes_survives_a_round_trip(unlike):
     again = PlanDocument.from_json(unlike.to_json())
     assert again.explanation == unlike.explanation
     assert Plan.from_json(unlike.to_json()).to_json() == unlike.plan.to_json()
@@ -230,8 +229,8 @@ def test_sites_without_a_ring_of_links_exchange_nothing(links):
 
 @pytest.mark.slow
 def test_alike_sites_with_gradients_every_step_are_told_as_replicas_only_once():
-    arms = advised_plan(two_sites()).explanation.strategies
-    assert len([one for one in arms if one.kind == "replicas"]) == 1
+    strategies = advised_plan(two_sites()).explanation.strategies
+    assert len([one for one in strategies if one.kind == "replicas"]) == 1
 
 
 @pytest.fixture(scope="module")
@@ -360,12 +359,6 @@ def test_a_search_that_is_out_of_time_ends_with_what_it_has():
     asked = decided(two_sites())
     found = search(asked, costs_of(asked), until_s=0.0).evaluated
     assert 0 < len(found) < len(search(asked, costs_of(asked)).evaluated)
-
-
-def test_files_of_plans_name_strategies_as_before(unlike):
-    body = json.loads(unlike.to_json())
-    assert [one["where"] for one in body["arms"]] == [one.where for one in unlike.explanation.strategies]
-    assert "strategies" not in body
 
 
 @pytest.mark.parametrize("batch", [255, 126, 66])

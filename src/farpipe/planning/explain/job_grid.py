@@ -81,14 +81,14 @@ class Result:
         return {
             "values": list(self.values),
             "winner": None if winner is None else f"{winner.kind}: {winner.where}",
-            "arms": [one.model_dump(mode="json") for one in self.strategies],
+            "strategies": [one.model_dump(mode="json") for one in self.strategies],
             "obstacle": self.obstacle,
         }
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], values: Values) -> "Result":
         """The inverse of `to_data`, at a point of these `values`."""
-        return cls(values, TypeAdapter(tuple[Strategy, ...]).validate_python(data["arms"]), str(data["obstacle"]))
+        return cls(values, TypeAdapter(tuple[Strategy, ...]).validate_python(data["strategies"]), str(data["obstacle"]))
 
 
 def parse_axis(text: str) -> Axis:
@@ -199,7 +199,7 @@ def row_of(point: JobPoint) -> dict[str, Any]:
 
 def name_of(row: Mapping[str, Any]) -> str | None:
     """Name of the point of a row that was kept; None for anything else."""
-    return str(row["point"]) if {"point", "arms", "obstacle"} <= set(row) else None
+    return str(row["point"]) if {"point", "strategies", "obstacle"} <= set(row) else None
 
 
 def strategies_of_job(job: Job) -> list[Strategy]:

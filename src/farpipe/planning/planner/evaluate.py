@@ -8,7 +8,7 @@ from typing import Final
 
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.schedule.bounds import lower_bound_s
-from farpipe.core.schedule.library import ORDERS, is_in_file
+from farpipe.core.schedule.library import is_order
 from farpipe.core.simulate import Timeline
 from farpipe.core.spec import Job, Recompute, operations_of
 from farpipe.core.step import Problem, Schedule, stagger
@@ -147,8 +147,7 @@ def _bound_s(step: StepCost, limit_s: float) -> float:
 
 def _method_of(job: Job, method: str) -> str:
     """Named order of the job, or else `method`."""
-    is_named = job.schedule is not None and (job.schedule in ORDERS or is_in_file(job.schedule))
-    return job.schedule if job.schedule is not None and is_named else method
+    return job.schedule if job.schedule is not None and is_order(job.schedule) else method
 
 
 def reject(candidate: Candidate, costs: JobCosts, error: InfeasibleError | InputError) -> Rejected:

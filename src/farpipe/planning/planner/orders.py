@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from farpipe.core.errors import InfeasibleError, InputError, UsageError
+from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.schedule import check, peak_memory_bytes
 from farpipe.core.schedule.bounds import lower_bound_s
-from farpipe.core.schedule.library import ORDERS, Order, is_in_file, order
+from farpipe.core.schedule.library import ORDERS, Order, expect_order, order
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.step import Problem, Schedule, exceeds
 from farpipe.core.step.player import makespan_s
-from farpipe.core.strict import nearest
 from farpipe.planning.search import SEARCHES, FoundOrder, Progress, search
 
 V_ORDERS: Final = ("zbv", "zbv-late", "v-half", "v-min", "wave")
@@ -50,9 +49,8 @@ class Outcome:
 
 def expect_known(method: str | Order) -> None:
     """UsageError for a name that is neither an order's nor a search's."""
-    names = [*SEARCHES, *ORDERS]
-    if isinstance(method, str) and method not in names and not is_in_file(method):
-        raise UsageError(f"there is no schedule {method!r}{nearest(method, names)}; known: {', '.join(names)}")
+    if isinstance(method, str):
+        expect_order(method, tuple(SEARCHES))
 
 
 def try_order(method: str | Order, problem: Problem) -> Outcome:
@@ -74,7 +72,7 @@ def try_quickly(method: str | Order, problem: Problem, limit_s: float = math.inf
 
     Only an order that is faster than `limit_s` is of use: where none will be, it may be a worse one than else.
     """
-    if not isinstance(method, str) or is_in_file(method):
+    if not isinstance(method, str) or method not in ORDERS:
         return try_order(method, problem)
     try:
         schedule = order(method, problem, **({"limit_s": limit_s} if method in LIMITED_ORDERS else {}))
@@ -91,7 +89,7 @@ def _fits(problem: Problem, schedule: Schedule) -> bool:
     return not any(exceeds(peak, spec.memory_bytes) for peak, spec in zip(peaks, problem.ranks, strict=True))
 
 
-def try_orders(problem: Problem, methods: Iterable[str] = tuple(ORDERS)) -> list[Outcome]:
+def try_orders(problem: Problem, methods: Iterable[str | Order] = tuple(ORDERS)) -> list[Outcome]:
     """The outcome of every method, the fastest first (of equals the one that needs less memory), useless ones last."""
     return sorted((try_order(method, problem) for method in methods), key=lambda outcome: _merit(problem, outcome))
 

@@ -8,11 +8,12 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from farpipe.core.document import Document, Table
 from farpipe.core.errors import InputError
 from farpipe.core.schedule import check
-from farpipe.core.spec import Job, Recompute
+from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.spec import Data, Job, Model, Recompute, Training
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import expect_format, validate
 from farpipe.core.units import counted, format_bytes, format_percent, format_seconds
-from farpipe.planning.cost import Layout, Placement, v_shape
+from farpipe.planning.cost import Layout, Placement, settle, v_shape
 from farpipe.planning.planner.candidates import Candidate
 
 CostClass = Literal["a setting", "other numbers", "a pin", "another batch", "bandwidth", "devices"]
@@ -130,14 +131,14 @@ class Change(Table):
     """Programs left to run the changed plan, ``farpipe`` or formats of ``export``; None: whatever runs the plan."""
 
 
-class Explanation(Table, validate_by_name=True, validate_by_alias=True):
+class Explanation(Table):
     """What people ask about a plan: why not another, what limits it, what would help, how sure it is."""
 
     runners_up: tuple[RunnerUp, ...] = ()
     verdict: str = ""
     """Sentence on the use of the sites: one or several, and how much faster; empty where none were compared."""
     advice: tuple[str, ...] = ()
-    strategies: Annotated[tuple[Strategy, ...], Field(alias="arms")] = ()
+    strategies: tuple[Strategy, ...] = ()
     """Strategies that were compared, the plan's own among them, the fastest first; empty unless asked for."""
     limited_by: str = ""
     residual: float = 0.0
@@ -205,6 +206,11 @@ class Plan(Document, Table, arbitrary_types_allowed=True):
         return tuple(homes) or (self.sites,) * at.data
 
     @property
+    def timeline(self) -> Timeline:
+        """The predicted step, action by action; it has the planned figures of the links, not a sample of them."""
+        return simulate(self.problem, self.schedule, checked=True)
+
+    @property
     def devices(self) -> dict[str, int]:
         """Devices in use by site."""
         return self.candidate.devices
@@ -229,6 +235,37 @@ class Plan(Document, Table, arbitrary_types_allowed=True):
     def recompute(self) -> tuple[Recompute, ...]:
         """Operations that every stage computes again in its backward pass."""
         return tuple(placement.recompute for placement in self.placements)
+
+    @property
+    def model(self) -> Model:
+        """The job's model."""
+        return self.job.model
+
+    @property
+    def data(self) -> Data:
+        """The job's text."""
+        return self.job.data
+
+    @property
+    def training(self) -> Training:
+        """The job's training with all that was left to the planner decided."""
+        settled = settle(self.job.training, self.layout)
+        return settled.model_copy(update={"microbatch_size": self.layout.microbatch_size})
+
+    @property
+    def partition(self) -> tuple[tuple[int, int], ...]:
+        """(first layer, end layer) of every stage."""
+        return tuple((placement.first_layer, placement.end_layer) for placement in self.placements)
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel devices of every rank in every replica."""
+        return self.layout.tensor
+
+    @property
+    def context(self) -> int:
+        """Devices that share each sequence, each `tensor` of them."""
+        return self.layout.context
 
     def to_body(self) -> dict[str, Any]:
         """Body of the JSON file, with an empty explanation."""
@@ -277,8 +314,8 @@ class PlanDocument(Document, Table):
         return step_s / factor, step_s * factor
 
     def to_body(self) -> dict[str, Any]:
-        """Body of the JSON file; strategies keep their key ``arms``."""
-        of_plan, why = (one.model_dump(mode="json", by_alias=True) for one in (self.plan, self.explanation))
+        """Body of the JSON file."""
+        of_plan, why = (one.model_dump(mode="json") for one in (self.plan, self.explanation))
         return of_plan | why
 
     @classmethod
