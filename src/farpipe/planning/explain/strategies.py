@@ -23,7 +23,7 @@ from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.evaluate import Evaluated, whole
 from farpipe.planning.planner.plan import Strategy, StrategyKind
 from farpipe.planning.planner.refinement import alike_at_identical_sites, expected, refined
-from farpipe.planning.planner.search import best_of_site_sets, search, small
+from farpipe.planning.planner.search import search, small
 from farpipe.planning.workload import BatchPlan
 from farpipe.planning.workload.lengths import cut_lengths
 
@@ -73,11 +73,11 @@ def _kind(one: Evaluated) -> StrategyKind:
 
 
 def _chosen(found: Sequence[Evaluated]) -> list[Evaluated]:
-    """The fastest at the PER_KIND best site sets of each kind."""
-    chosen: dict[str, list[Evaluated]] = {}
-    for one in best_of_site_sets(found):
-        chosen.setdefault(one.candidate.kind, []).append(one)
-    return [one for every in chosen.values() for one in every[:PER_KIND]]
+    """The fastest at the PER_KIND best site sets of each kind; `found` come the fastest first."""
+    chosen: dict[str, dict[str, Evaluated]] = {}
+    for one in found:
+        chosen.setdefault(one.candidate.kind, {}).setdefault(one.candidate.where, one)
+    return [one for every in chosen.values() for one in [*every.values()][:PER_KIND]]
 
 
 def _narrow(job: Job, costs: JobCosts, pipelines: Sequence[Evaluated]) -> Iterator[Strategy]:

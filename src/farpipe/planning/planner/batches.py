@@ -89,6 +89,10 @@ def _searched(
 
     A layout's replicas are planned one by one, as long as it is the most promising one.
     """
+    # Bounds, estimates and plans share one heap: a kind is done when what comes off it is a whole plan. Estimates do
+    # not know which numbers of slices fit memory. Once six layouts that hold no slices used up the five plans of their
+    # kind, and a step of 498 s was taken where 139 s was there; so a plan that comes out 25 % over its estimate does
+    # not count. Limits are numbers, not seconds: with a third of the time plans were up to 7 % slower.
     best: dict[str, BatchPlan] = {}
     begun: dict[int, BatchPlan] = {}
     num_planned: Counter[str] = Counter()

@@ -65,6 +65,9 @@ def best_refined(job: Job, found: Sequence[Evaluated], costs: JobCosts) -> tuple
 
     The next one is the first that is nearly as fast and whose bound leaves room for it.
     """
+    # The search ranks layouts by named orders; a short search of the order then gains up to 11 %, more for some layouts
+    # than for others. Without rivals one of thirty frozen plans is 0.72 % slower. A rival has to gain WORTH: of nearly
+    # equal layouts the one that the search found first stays, so that plans do not flip with the last digits of a cost.
     first = _, best = refined(job, found[0], costs)
     if StepSamples(job, best.problem).differ:
         return first
