@@ -78,7 +78,7 @@ def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "Li
 def _show_results(run_dir: Path, *, as_json: bool) -> None:
     """Write the report and the trace, and show the run's figures."""
     from farpipe.cli.runs import summary_json, write_results
-    from farpipe.cli.shown import step_table
+    from farpipe.report.shown import step_table
 
     shown = write_results(run_dir)
     if as_json:
