@@ -11,7 +11,6 @@ from farpipe import planning
 from farpipe.cli.output import check_folder, keep_earlier
 from farpipe.cli.plan import plan as plan_command
 from farpipe.cli.profile import _write as write_profile
-from farpipe.cli.shown import cost_line, of_a_device, show_plan, use_line, use_of
 from farpipe.core.document import Document
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.spec import parse_job, preset_model
@@ -19,6 +18,8 @@ from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.torchtitan_config import torchtitan_config
 from farpipe.planning import PlanDocument
 from farpipe.planning.cost.chunk_profile import ChunkProfile
+from farpipe.planning.explain.device_use import use_of
+from farpipe.report.shown import cost_line, of_a_device, show_plan, use_line
 from job_files import cluster_text
 
 GPT = """

@@ -107,7 +107,7 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
 
 
 def _show(comparison: "Comparison", options: CheckOptions) -> None:
-    from farpipe.cli.shown import show_derivation
+    from farpipe.report.shown import show_derivation
 
     if options.as_json:
         print_json(comparison.to_data() | comparison.plan.job.model.size_data)
@@ -136,8 +136,8 @@ def _write_calibrated(job: "Job", ran: "Job", step_s: float, options: CheckOptio
 
 def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":
     """The page of the job's plan, with the comparison before its tables and the log's steps beside the prediction."""
-    from farpipe.cli.shown import plan_report, planned_view
     from farpipe.planning.explain import explained
+    from farpipe.report.shown import plan_report, planned_view
 
     lines = [
         {"step": step, "step_s": seconds}

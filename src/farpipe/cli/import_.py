@@ -265,8 +265,8 @@ def _traced_step(traces: "list[Trace]", job: Path) -> "tuple[Timeline, tuple[str
 
 
 def _shown(found: "Profile | Timeline") -> "FittedTable | Timeline":
-    from farpipe.cli.shown import profile_table
     from farpipe.planning.cost import Profile
+    from farpipe.report.shown import profile_table
 
     return profile_table(found) if isinstance(found, Profile) else found
 

@@ -125,9 +125,9 @@ def plan(options: PlanOptions) -> None:
     """
     from farpipe.cli.compiling import compilation_announced
     from farpipe.cli.planned import errors_of, load_profiles
-    from farpipe.cli.shown import verdict_lines
     from farpipe.planning import find
     from farpipe.planning.explain import explained
+    from farpipe.report.shown import verdict_lines
 
     job, num_tokens, began_s = options.load_job(), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
@@ -153,7 +153,7 @@ def plan(options: PlanOptions) -> None:
 
 def _show(found: "PlanDocument", costs: "JobCosts", options: PlanOptions) -> None:
     """Print the plan, and with a search of its schedule the verdict, which was not known before."""
-    from farpipe.cli.shown import cheapest_gain, show_derivation, show_plan, verdict_lines
+    from farpipe.report.shown import cheapest_gain, show_derivation, show_plan, verdict_lines
 
     out = console()
     first = verdict_lines(found, options.num_tokens) if options.search_s else ()
@@ -182,8 +182,8 @@ def _refined(found: "PlanDocument", search_s: float) -> "PlanDocument":
 
 
 def _write_page(found: "PlanDocument", costs: "JobCosts", page: Path) -> None:
-    from farpipe.cli.shown import plan_report, planned_view
     from farpipe.report.page import write_report
+    from farpipe.report.shown import plan_report, planned_view
 
     write_report(plan_report(found, [planned_view(found.plan)], costs=costs), page)
 

@@ -76,8 +76,8 @@ def _kind_of(job: "Job", name: str) -> "DeviceKind":
 
 def _profile_parts(job: "Job", name: str, device: "DeviceKind", options: ProfileOptions) -> None:
     """Measure, write and show what the parts of the model take."""
-    from farpipe.cli.shown import profile_table
     from farpipe.engine.launch.profile import profile as measure
+    from farpipe.report.shown import profile_table
 
     count = options.processes or _num_processes(job, device)
     with status(f"measuring the parts of the model in {count} processes at once"):

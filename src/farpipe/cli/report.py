@@ -25,8 +25,8 @@ def report(
     of it.
     """
     from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, load_runs, write_pages
-    from farpipe.cli.shown import link_event_tables, step_table
     from farpipe.engine.launch.directory import WRITTEN
+    from farpipe.report.shown import link_event_tables, step_table
 
     read, page = [folder / name for folder in run_dir for name in WRITTEN], output or run_dir[0] / PAGE_NAME
     check_folder(output, trace, keeping=read)

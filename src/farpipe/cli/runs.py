@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farpipe.cli.shown import of_a_device, plan_report
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import simulate
 from farpipe.engine.figures.metrics import RUN_NAME, STEP_PLAN_NAME
@@ -15,6 +14,7 @@ from farpipe.engine.launch.runs import Run
 from farpipe.planning.workload import StepPlan
 from farpipe.report.page import write_report
 from farpipe.report.plan_tables import trust_note
+from farpipe.report.shown import of_a_device, plan_report
 from farpipe.report.summary import typical
 from farpipe.report.trace import write_trace
 from farpipe.report.views import RunView

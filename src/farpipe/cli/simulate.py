@@ -67,9 +67,9 @@ def simulate(options: SimulateOptions) -> None:
 
 def _draw(view: "RunView", document: "PlanDocument | None", options: SimulateOptions) -> None:
     """Write the trace, the picture and the page that are asked for."""
-    from farpipe.cli.shown import plan_report
     from farpipe.report.gantt import Panel, draw_gantt
     from farpipe.report.page import write_report
+    from farpipe.report.shown import plan_report
     from farpipe.report.trace import write_trace
     from farpipe.report.views import RunReport
 
@@ -83,8 +83,8 @@ def _draw(view: "RunView", document: "PlanDocument | None", options: SimulateOpt
 
 
 def _view(problem: "Problem", schedule: "Schedule", plan: "Plan | None") -> "RunView":
-    from farpipe.cli.shown import planned_view
     from farpipe.core.simulate import simulate as play
+    from farpipe.report.shown import planned_view
     from farpipe.report.views import RunView
 
     if plan is not None:
@@ -93,7 +93,7 @@ def _view(problem: "Problem", schedule: "Schedule", plan: "Plan | None") -> "Run
 
 
 def _show(view: "RunView", spread: "Spread | None") -> None:
-    from farpipe.cli.shown import step_table
+    from farpipe.report.shown import step_table
 
     played = view.predicted
     counted = f"{played.num_ranks} ranks, {len(played.actions):,} actions, {len(played.messages):,} messages"

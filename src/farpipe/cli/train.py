@@ -79,7 +79,7 @@ def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "Li
 def _show_results(run: "Run", *, as_json: bool) -> None:
     """Write the report and the trace, and show the run's figures."""
     from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, summary_json, view_of, write_pages
-    from farpipe.cli.shown import step_table
+    from farpipe.report.shown import step_table
 
     shown, run_dir = view_of(run), run.run_dir
     write_pages([shown], run_dir / PAGE_NAME, run_dir / TRACE_NAME)

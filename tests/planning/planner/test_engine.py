@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from farpipe import planning
-from farpipe.cli.shown import show_plan
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, Data, Lora, Training, preset_site
 from farpipe.core.spec.model import Experts
@@ -14,6 +13,7 @@ from farpipe.planning import PlanDocument
 from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.chunked import plan_lengths
 from farpipe.planning.planner.engine import TRAINABLE, batch_obstacle, groups_documents, plan_obstacle, within_engine
+from farpipe.report.shown import show_plan
 from planning.planner.jobs import TRAINING, job, measured_chunks, site
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe import planning
-from farpipe.cli.shown import cheapest_gain
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Device, load_job
 from farpipe.planning import Explanation, Plan, PlanDocument
@@ -25,6 +24,7 @@ from farpipe.planning.planner.plan import Change
 from farpipe.planning.planner.refinement import predicted, refined
 from farpipe.planning.planner.search import BEST_ONLY, search, small
 from farpipe.report.plan_tables import change_table, strategy_table
+from farpipe.report.shown import cheapest_gain
 from planning.planner.jobs import TRAINING, both_ways, device, job, site, why
 
 RECIPES = Path(__file__).parents[3] / "recipes"

@@ -1,6 +1,5 @@
-"""Lines, tables and pages about plans and runs that several commands show."""
+"""Lines, tables and pages about plans and runs, as the commands show them."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -20,69 +19,17 @@ from farpipe.core.units import (
     format_seconds,
 )
 from farpipe.planning import Plan, PlanDocument
-from farpipe.planning.cost import JobCosts, PartTimes, Profile, causal_share, step_flops
+from farpipe.planning.cost import JobCosts, PartTimes, Profile
 from farpipe.planning.cost.profile import hidden_by_noise
-from farpipe.planning.cost.speed import peak_flops_per_s
 from farpipe.planning.explain.changes import WORTH_LISTING
 from farpipe.planning.explain.derivation import costs_of
+from farpipe.planning.explain.device_use import use_of
 from farpipe.planning.planner.engine import plan_obstacle
 from farpipe.planning.planner.plan import Change
 from farpipe.planning.planner.quote import money_data
 from farpipe.report.plan_tables import bottleneck, derivation_tables, only_by_export, plan_tables
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.report.views import RunReport, RunView
-
-
-@dataclass(frozen=True)
-class DeviceUse:
-    """Rates of a plan's devices, as achieved and at most."""
-
-    num_devices: int
-    step_flops: float
-    """FLOPs of the model in one step; what is computed twice counts once, attention in full."""
-    causal_share: float
-    """Share of them that is left where attention counts only what its causal mask keeps."""
-    peak_flops_per_s: float
-    """Peak of all devices together, dense, at the rate of the matrix products."""
-    step_s: float
-    tokens_per_s: float
-
-    @property
-    def flops_per_device_s(self) -> float:
-        """FLOP/s that one device achieves, mean over the devices."""
-        return self.step_flops / self.step_s / self.num_devices
-
-    @property
-    def model_flops_utilisation(self) -> float:
-        """MFU: what is achieved of the peak (Chowdhery et al. 2022, arXiv 2204.02311, appendix B)."""
-        return self.step_flops / self.step_s / self.peak_flops_per_s
-
-    @property
-    def mfu_text(self) -> str:
-        """Both MFUs in words."""
-        full = self.model_flops_utilisation
-        causal = format_percent(full * self.causal_share)
-        return (
-            f"MFU {format_percent(full)} with attention in full, as torchtitan counts it; {causal} with its causal half"
-        )
-
-    def device_hours(self, num_tokens: float) -> float:
-        """Hours of one device for `num_tokens`, in steps as predicted."""
-        return num_tokens / self.tokens_per_s * self.num_devices / 3600
-
-
-def use_of(plan: Plan) -> DeviceUse:
-    """The use that `plan` makes of its devices."""
-    job, training = plan.job, plan.job.training
-    peaks = {site.name: peak_flops_per_s(site.device, training) for site in job.cluster.sites}
-    return DeviceUse(
-        sum(plan.devices.values()),
-        step_flops(job.model, training.sequence_length, training.global_batch, frozen=training.lora is not None),
-        causal_share(job.model, training.sequence_length, frozen=training.lora is not None),
-        sum(number * peaks[name] for name, number in plan.devices.items()),
-        plan.prediction.step_s,
-        plan.prediction.tokens_per_s,
-    )
 
 
 def of_a_device(plan: Plan, device: str | None = None) -> dict[str, Any]:
