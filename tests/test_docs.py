@@ -83,7 +83,7 @@ SHOWN = [(page_name(page), *call) for page in PAGES for call in command_lines(pa
 
 def test_there_are_command_lines_to_check():
     assert {command.name for _, _, command, _ in SHOWN} >= {"plan", "profile", "simulate", "train", "report"}
-    assert sum("rank_main" in line for _, line, _, _ in SHOWN) >= 4
+    assert sum("rank_main" in line for _, line, _, _ in SHOWN) >= 2
 
 
 @pytest.mark.parametrize(("page", "line", "command", "words"), SHOWN, ids=[f"{p}: {c}" for p, c, *_ in SHOWN])
@@ -230,15 +230,13 @@ IMPORTED = sorted(
         for name in names.split(", ")
     }
 )
-OF_THE_EXAMPLE = "farpipe.core.schedule.library.split"  # the file that add-a-schedule.md tells to write
 
 
 @pytest.mark.parametrize(("page", "module", "name"), IMPORTED)
 def test_names_that_python_examples_import_exist(page, module, name):
     if module == "farpipe.torch":
         pytest.importorskip("torch")
-    if module != OF_THE_EXAMPLE:
-        assert hasattr(import_module(module), name), page
+    assert hasattr(import_module(module), name), page
 
 
 def test_every_page_is_reachable_from_the_readme():
