@@ -31,7 +31,7 @@ DOCS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", *(page for page in DOCS if not page.startswith(OTHERS))]
 TOKEN = re.compile(r"^<!-- (not run|file|given): (.*?) -->$|^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 USAGES = "docs/reference/commands.md"
-FINE_TUNING = "docs/how-to/fine-tune-over-two-sites.md"
+FINE_TUNING = "docs/how-to/use-hugging-face-models.md"
 """Page that tests/engine/site/test_fine_tuning.py follows, and looks at its run."""
 RUN, SHOWN = {"console", "bash", "python"}, {"toml", "json", "text"}
 PROGRAMS = "farpipe|python3?|torchrun|make|pip|sudo|ssh|scp|rsync|srun|sacct|kubectl"

@@ -66,7 +66,7 @@ def measure(case: Case, method: str, through: str = "tls") -> dict[str, Any]:
     problem, is_kernel = make_problem(case), through != "transport"
     schedule = find_order(problem, method, time_limit_s=SEARCH_S).schedule
     predicted_s = simulate(problem, schedule).makespan_s
-    spec = RunSpec(
+    spec = RunSpec.bare(
         problem=problem,
         schedule=schedule,
         sites=SITES,

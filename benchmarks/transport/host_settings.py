@@ -71,7 +71,7 @@ def measure(case: Case, host: str, num_steps: int) -> dict[str, Any]:
     problem = make_problem(case)
     schedule = find_order(problem, "1f1b").schedule
     predicted_s = simulate(problem, schedule).makespan_s
-    spec = RunSpec(
+    spec = RunSpec.bare(
         problem=problem, schedule=schedule, sites=SITES, num_steps=num_steps, device="sleep", emulate_links=False
     )
     program = ("-m", "benchmarks.transport.host_settings", "rank", host)

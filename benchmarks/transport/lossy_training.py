@@ -85,7 +85,7 @@ def plan_of(loss: float, method: str) -> Any:
 def measure(loss: float, method: str) -> dict[str, Any]:
     """One row of the table."""
     from farpipe.engine.launch.run import run
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
     from farpipe.engine.links import wan_of_cluster
 
     plan = plan_of(loss, method)

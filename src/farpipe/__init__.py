@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from farpipe.core.simulate import Timeline, simulate
     from farpipe.core.spec import Job, load_job
     from farpipe.core.step import Problem, Schedule
-    from farpipe.engine.launch.learned import learned_from as learn
-    from farpipe.engine.launch.run import run as train
+    from farpipe.engine.launch.learned import learn
+    from farpipe.engine.launch.runs import Run, train
     from farpipe.planning import Plan, plan, quote
     from farpipe.planning.planner.orders import find_order as order
     from farpipe.report.comparison import compare
@@ -29,16 +29,17 @@ _HOMES: Final = {
     "Job": "core.spec:Job",
     "Plan": "planning:Plan",
     "Problem": "core.step:Problem",
+    "Run": "engine.launch.runs:Run",
     "Schedule": "core.step:Schedule",
     "Timeline": "core.simulate:Timeline",
     "compare": "report.comparison:compare",
-    "learn": "engine.launch.learned:learned_from",
+    "learn": "engine.launch.learned:learn",
     "load_job": "core.spec:load_job",
     "order": "planning.planner.orders:find_order",
     "plan": "planning:plan",
     "quote": "planning:quote",
     "simulate": "core.simulate:simulate",
-    "train": "engine.launch.run:run",
+    "train": "engine.launch.runs:train",
 }
 """Module and name of every public name; a test holds it to the imports above."""
 _MODULES: Final = ("fleet", "optical", "testing", "torch")
@@ -47,6 +48,7 @@ __all__ = [
     "Job",
     "Plan",
     "Problem",
+    "Run",
     "Schedule",
     "Timeline",
     "compare",

@@ -7,7 +7,7 @@ import torch
 
 from farpipe import planning
 from farpipe.core.spec import parse_job
-from farpipe.engine.launch.spec_of_plan import run_spec_of
+from farpipe.engine.launch.runs import run_spec_of
 from job_files import SMALL_MODEL, cluster_text
 
 TRAINING = '\n[training]\nsequence_length = 32\nglobal_batch = 4\nnum_steps = 2\nprecision = "fp32"\n'

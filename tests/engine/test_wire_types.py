@@ -5,7 +5,7 @@ from farpipe import planning
 from farpipe.core.errors import RunError
 from farpipe.core.spec import Training, parse_job
 from farpipe.engine.executor.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen
-from farpipe.engine.launch.spec_of_plan import run_spec_of
+from farpipe.engine.launch.runs import run_spec_of
 from farpipe.engine.transport import Tag
 from farpipe.planning.cost.transfer import wire_bytes
 from in_process import run_ranks

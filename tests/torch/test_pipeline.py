@@ -9,7 +9,7 @@ import pytest
 from farpipe import planning
 from farpipe.cli.runs import load_run
 from farpipe.core.spec import parse_job
-from farpipe.engine.launch.learned import learned_from
+from farpipe.engine.launch.learned import learn
 from job_files import OF_A_LOOP, cluster_text
 from torch_processes import LIMIT_S, run_ranks, run_well
 
@@ -48,7 +48,7 @@ def test_the_figures_of_a_run_are_shown_and_learned_from(ran):
         assert [line["step"] for line in run.view.metrics] == [*range(6)]
         assert all(line["loss"] > 0 for line in run.view.metrics)
         assert run.broken_off == ""
-        learned, _ = learned_from(folder / "run")
+        learned = learn(folder / "run")
         assert set(learned.links) == {"west>east", "east>west"}
 
 

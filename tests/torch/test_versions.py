@@ -35,8 +35,7 @@ def test_a_torchtitan_whose_pipelines_were_made_otherwise_is_refused():
 
 
 def test_the_versions_that_were_run_are_in_the_how_to(pytestconfig):
-    folder = pytestconfig.rootpath / "docs" / "how-to"
-    text = "".join(path.read_text() for path in folder.glob("torch*.md"))
+    text = (pytestconfig.rootpath / "docs" / "how-to" / "use-under-pytorch.md").read_text()
     for package, tested in TESTED.items():
         for version in (tested.first, tested.last):
-            assert re.search(rf"\| {package} \| {re.escape(version)}\b", text), (package, version)
+            assert re.search(rf"\| {package} \|[^\n]*\b{re.escape(version)}\b", text), (package, version)

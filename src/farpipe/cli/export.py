@@ -134,9 +134,9 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
 def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
     from farpipe.cli.planned import read_named
-    from farpipe.cli.runs import no_run
     from farpipe.core.step import Schedule
     from farpipe.engine.figures.metrics import PLAN_NAME, RUN_NAME
+    from farpipe.engine.launch.runs import no_run
     from farpipe.engine.run_spec import RunSpec
     from farpipe.planning import Plan
 
@@ -149,7 +149,7 @@ def load_schedule(path: Path) -> "Schedule":
     if name.startswith("farpipe/plan/"):
         return Plan.from_json(text, str(path)).schedule
     if name.startswith("farpipe/run/"):
-        return RunSpec.from_json(text, str(path)).schedule
+        return RunSpec.load(path).schedule
     if name.startswith("farpipe/schedule/"):
         return Schedule.from_data(data, str(path))
     raise InputError(f"{path}: expected a plan, a schedule or a run, found format {name!r}")

@@ -231,9 +231,9 @@ def _with_learned(
     """The job with learned links, all profiles, and sentences about them; files go before what was learned."""
     if run_dir is None:
         return job, profiles, ()
-    from farpipe.engine.launch.learned import learned_from, with_links
+    from farpipe.engine.launch.learned import learn
 
-    learned, sentences = learned_from(run_dir)
+    learned = learn(run_dir)
     taken = {profile.device for profile in profiles}
     devices = {site.device.name for site in job.cluster.sites} - taken
     if not devices & {profile.device for profile in learned.profiles}:
@@ -241,7 +241,7 @@ def _with_learned(
             f"--learned-from {run_dir}: it has no times of the job's devices: {', '.join(sorted(devices))}"
         )
     more = (profile for profile in learned.profiles if profile.device in devices)
-    return with_links(job, learned), (*profiles, *more), sentences
+    return learned.corrected(job), (*profiles, *more), learned.told
 
 
 def _expect_open_schedule(job: "Job", path: Path) -> None:

@@ -14,7 +14,7 @@ from farpipe.core.strict import parse_toml
 if TYPE_CHECKING:
     from farpipe.core.spec import Job
     from farpipe.engine.launch.directory import RunPlace
-    from farpipe.engine.run_spec import DeviceKind, RunSpec
+    from farpipe.engine.run_settings import DeviceKind
     from farpipe.planning import Plan, PlanDocument
     from farpipe.planning.cost.chunks import ChunkCosts
 
@@ -83,7 +83,7 @@ class RunOptions:
 
     def device_for(self, job: "Job") -> "DeviceKind":
         """The device of `--device`, or that of the job's sites."""
-        from farpipe.engine.launch.spec_of_plan import device_of
+        from farpipe.engine.launch.runs import device_of
 
         try:
             return self.device or device_of(job)
@@ -98,24 +98,20 @@ class RunOptions:
             raise UsageError("--resume has nothing to go on from: a rehearsal trains nothing")
         return choose_run_dir(self.run_dir, self.resume)
 
-    def spec(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]", **settings: Any) -> "RunSpec":
-        """The RunSpec of `plan`; `settings` are further fields of it."""
+    def settings(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]") -> dict[str, Any]:
+        """The settings of the run of `plan` that these options ask for."""
         from farpipe.core.spec.training import ReplanSettings
-        from farpipe.engine.launch.spec_of_plan import run_spec_of
         from farpipe.planning.planner.engine import groups_documents
 
         timeout_s = self.timeout_s or max(60.0, 10 * plan.prediction.step_s)
-        return run_spec_of(
-            plan,
-            num_steps=self.steps or plan.job.training.num_steps,
-            device=self.device_for(plan.job),
-            replan=ReplanSettings() if self.replan else None,
-            chunk_costs=costs[-1] if costs else None,
-            group_costs=costs if groups_documents(plan.job) else (),
-            transport={"timeout_s": timeout_s, "outage_s": self.outage_s},
-            metrics=plan.job.metrics,
-            **settings,
-        )
+        return {
+            "num_steps": self.steps or plan.job.training.num_steps,
+            "device": self.device_for(plan.job),
+            "replan": ReplanSettings() if self.replan else None,
+            "chunk_costs": costs[-1] if costs else None,
+            "group_costs": costs if groups_documents(plan.job) else (),
+            "transport": {"timeout_s": timeout_s, "outage_s": self.outage_s},
+        }
 
     def _plan_of_file(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
         from farpipe.planning import PlanDocument, reorder
@@ -161,14 +157,6 @@ class RunOptions:
         given = {"--method": self.method is not None, "--replan": self.replan}
         refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")
         return job
-
-
-def write_run_dir(document: "PlanDocument", spec: "RunSpec", place: "RunPlace") -> None:
-    """Write all that the ranks read, except the text."""
-    from farpipe.engine.launch.directory import open_run_dir, write_inputs
-
-    open_run_dir(spec, place.run_dir, resume=place.in_place)
-    write_inputs(document, place.run_dir)
 
 
 def show_planned(plan: "Plan", device: str, *, to_stderr: bool) -> None:

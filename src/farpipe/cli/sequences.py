@@ -94,7 +94,7 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     """
     from farpipe.cli.compiling import compilation_announced
     from farpipe.core.spec import load_job
-    from farpipe.planning.workload import plan_batch
+    from farpipe.planning.planner.batches import plan_batch
 
     if options.sample is None and options.lengths is not None:
         refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")

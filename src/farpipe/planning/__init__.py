@@ -10,29 +10,18 @@ if TYPE_CHECKING:
     from farpipe.planning.planner.quotes import Planner, quote
 
 _HOMES: Final = {
-    "find": ("Planned", "find", "plan", "refine", "reorder"),
-    "plan": ("Explanation", "Plan", "PlanDocument"),
-    "quote": ("Quote",),
-    "quotes": ("Planner", "quote"),
+    "find": "Planned find plan refine reorder",
+    "plan": "Explanation Plan PlanDocument",
+    "quote": "Quote",
+    "quotes": "Planner quote",
 }
-__all__ = [
-    "Explanation",
-    "Plan",
-    "PlanDocument",
-    "Planned",
-    "Planner",
-    "Quote",
-    "find",
-    "plan",
-    "quote",
-    "refine",
-    "reorder",
-]
+__all__ = ["Explanation", "Plan", "PlanDocument", "Planned", "Planner", "Quote"]
+__all__ += ["find", "plan", "quote", "refine", "reorder"]
 
 
 def __getattr__(name: str) -> Any:
     """What `planner` hands out, imported when it is asked for: costs and orders are often wanted without it."""
     for home, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             return getattr(import_module(f"farpipe.planning.planner.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

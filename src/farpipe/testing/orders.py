@@ -1,6 +1,6 @@
 """Check of an order: valid on steps of many shapes, the same twice, and plain about steps that it is not made for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -12,7 +12,7 @@ from farpipe.core.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfe
 Shape = Literal["one stage per rank", "two stages per rank in a V", "stages round robin"]
 SIZES: Final = ((1, 1), (2, 1), (2, 4), (3, 7), (4, 8), (4, 16), (8, 12))
 """Numbers of ranks and of microbatches."""
-_PLACES: Final = {
+_PLACES: Final[dict[Shape, Callable[[list[int]], list[int]]]] = {
     "one stage per rank": lambda ring: ring,
     "two stages per rank in a V": lambda ring: ring + ring[::-1],
     "stages round robin": lambda ring: ring * 2,

@@ -34,7 +34,7 @@ def commands(spec, max_restarts=0, devices_per_machine=None, hosts=None):
 
 def placed(*sites, num_replicas=1):
     spec = make_run("text", placement=tuple(range(len(sites))))
-    return spec.model_copy(update={"sites": sites, "replicas": (sites,) * num_replicas})
+    return spec.with_plan(sites=sites, replicas=(sites,) * num_replicas)
 
 
 def test_every_site_gets_its_command():

@@ -1,4 +1,4 @@
-"""The walk of docs/how-to/fine-tune-over-two-sites.md, as it stands."""
+"""The walk of docs/how-to/use-hugging-face-models.md, as it stands."""
 
 import json
 

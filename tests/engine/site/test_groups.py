@@ -11,7 +11,7 @@ from chunk_runs import write_documents
 from farpipe.core.errors import InputError
 from farpipe.core.spec import load_job
 from farpipe.engine.launch.run import run
-from farpipe.engine.launch.spec_of_plan import run_spec_of
+from farpipe.engine.launch.runs import run_spec_of
 from farpipe.planning import find
 from farpipe.planning.cost.chunk_laws import Laws
 from farpipe.planning.planner.engine import plan_obstacle

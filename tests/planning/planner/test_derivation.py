@@ -1,7 +1,6 @@
 """Derivations: parts add up to the figures of the plan."""
 
 from dataclasses import astuple
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,13 +99,10 @@ def test_rounding_is_no_exposed_time(planned, overhead_s):
     makespan_s = plan.prediction.step_s - plan.prediction.overhead_s
     rounded = plan.prediction.model_copy(update={"step_s": makespan_s + overhead_s, "overhead_s": overhead_s})
     parts = parts_of_step(plan.model_copy(update={"prediction": rounded}), costs)
-    assert parts["exposed_between_sites"] == breakdown_s(_played(plan))["for the links between sites"]
-
-
-def _played(plan):
-    timeline = simulate(plan.problem, plan.schedule)
-    return SimpleNamespace(
-        problem=plan.problem, schedule=plan.schedule, timeline=timeline, overhead_s=plan.prediction.overhead_s
+    played = plan.problem, plan.schedule, simulate(plan.problem, plan.schedule)
+    assert (
+        parts["exposed_between_sites"]
+        == breakdown_s(*played, plan.prediction.overhead_s)["for the links between sites"]
     )
 
 

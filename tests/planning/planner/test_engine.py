@@ -10,9 +10,9 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, Data, Lora, Training, preset_site
 from farpipe.core.spec.model import Experts
 from farpipe.planning import PlanDocument
+from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.chunked import plan_lengths
 from farpipe.planning.planner.engine import TRAINABLE, batch_obstacle, groups_documents, plan_obstacle, within_engine
-from farpipe.planning.workload import plan_batch
 from farpipe.report.shown import show_plan
 from planning.planner.jobs import TRAINING, job, measured_chunks, site
 
@@ -44,7 +44,7 @@ def of_transformers(tmp_path):
 
 
 def test_layers_of_tested_models_are_divided_by_plan_and_train_alike(of_transformers):
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
 
     divided = TRAINING.model_copy(update={"sequence_parallel": True})
     request = of_transformers("qwen3", divided, tensor=2)
@@ -105,7 +105,7 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
 def test_what_no_model_is_trained_with_is_refused_by_plan_and_train_alike(
     of_transformers, capsys, kind, pins, training, obstacle, change
 ):
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
 
     request = of_transformers(kind, TRAINING.model_copy(update=training), tensor=1)
     experts = Experts(num_experts=4, per_token=2, ffn_hidden=512) if "expert" in pins else None
@@ -141,7 +141,7 @@ LONG = TRAINING.model_copy(update={"sequence_length": 32768, "global_batch": 2})
 def test_sequences_are_shared_where_the_engine_can_by_the_method_that_it_has(
     of_transformers, tmp_path, kind, training, pins, told
 ):
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
 
     request, said = within_engine(of_transformers(kind, training, **pins))
     plan = planning.plan(request)
@@ -198,7 +198,7 @@ def test_shared_sequences_are_pinned_away_only_where_the_planner_could_choose_th
 
 
 def test_the_engine_refuses_what_the_filter_names():
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
 
     with pytest.raises(InputError, match=r"tensor = 2; plan again with layout\.tensor = 1"):
         run_spec_of(planning.plan(job([site("a")], tensor=2)))
@@ -222,7 +222,7 @@ def test_the_engine_refuses_what_the_filter_names():
     ],
 )
 def test_what_only_the_cost_model_knows_is_refused(section, change, message):
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
 
     plan = planning.plan(job([site("a")], tensor=1))
     changed = plan.job.model_copy(update={section: getattr(plan.job, section).model_copy(update=change)})
@@ -231,7 +231,7 @@ def test_what_only_the_cost_model_knows_is_refused(section, change, message):
 
 
 def test_the_change_that_is_named_makes_a_plan_that_runs():
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
 
     training = TRAINING.model_copy(update={"dropout": True})
     obstacle, change = plan_obstacle(planning.plan(job([site("a")], training=training, tensor=2)))

@@ -9,7 +9,7 @@ from farpipe.core.errors import InputError, UsageError
 from farpipe.core.spec import job_of
 from farpipe.core.strict import parse_toml
 from farpipe.planning.explain.job_grid import Axis, Result, job_points, parse_axis, play_job
-from farpipe.planning.workload import plan_batch
+from farpipe.planning.planner.batches import plan_batch
 from job_files import MODEL_TO_SWEEP, cluster_text
 
 JOB = f"""

@@ -194,7 +194,7 @@ def test_sites_without_a_link_are_used_one_at_a_time():
 
 @pytest.mark.slow
 def test_every_set_of_sites_is_told_of():
-    evaluated, rejected = search(two_sites(), costs_of(two_sites()))
+    _, _, evaluated, rejected = search(two_sites(), costs_of(two_sites()))
     assert {frozenset(e.candidate.order) for e in evaluated} == {frozenset("a"), frozenset("b"), frozenset("ab")}
     assert all(isinstance(r, Rejected) for r in rejected)
 

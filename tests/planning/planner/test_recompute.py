@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cost_jobs import stage_cost
 from farpipe import planning
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.schedule.check import peak_memory_bytes
@@ -16,7 +17,6 @@ from farpipe.core.schedule.library.eager import extra_forwards
 from farpipe.core.spec import Model, Training
 from farpipe.planning import Plan
 from farpipe.planning.cost import JobCosts, Layout, place_stages, step_cost
-from farpipe.planning.cost.stage import stage_cost
 from farpipe.planning.planner.candidates import Candidate
 from farpipe.planning.planner.evaluate import Evaluated, describe_recompute, evaluate, finish
 from farpipe.planning.planner.in_flight import in_flight_targets, minimum_in_flight

@@ -12,7 +12,7 @@ from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.spec import LocalLink, Lora, differing_keys, load_job
 from farpipe.core.step import is_inter_site
 from farpipe.core.units import format_bytes
-from farpipe.engine.launch.spec_of_plan import run_spec_of
+from farpipe.engine.launch.runs import run_spec_of
 from farpipe.planning import Plan
 from job_files import cluster_text
 from planning.planner.every_layout import candidates

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import remove_unfinished, write_text
 from farpipe.core.units import counted
+from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.folders import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
@@ -30,7 +31,7 @@ from farpipe.engine.figures.metrics import (
 
 if TYPE_CHECKING:
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning import PlanDocument
+    from farpipe.planning import Explanation, PlanDocument
 
 JOB_NAME: Final = "job.toml"
 LOGS_NAME: Final = "logs"
@@ -72,8 +73,9 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     return RunPlace(place, None if resume is None else str(resume.absolute()))
 
 
-def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool) -> None:
-    """Put ``run.json`` into a directory that is new, or that with `resume` has checkpoints to go on from.
+def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool, explanation: "Explanation | None" = None) -> None:
+    """Put the run into a directory that is new, or that with `resume` has checkpoints to go on from: ``run.json`` and,
+    where a planner made its plan, ``plan.json`` with the `explanation`, and the job.
 
     The caller holds the directory's lock. InputError when it has results, or none to go on from; then nothing is
     changed.
@@ -84,6 +86,10 @@ def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool) -> None:
         refuse_results(run_dir)
     for name in WRITTEN:
         remove_unfinished(run_dir / name)
+    if not isinstance(spec.plan, BarePlan):
+        from farpipe.planning import Explanation, PlanDocument
+
+        write_inputs(PlanDocument(plan=spec.plan, explanation=explanation or Explanation()), run_dir)
     spec.save(run_dir / RUN_NAME)
 
 

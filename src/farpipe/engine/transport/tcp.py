@@ -90,7 +90,7 @@ def suit_to_pauses(sock: socket.socket) -> None:
 
     It never starts slowly again after a pause, whatever the system's settings; `renew_bbr` keeps it from its own
     interruptions. Where it is not allowed: CUBIC, which keeps its window where tcp_slow_start_after_idle is 0, but
-    takes some steps to grow to it. What each costs: docs/how-to/measure-a-link.md.
+    takes some steps to grow to it. What each costs: docs/how-to/measure-links-and-devices.md.
     """
     for name in (b"bbr", b"cubic"):
         with contextlib.suppress(OSError):

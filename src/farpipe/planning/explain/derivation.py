@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.simulate import simulate
 from farpipe.core.spec import Model, Site, Training
-from farpipe.core.step import Problem, Schedule, Stage, Transfer
+from farpipe.core.step import Problem, Stage, Transfer
 from farpipe.core.units import counted, format_bytes, format_flops, format_percent, format_rate, format_seconds
 from farpipe.planning.cost import JobCosts, Layout, Placement, StageCost, compute, flops, memory
 from farpipe.planning.cost.compute import Times
@@ -40,16 +40,6 @@ class DerivedQuantity:
     """Figures that it is computed from."""
 
 
-@dataclass(frozen=True)
-class _Played:
-    """A plan's step as simulated."""
-
-    problem: Problem
-    schedule: Schedule
-    timeline: Timeline
-    overhead_s: float
-
-
 def costs_of(plan: Plan) -> JobCosts | None:
     """The costs that a plan was made with; None where its times are not those of its job alone: of a profile or of
     chunks."""
@@ -76,7 +66,7 @@ def parts_of_step(plan: Plan, costs: JobCosts) -> dict[str, float]:
     """
     expected = plan.prediction
     timeline = simulate(plan.problem, plan.schedule, checked=True)
-    parts = breakdown_s(_Played(plan.problem, plan.schedule, timeline, expected.overhead_s))
+    parts = breakdown_s(plan.problem, plan.schedule, timeline, expected.overhead_s)
     inside = _exchange_s(plan, costs) if plan.job.data.packing is None else 0.0
     late_s = expected.step_s - expected.overhead_s - timeline.makespan_s
     return {

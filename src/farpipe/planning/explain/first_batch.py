@@ -8,10 +8,11 @@ from farpipe.core.spec import Job
 from farpipe.core.units import counted
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.explain.limits import trust_of
+from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.chunked import FirstBatch, plan_lengths
 from farpipe.planning.planner.engine import batch_obstacle, divided
 from farpipe.planning.planner.plan import Plan
-from farpipe.planning.workload import BatchPlan, options_of, plan_batch
+from farpipe.planning.workload import BatchPlan, options_of
 from farpipe.planning.workload.batch_plan import plan_whole, why_cut
 
 _WORTH_PINNING: Final = 0.98

@@ -20,8 +20,7 @@ from farpipe import __version__
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.spec import Job, job_of
 from farpipe.core.strict import key_path
-from farpipe.planning.explain.batch_strategies import strategies_of_batch
-from farpipe.planning.explain.strategies import LOCAL_STEPS, strategies_of
+from farpipe.planning.explain.strategies import LOCAL_STEPS, strategies_of, strategies_of_batch
 from farpipe.planning.planner.candidates import largest_sites
 from farpipe.planning.planner.plan import Strategy
 from farpipe.planning.planner.search import search_job

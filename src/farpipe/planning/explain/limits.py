@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from farpipe.core.schedule.library import ORDERS
 from farpipe.core.simulate import Timeline, simulate
@@ -26,49 +26,40 @@ _LIMITS: Final = {
 }
 
 
-class Played(Protocol):
-    """A step that was simulated: an evaluated candidate, or a plan."""
-
-    @property
-    def problem(self) -> Problem: ...
-    @property
-    def schedule(self) -> Schedule: ...
-    @property
-    def timeline(self) -> Timeline: ...
-    @property
-    def overhead_s(self) -> float: ...
-
-
-def breakdown_s(result: Played) -> dict[str, float]:
+def breakdown_s(problem: Problem, schedule: Schedule, timeline: Timeline, overhead_s: float) -> dict[str, float]:
     """The step taken apart: computing (mean over ranks), what links cost, idle in the pipeline, overhead.
 
     What links cost is how much faster the same order would be if they cost nothing: waits that one rank passes on to
     the next count where they come from, not as idle time of the next.
     """
-    busy_s = float(result.timeline.busy_s.mean())
-    near_s, free_s = (_without_links_s(result, keep_inside) for keep_inside in (True, False))
+    busy_s = float(timeline.busy_s.mean())
+    near_s, free_s = (_without_links_s(problem, schedule, keep_inside) for keep_inside in (True, False))
     return {
         "computing": busy_s,
-        "for the links between sites": result.timeline.makespan_s - near_s,
+        "for the links between sites": timeline.makespan_s - near_s,
         "for the links inside sites": near_s - free_s,
         "idle in the pipeline": free_s - busy_s,
-        "for the optimizer and other overhead": result.overhead_s,
+        "for the optimizer and other overhead": overhead_s,
     }
 
 
-def _without_links_s(result: Played, keep_inside: bool) -> float:
+def parts_of(found: Evaluated) -> dict[str, float]:
+    """The same of a candidate's step."""
+    return breakdown_s(found.problem, found.schedule, found.timeline, found.overhead_s)
+
+
+def _without_links_s(problem: Problem, schedule: Schedule, keep_inside: bool) -> float:
     """The makespan of the same order if links (or only those between sites) cost nothing."""
 
     def stays(transfer: Transfer | None) -> Transfer | None:
         names = () if transfer is None else (transfer.link,) if isinstance(transfer.link, str) else transfer.link
         return transfer if keep_inside and not any(map(problem.between_sites.__getitem__, names)) else None
 
-    problem = result.problem
     hops = [hop and Hop(forward=stays(hop.forward), backward=stays(hop.backward)) for hop in problem.hops]
     sync = [s and Sync(gather=stays(s.gather), reduce=stays(s.reduce)) for s in problem.sync or ()]
     exchanges = tuple(exchange for exchange in problem.exchanges if stays(exchange))
     free = problem.model_copy(update={"hops": tuple(hops), "sync": tuple(sync) or None, "exchanges": exchanges})
-    return simulate(free, result.schedule, checked=True).makespan_s
+    return simulate(free, schedule, checked=True).makespan_s
 
 
 def limit_of(found: Evaluated, costs: JobCosts, cluster: Cluster) -> str:
@@ -76,7 +67,7 @@ def limit_of(found: Evaluated, costs: JobCosts, cluster: Cluster) -> str:
 
     ``computing`` where nothing else takes WORTH_NAMING of the step.
     """
-    parts = breakdown_s(found)
+    parts = parts_of(found)
     name = max((part for part in parts if part != "computing"), key=lambda part: parts[part])
     if parts[name] < WORTH_NAMING * found.step_s:
         return "computing"

@@ -20,6 +20,7 @@ from farpipe.planning.cost import JobCosts, memory
 from farpipe.planning.cost.adapters import trained_model_params
 from farpipe.planning.cost.links import ring_links
 from farpipe.planning.cost.transfer import ring_bytes
+from farpipe.planning.planner.candidates import strongest
 from farpipe.planning.planner.evaluate import Evaluated
 from farpipe.planning.planner.placement import slowest_rate
 from farpipe.planning.planner.refinement import identical, moved
@@ -121,7 +122,7 @@ def separate_sites(job: Job, costs: JobCosts, until_s: float = inf) -> Iterator[
     if _pins_one_layout(job):
         return
     batch, best_of = job.training.global_batch, _Alone(job, costs)
-    every = {site.name: best_of(site, batch) for site in _strongest(job.cluster.sites)}
+    every = {site.name: best_of(site, batch) for site in strongest(job.cluster.sites, MAX_SITES)}
     alone = {name: best for name, best in every.items() if best is not None}
     ranked = sorted(alone, key=lambda name: alone[name].step_s)
     for names in (ranked[:size] for size in range(2, len(ranked) + 1)):
@@ -160,11 +161,6 @@ def _pins_one_layout(job: Job) -> bool:
     """True if the job pins what would differ between those that train separately."""
     pins = job.layout
     return any((pins.pipeline, pins.data, pins.layers, pins.num_microbatches, (pins.context or 1) > 1, pins.sites))
-
-
-def _strongest(sites: Sequence[Site]) -> list[Site]:
-    """The MAX_SITES sites that compute most."""
-    return sorted(sites, key=lambda site: -site.num_devices * max(site.device.peak_flops.values()))[:MAX_SITES]
 
 
 class _Alone:

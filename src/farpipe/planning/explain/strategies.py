@@ -1,9 +1,11 @@
 """Strategies: every site set and its links at their best, on one cost model, and what limits each."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts
@@ -16,10 +18,14 @@ from farpipe.planning.explain.separate_sites import (
     planned_in_full,
     separate_sites,
 )
+from farpipe.planning.planner.bandwidth import link_bytes
+from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.evaluate import Evaluated, whole
 from farpipe.planning.planner.plan import Strategy, StrategyKind
 from farpipe.planning.planner.refinement import alike_at_identical_sites, expected, refined
-from farpipe.planning.planner.search import best_of_site_sets, search, small
+from farpipe.planning.planner.search import search, small
+from farpipe.planning.workload import BatchPlan
+from farpipe.planning.workload.lengths import cut_lengths
 
 PER_KIND: Final = 3
 """Largest number of site sets of each kind that are compared."""
@@ -28,7 +34,16 @@ LOCAL_STEPS: Final = 100
 """Steps between two exchanges of the strategy with local steps; DiLoCo's authors use 50 to 500 (arXiv 2311.08105)."""
 NARROW_BYTES: Final = 1
 """Bytes of a parameter's difference in 8 bits; exchanges of 4 bits were seen to train as well (arXiv 2501.18512)."""
-_KINDS: Final[dict[str, StrategyKind]] = {"alone": "one site", "pipelines": "pipeline", "replicas": "replicas"}
+_KINDS: Final[dict[str, StrategyKind]] = {
+    "alone": "one site",
+    "pipelines": "pipeline",
+    "replicas": "replicas",
+    "one site": "one site",
+    "pipeline over sites": "pipeline",
+    "replicas across sites": "replicas",
+}
+"""Uses of sites, as candidates and as batches of documents name them."""
+_JOINTS: Final = {"pipeline": " > ", "replicas": " + ", "one site": ""}
 
 
 def strategies_of(
@@ -58,11 +73,11 @@ def _kind(one: Evaluated) -> StrategyKind:
 
 
 def _chosen(found: Sequence[Evaluated]) -> list[Evaluated]:
-    """The fastest at the PER_KIND best site sets of each kind."""
-    chosen: dict[str, list[Evaluated]] = {}
-    for one in best_of_site_sets(found):
-        chosen.setdefault(one.candidate.kind, []).append(one)
-    return [one for every in chosen.values() for one in every[:PER_KIND]]
+    """The fastest at the PER_KIND best site sets of each kind; `found` come the fastest first."""
+    chosen: dict[str, dict[str, Evaluated]] = {}
+    for one in found:
+        chosen.setdefault(one.candidate.kind, {}).setdefault(one.candidate.where, one)
+    return [one for every in chosen.values() for one in [*every.values()][:PER_KIND]]
 
 
 def _narrow(job: Job, costs: JobCosts, pipelines: Sequence[Evaluated]) -> Iterator[Strategy]:
@@ -107,20 +122,56 @@ def _separate(job: Job, costs: JobCosts, local_steps: int, until_s: float) -> It
 def _strategy(
     job: Job, costs: JobCosts, kind: StrategyKind, one: Evaluated | SeparateSites, training: str = ""
 ) -> Strategy:
-    money, tokens = (
-        money_of_step(job.cluster, one.devices, one.step_s, one.inter_site_bytes),
-        job.training.tokens_per_step,
-    )
+    limited_by = limit_of(one, costs, job.cluster) if isinstance(one, Evaluated) else one.limited_by
+    words = {"kind": kind, "where": one.where, "what": str(one), "limited_by": limited_by, "training": training}
+    return _priced(job, one.step_s, job.training.tokens_per_step, (one.devices, one.inter_site_bytes), words)
+
+
+def _priced(
+    job: Job, step_s: float, num_tokens: int, used: tuple[Mapping[str, int], Mapping[str, float]], words: dict[str, Any]
+) -> Strategy:
+    """The strategy in these `words`; `used`: devices by site, and bytes of a step by link between sites."""
+    devices, sent_bytes = used
+    money = money_of_step(job.cluster, devices, step_s, sent_bytes)
     return Strategy(
-        kind=kind,
-        where=one.where,
-        what=str(one),
-        step_s=one.step_s,
-        tokens_per_s=tokens / one.step_s,
-        num_devices=sum(one.devices.values()),
-        inter_site_bytes=sum(one.inter_site_bytes.values()),
-        usd_per_million_tokens=money.per_million_tokens(tokens).total_usd,
+        **words,
+        step_s=step_s,
+        tokens_per_s=num_tokens / step_s,
+        num_devices=sum(devices.values()),
+        inter_site_bytes=sum(sent_bytes.values()),
+        usd_per_million_tokens=money.per_million_tokens(num_tokens).total_usd,
         unpriced=money.unpriced,
-        limited_by=limit_of(one, costs, job.cluster) if isinstance(one, Evaluated) else one.limited_by,
-        training=training,
     )
+
+
+def strategies_of_batch(job: Job, lengths: Sequence[int]) -> list[Strategy]:
+    """The best layout of every kind for a batch, the fastest first; documents are cut at `training.sequence_length`.
+
+    InfeasibleError where no layout fits.
+    """
+    sizes = cut_lengths(np.asarray(lengths, np.int64), job.training.sequence_length)
+    best = plan_batch(job, sizes)
+    return [_strategy_of_batch(job, one) for one in (best, *best.others)]
+
+
+def _strategy_of_batch(job: Job, plan: BatchPlan) -> Strategy:
+    kind = _KINDS[plan.use]
+    cut = "whole" if plan.num_slices == 1 else f"in {plan.num_slices} slices"
+    words = {
+        "kind": kind,
+        "where": _JOINTS[kind].join(plan.layout.devices),
+        "what": f"{plan.degrees}, the longest sequence {cut}",
+    }
+    return _priced(job, plan.step_s, plan.num_tokens, (plan.layout.devices, _inter_site_bytes(plan)), words)
+
+
+def _inter_site_bytes(plan: BatchPlan) -> dict[str, float]:
+    """Per link between sites: the messages of every replica, and once what all of them exchange."""
+    between = plan.layout.costs.base.between_sites
+    total = dict.fromkeys((name for name, crosses in between.items() if crosses), 0.0)
+    for number, pipeline in ((i, one) for i, each in enumerate(plan.replicas) for one in each.pipelines):
+        timeline = pipeline.timeline
+        sizes = timeline.hop_bytes() if number else link_bytes(pipeline.problem, timeline)
+        for name in total:
+            total[name] += sizes.get(name, 0.0)
+    return total

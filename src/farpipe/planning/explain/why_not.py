@@ -6,7 +6,7 @@ from typing import Final
 
 from farpipe.core.spec import Job
 from farpipe.core.units import format_bytes, format_change, format_large, format_seconds
-from farpipe.planning.explain.limits import breakdown_s
+from farpipe.planning.explain.limits import parts_of
 from farpipe.planning.planner.evaluate import Evaluated, Rejected
 from farpipe.planning.planner.no_layout import why_no_replicas
 from farpipe.planning.planner.plan import RunnerUp
@@ -25,7 +25,7 @@ def runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Rejec
             others.append(other)
             wheres.add(other.candidate.where)
             known.add(_likeness(other))
-    mine = breakdown_s(best) if others else {}
+    mine = parts_of(best) if others else {}
     choices = [
         RunnerUp(what=str(o), method=o.schedule.method, step_s=o.step_s, reason=reason(best, mine, o)) for o in others
     ]
@@ -43,7 +43,7 @@ def _likeness(result: Evaluated) -> tuple[object, ...]:
 
 def reason(best: Evaluated, mine: Mapping[str, float], other: Evaluated) -> str:
     """Reason why `other` is slower than `best`, with parts `mine`: the largest part of the difference."""
-    theirs = breakdown_s(other)
+    theirs = parts_of(other)
     name = max(mine, key=lambda part: theirs[part] - mine[part])
     percent = other.step_s / best.step_s - 1
     if percent < 0.0005:

@@ -8,7 +8,7 @@ from itertools import permutations
 from typing import Final
 
 from farpipe.core.errors import InputError
-from farpipe.core.spec import ContextExchange, Job, Site
+from farpipe.core.spec import Cluster, ContextExchange, Job, Site
 from farpipe.core.spec.training import Zero
 from farpipe.core.strict import nearest
 from farpipe.core.units import counted
@@ -306,9 +306,25 @@ def largest_sites(job: Job) -> Job:
     sites = job.cluster.sites
     if len(sites) <= MAX_PLANNED_SITES or job.layout.sites is not None:
         return job
-    power = [site.num_devices * max(site.device.peak_flops.values()) for site in sites]
-    kept = sorted(range(len(sites)), key=lambda index: -power[index])[:MAX_PLANNED_SITES]
-    return job.model_copy(update={"cluster": job.cluster.within([sites[index].name for index in kept])})
+    names = [site.name for site in strongest(sites, MAX_PLANNED_SITES)]
+    return job.model_copy(update={"cluster": job.cluster.within(names)})
+
+
+def strongest(sites: Sequence[Site], most: int) -> list[Site]:
+    """The `most` sites that compute most; of equal ones the first."""
+    return sorted(sites, key=lambda site: -power(site))[:most]
+
+
+def power(site: Site) -> float:
+    """FLOP/s of all devices of a site at their fastest rate."""
+    return site.num_devices * max(site.device.peak_flops.values())
+
+
+def figures(cluster: Cluster, order: Sequence[str]) -> tuple[object, ...]:
+    """Equal for sites in an order that differ, as their links do, in their names alone."""
+    sites = [cluster.site(name).model_dump_json(exclude={"name"}) for name in order]
+    links = (cluster.link(*ends) for ends in permutations(order, 2))
+    return *sites, *(link and link.model_dump_json(exclude={"source", "target"}) for link in links)
 
 
 def left_out_note(num_sites: int) -> str:

@@ -86,8 +86,8 @@ def find(
     found = search_job(largest_sites(job), known, progress)
     if not found.evaluated:
         raise InfeasibleError(explain_infeasible(found.job, found.rejected, found.costs))
-    # Refining a layout costs as much as finding ten. A single plan therefore lets the next best compete for it, see
-    # `best_refined`; of several, each is refined for itself, so that no two of them end up as the same layout.
+    # A single plan lets the next best compete for it, see `best_refined`. Of several each is refined for itself: a
+    # rival that beat the first would come a second time, as the plan that it is.
     ranked, plans = rank_robustly(found.job, found.evaluated), list[Planned]()
     for one in ranked[:num_plans]:
         others = [one, *(other for other in ranked if other is not one)]

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise, permutations
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, ContextExchange, Job, Site, differing_keys
 from farpipe.planning.cost import JobCosts, Layout, memory
-from farpipe.planning.planner.candidates import Candidate, context_exchanges, num_stages, placed, shapes
+from farpipe.planning.planner.candidates import Candidate, context_exchanges, figures, num_stages, placed, shapes
 from farpipe.planning.planner.lattice_tables import (
     Bounds,
     Floats,
@@ -36,21 +36,7 @@ from farpipe.planning.planner.lattice_tables import (
 from farpipe.planning.planner.partition import coarse_modes
 from farpipe.planning.planner.placement import MAX_SITES
 from farpipe.planning.planner.site_paths import best_paths
-
-MAX_ORDERED: Final = 3
-"""Sites of which every order is estimated."""
-
-
-class SiteSet(NamedTuple):
-    """Sites and their use: a pipeline over `order`, or whole pipelines at each of `homes`, one of which is `order`."""
-
-    order: tuple[int, ...]
-    homes: tuple[int, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """``alone``, ``pipelines`` over several sites, or ``replicas`` at several."""
-        return "replicas" if self.homes else "alone" if len(self.order) == 1 else "pipelines"
+from farpipe.planning.planner.site_sets import MAX_ORDERED, SiteSet
 
 
 class Estimate(NamedTuple):
@@ -161,15 +147,7 @@ class Lattice:
 
     def figures(self, site_set: SiteSet) -> tuple[object, ...]:
         """Equal for pipelines over sites that differ in their names alone."""
-        sites = [self.sites[index] for index in site_set.order]
-        links = (self._links.get((one.name, other.name)) for one, other in permutations(sites, 2))
-        return *(site.model_dump_json(exclude={"name"}) for site in sites), *links
-
-    @cached_property
-    def _links(self) -> dict[tuple[str, str], str]:
-        """Figures of the links, by their ends."""
-        exclude = {"source", "target"}
-        return {(link.source, link.target): link.model_dump_json(exclude=exclude) for link in self.job.cluster.links}
+        return figures(self.job.cluster, [self.sites[index].name for index in site_set.order])
 
     @property
     def allow(self) -> tuple[bool, bool]:
@@ -335,7 +313,7 @@ class Lattice:
         """The candidates of all points on the best order of every set of sites, whether or not memory is enough."""
         rows = self.rows
         for site_set in self.site_sets(self.whole):
-            most_tensor = self.most_tensor[list(site_set.homes or site_set.order)].min()
+            most_tensor = self.most_tensor[list(site_set.sites)].min()
             inside = (rows.data == rows.inside * max(1, len(site_set.homes))) & (rows.tensor <= most_tensor)
             for v in np.flatnonzero(inside).tolist():
                 for in_v in (

@@ -9,11 +9,11 @@ from farpipe.core.document import Document, Table
 from farpipe.core.errors import InputError
 from farpipe.core.schedule import check
 from farpipe.core.simulate import Timeline, simulate
-from farpipe.core.spec import Job, Recompute
+from farpipe.core.spec import Data, Job, Model, Recompute, Training
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import expect_format, validate
 from farpipe.core.units import counted, format_bytes, format_percent, format_seconds
-from farpipe.planning.cost import Layout, Placement, v_shape
+from farpipe.planning.cost import Layout, Placement, settle, v_shape
 from farpipe.planning.planner.candidates import Candidate
 
 CostClass = Literal["a setting", "other numbers", "a pin", "another batch", "bandwidth", "devices"]
@@ -235,6 +235,37 @@ class Plan(Document, Table, arbitrary_types_allowed=True):
     def recompute(self) -> tuple[Recompute, ...]:
         """Operations that every stage computes again in its backward pass."""
         return tuple(placement.recompute for placement in self.placements)
+
+    @property
+    def model(self) -> Model:
+        """The job's model."""
+        return self.job.model
+
+    @property
+    def data(self) -> Data:
+        """The job's text."""
+        return self.job.data
+
+    @property
+    def training(self) -> Training:
+        """The job's training with all that was left to the planner decided."""
+        settled = settle(self.job.training, self.layout)
+        return settled.model_copy(update={"microbatch_size": self.layout.microbatch_size})
+
+    @property
+    def partition(self) -> tuple[tuple[int, int], ...]:
+        """(first layer, end layer) of every stage."""
+        return tuple((placement.first_layer, placement.end_layer) for placement in self.placements)
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel devices of every rank in every replica."""
+        return self.layout.tensor
+
+    @property
+    def context(self) -> int:
+        """Devices that share each sequence, each `tensor` of them."""
+        return self.layout.context
 
     def to_body(self) -> dict[str, Any]:
         """Body of the JSON file, with an empty explanation."""

@@ -69,16 +69,13 @@ def quote_of(plan: Plan) -> Quote:
     known = [limit or site.device.memory_bytes for limit, site in zip(limits, plan.candidate.sites, strict=True)]
     used = zip(plan.prediction.peak_memory_bytes, known, strict=True)
     fullest = max(used, key=lambda pair: pair[0] / pair[1])
-    found = _quote(plan.job, plan.candidate, plan.prediction.step_s, fullest, plan.inter_site_bytes, exact=True)
+    found = quote_of_candidate(
+        plan.job, plan.candidate, plan.prediction.step_s, fullest, plan.inter_site_bytes, exact=True
+    )
     return replace(found, tokens_per_s=plan.prediction.tokens_per_s)
 
 
-def estimated_quote(job: Job, candidate: Candidate, costs: JobCosts, step_s: float, peak: tuple[float, float]) -> Quote:
-    """The quote of a candidate by closed forms: `step_s` and the fullest rank's (bytes, limit) are estimates."""
-    return _quote(job, candidate, step_s, peak, inter_site_bytes(costs, candidate), exact=False)
-
-
-def _quote(
+def quote_of_candidate(
     job: Job,
     candidate: Candidate,
     step_s: float,
@@ -87,6 +84,7 @@ def _quote(
     *,
     exact: bool,
 ) -> Quote:
+    """The quote of a candidate; `peak`: (bytes, limit) of the fullest rank, `sent`: bytes of a step by link."""
     return Quote(
         where=candidate.where,
         sites=candidate.order,

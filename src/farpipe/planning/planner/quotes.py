@@ -11,7 +11,7 @@ from farpipe.planning.planner.evaluate import Evaluated, evaluate, peak_bytes, w
 from farpipe.planning.planner.find import MeasuredDevices, as_plan, plan
 from farpipe.planning.planner.lattice import Estimate, Lattice, Left
 from farpipe.planning.planner.orders import QUICK
-from farpipe.planning.planner.quote import Quote, estimated_quote, quote_of
+from farpipe.planning.planner.quote import Quote, inter_site_bytes, quote_of, quote_of_candidate
 
 NEAR: Final = 1.1
 """Factor over the best estimate up to which a quote considers others; if none of them fits in memory, all points."""
@@ -132,7 +132,8 @@ def _estimated(lattice: Lattice, estimate: Estimate, num_devices: Sequence[int])
         peak = peak_bytes(lattice.job, candidate, lattice.costs)
     except InfeasibleError:
         return None
-    return estimated_quote(lattice.job, candidate, lattice.costs, estimate.step_s, peak)
+    sent = inter_site_bytes(lattice.costs, candidate)
+    return quote_of_candidate(lattice.job, candidate, estimate.step_s, peak, sent, exact=False)
 
 
 def left_of(cluster: Cluster, devices: Mapping[str, int], bytes_per_s: Mapping[str, float]) -> Cluster:
