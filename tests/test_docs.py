@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.cli.light_settings import BlockingSettings, LightSettings
 from farpipe.core.spec import parse_job
 from farpipe.core.step import Problem, Schedule
 from farpipe.fleet.scenario import load_scenario
+from farpipe.optical.settings import BlockingSettings, LightSettings
 from farpipe.planning.planner.reference_points import load_points
 from farpipe.planning.planner.validation import validate
 

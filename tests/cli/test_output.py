@@ -10,7 +10,7 @@ import pytest
 from farpipe.cli import output
 from farpipe.cli.output import PacedLog, check_folder, console, progress_bar, search_status, status
 from farpipe.core.errors import InputError
-from farpipe.optical.blocking import request_rows
+from farpipe.optical.traffic_outcome import request_rows
 from farpipe.planning.search import Progress
 from farpipe.report.light import light_rows
 from farpipe.report.pyplot import load_pyplot, save_figure

@@ -16,13 +16,13 @@ from farpipe.core.strict import nearest
 from farpipe.core.units import counted, format_seconds
 
 if TYPE_CHECKING:
-    from farpipe.cli.light_settings import LightSettings
     from farpipe.core.step import Problem, Schedule
     from farpipe.optical import PoissonTraffic
     from farpipe.optical.demands import TransferPolicy
     from farpipe.optical.modulation import Modulation as ModulationTable
     from farpipe.optical.network import Network as OpticalNetwork
     from farpipe.optical.paths import PathTable
+    from farpipe.optical.settings import LightSettings
     from farpipe.optical.study import LightScenario
     from farpipe.optical.traffic import Traffic
     from farpipe.optical.transfers import LightTraining
@@ -82,7 +82,7 @@ class LightOptions:
     @cached_property
     def settings(self) -> "LightSettings":
         """The settings that `--set` names."""
-        from farpipe.cli.light_settings import LightSettings
+        from farpipe.optical.settings import LightSettings
 
         return settings(LightSettings, self.given)
 
