@@ -13,7 +13,7 @@ install = $(if $(UV),$(UV) pip install --python $(BIN)/python --torch-backend=au
 	,) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e $(1)
 
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
-.PHONY: demo test test-fast test-stock check bench docs format clean
+.PHONY: demo test test-all test-fast test-stock check bench docs format clean
 
 $(TRAIN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
@@ -29,9 +29,14 @@ demo: $(TRAIN)  ## train a small model over two emulated sites, farpipe's plan a
 	$(BIN)/python recipes/demo.py
 
 # Without the compiled forms of sources and tests every process would compile them again.
-test test-fast: export PYTHONDONTWRITEBYTECODE =
+test test-all test-fast: export PYTHONDONTWRITEBYTECODE =
 
-test: $(READY)  ## all tests: those that measure time have the machine to themselves
+test: $(READY)  ## tests of every kind; of long combinations a chosen few
+	$(FAST)
+	$(BIN)/python -m pytest -m "slow and not alone and not nightly" -n auto --dist loadfile --durations=25
+	$(BIN)/python -m pytest -m "alone and not nightly" --durations=10
+
+test-all: $(READY)  ## all tests, every combination; those that measure time have the machine to themselves
 	$(FAST)
 	$(BIN)/python -m pytest -m "slow and not alone" -n auto --dist loadfile --durations=25
 	$(BIN)/python -m pytest -m alone --durations=10
@@ -41,7 +46,7 @@ test-fast: $(READY)  ## without the tests that start processes or take long, and
 
 test-stock:  ## all tests as on a machine of somebody else: a new environment of 5.9 GB with PyPI's own build of torch
 	rm -rf build/stock
-	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null $(MAKE) VENV=build/stock UV= test
+	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null $(MAKE) VENV=build/stock UV= test-all
 
 check: $(READY)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """Size and shape of the source, of two commits side by side; writes the tables of docs/reference/benchmarks/house.md.
 
-    python -m benchmarks.house [--before 6930e1a] [--after HEAD] [--write]
+    python -m benchmarks.house [--before ff2d523b] [--after HEAD] [--write]
 
 `--after .` counts the working tree. Options are counted by the command line's own parser, in this environment.
 Without `--write` the tables are printed.
@@ -9,24 +9,19 @@ Without `--write` the tables are printed.
 import argparse
 import ast
 import io
-import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "benchmarks" / "house.md"
 BEGIN, END = "<!-- written by benchmarks/house.py -->", "<!-- end -->"
-LONG, MANY, SHORT = 30, 7, 60
-"""Lines of a function, its parameters, lines of a file: more, more, fewer than these are counted."""
-FRAGMENT = re.compile(
-    r"(of|from|for|by|with|those|between|in|on|at|to|so|up|what|whether|which|see|as)\b", re.IGNORECASE
-)
-"""First words of docstrings that do not name their subject."""
+LONG, MANY = 30, 7
+"""Lines of a function and parameters of one: more than these are counted."""
 PARSER = """
 import typer
 from farpipe.cli.app import app
@@ -37,20 +32,35 @@ def options(command):
     return sum(p.param_type_name == "option" and "--help" not in p.opts and not p.hidden for p in command.params)
 print(options(typer.main.get_command(app)))
 """
-RULES = {
-    "decodings of an action (`& 3`, `>> 2`) outside step/": (r"& 3\b|>> 2\b", ("step",)),
-    "`/ ...bandwidth_bytes_per_s` outside step/ and emulate/": (r"/ [\w.]*bandwidth_bytes_per_s", ("step", "emulate")),
-    "tolerances of memory outside step/": (r"1 \+ 5e-10|\(1 \+ 1e-9\)|1 \+ TOLERANCE", ("step",)),
+NOW_IN = {
+    "core": "errors units strict notebook document catalog spec step schedule simulate",
+    "planning": "cost search sequences plan data",
+    "engine": "runtime transport emulate control run processes",
 }
-"""Patterns of arithmetic that has its home in step/, and the rooms that may have them."""
+"""Packages of before this layout, by the package that they are in now."""
+DOCS = {
+    "README": "README.md",
+    "tutorial, concepts, status": "docs/tutorial/*.md docs/concepts.md docs/index.md docs/status.md",
+    "how-to": "docs/how-to/*.md",
+    "reference": "docs/reference/*.md",
+    "benchmarks": "docs/reference/benchmarks/*.md",
+    "design and decisions": "docs/design.md docs/decisions/*.md",
+    "CHANGELOG": "CHANGELOG.md",
+}
+"""Pages that people read, by kind; tables that scripts write and the notes of each month are counted apart."""
+APART = {
+    "tables of benchmarks": "docs/reference/benchmarks/raw/*.md",
+    "notes of each month": "notes/*.md docs/log/*.md",
+}
 
+Figures = dict[str, int]
 Tree = dict[Path, ast.Module]
 
 
 def main() -> None:
     """Count both, and show or write the tables."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--before", default="6930e1a")
+    options.add_argument("--before", default="ff2d523b")
     options.add_argument("--after", default="HEAD")
     options.add_argument("--write", action="store_true", help="into docs/reference/benchmarks/house.md")
     given = options.parse_args()
@@ -58,7 +68,7 @@ def main() -> None:
         counted = [
             count(checkout(name, Path(folder) / str(index))) for index, name in enumerate((given.before, given.after))
         ]
-    text = tables(*counted, (given.before, "now"))
+    text = "\n".join(table(title, *(one[title] for one in counted), given.before) for title in counted[0])
     if not given.write:
         print(text)
         return
@@ -79,113 +89,87 @@ def checkout(name: str, folder: Path) -> Path:
     return folder
 
 
-def count(root: Path) -> dict[str, dict[str, int]]:
+def count(root: Path) -> dict[str, Figures]:
     """Figures of a checkout, by table and row."""
-    source = root / "src" / "farpipe"
-    trees = {
-        path.relative_to(source): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(source.rglob("*.py"))
+    source, tests = root / "src" / "farpipe", root / "tests"
+    paths = sorted(source.rglob("*.py"))
+    trees = {path.relative_to(source): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    packages: Counter[str] = Counter()
+    for path in paths:
+        packages[package_of(path.relative_to(source))] += num_lines([path])
+    whole = {
+        "lines of src/": num_lines(paths),
+        "lines of tests/": num_lines(tests.rglob("*.py")),
+        "files of src/": len(paths),
+        "packages": len({package for package in packages if package != "farpipe"}),
+        "folders": len({path.parent for path in paths}),
+        "options of all commands": num_options(root),
+        "lines of comments": num_comments(paths),
     }
-    lines = {path: (source / path).read_text(encoding="utf-8").count("\n") for path in trees}
-    rooms: Counter[str] = Counter()
-    for path, number in lines.items():
-        rooms[path.parts[0]] += number
-    figures = {"lines of Python in src/": sum(lines.values()), "files": len(lines)}
-    figures |= {f"files below {SHORT} lines": sum(number < SHORT for number in lines.values())}
-    return {"figures": figures | names(trees) | functions(trees) | rules(source) | words(root), "rooms": dict(rooms)}
-
-
-def names(trees: Tree) -> dict[str, int]:
-    """File and class names that are used more than once."""
-    files = Counter(path.name for path in trees if path.stem not in ("__init__", "__main__"))
-    classes = Counter(node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    pages = {name: num_words(root, kinds) for name, kinds in DOCS.items()}
+    apart = {name: num_words(root, kinds) for name, kinds in APART.items()}
     return {
-        "file names used twice or more": sum(number > 1 for number in files.values()),
+        "figure": whole | functions(trees),
+        "lines of a package": dict(sorted(packages.items())),
+        "words": pages | {"all of these": sum(pages.values())} | apart,
+    }
+
+
+def package_of(path: Path) -> str:
+    """The package that a file is in, by today's names."""
+    first = path.parts[0].removesuffix(".py")
+    home = next((package for package, rooms in NOW_IN.items() if first in rooms.split()), first)
+    return "farpipe" if home in ("__init__", "__main__") else home
+
+
+def num_lines(paths: Iterable[Path]) -> int:
+    """Lines of files."""
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def num_comments(paths: Iterable[Path]) -> int:
+    """Lines that are a comment and nothing else."""
+    lines = (line.strip() for path in paths for line in path.read_text(encoding="utf-8").splitlines())
+    return sum(line.startswith("#") for line in lines)
+
+
+def functions(trees: Tree) -> Figures:
+    """Functions, and those that are long or have many parameters; names of classes that are used twice."""
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    found = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return {
+        "functions": len(found),
+        f"functions above {LONG} lines": sum((node.end_lineno or 0) - node.lineno >= LONG for node in found),
+        f"functions above {MANY} parameters": sum(num_parameters(node) > MANY for node in found),
+        "classes": len(classes),
         "class names used twice or more": sum(number > 1 for number in classes.values()),
     }
 
 
-def functions(trees: Tree) -> dict[str, int]:
-    """Functions, and those that are long or have many parameters."""
-    found = [
-        node
-        for tree in trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    return {
-        "functions": len(found),
-        f"functions above {LONG} lines": sum((node.end_lineno or 0) - node.lineno >= LONG for node in found),
-        f"functions above {MANY} parameters": sum(parameters(node) > MANY for node in found),
-        "docstrings that don't begin with their subject": sum(map(is_fragment, docstrings(trees))),
-    }
-
-
-def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def num_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Number of parameters but for self and cls."""
     named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     return sum(argument.arg not in ("self", "cls") for argument in named)
 
 
-def docstrings(trees: Tree) -> Iterator[str]:
-    """Texts of modules, classes, functions and of what a line above assigns."""
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            for statement in body if isinstance(body, list) else ():
-                match statement:
-                    case ast.Expr(ast.Constant(str() as text)):
-                        yield text
-
-
-def is_fragment(text: str) -> bool:
-    """True if the first word is not of the subject."""
-    return FRAGMENT.match(text.strip()) is not None
-
-
-def rules(source: Path) -> dict[str, int]:
-    """Places of arithmetic outside its home."""
-    found = {}
-    for name, (pattern, homes) in RULES.items():
-        texts = [
-            p.read_text(encoding="utf-8") for p in source.rglob("*.py") if p.relative_to(source).parts[0] not in homes
-        ]
-        found[name] = sum(len(re.findall(pattern, text)) for text in texts)
-    return found
-
-
-def words(root: Path) -> dict[str, int]:
-    """Options of all commands; words of the documentation."""
+def num_options(root: Path) -> int:
+    """Options of all commands, a switch with its opposite counted once, `--help` not."""
     environment = {"PYTHONPATH": str(root / "src"), "PATH": ""}
     command = [sys.executable, "-c", PARSER]
-    options = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    pages = [root / "README.md", *root.glob("docs/**/*.md")]
-    log = [page for page in pages if page.stem == "log" or page.parent.name == "log"]
-    raw = [page for page in pages if page.parent.name == "raw"]
-    commands = (root / "src" / "farpipe" / "cli").rglob("*.py")
-    defined = sum(path.read_text(encoding="utf-8").count("typer.Option(") for path in commands)
-    return {
-        "options, those that several commands share once": defined,
-        "options of all commands": int(options),
-        "words of README and docs, without the next two": sum(map(num_words, set(pages) - {*log, *raw})),
-        "words of the log": sum(map(num_words, log)),
-        "words of figures that scripts write to files": sum(map(num_words, raw)),
-        "lines of README": (root / "README.md").read_text(encoding="utf-8").count("\n"),
-    }
+    return int(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
-def num_words(page: Path) -> int:
-    """Words of a page."""
-    return len(page.read_text(encoding="utf-8").split())
+def num_words(root: Path, kinds: str) -> int:
+    """Words of the pages that the patterns find."""
+    pages = {page for kind in kinds.split() for page in root.glob(kind)}
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
 
 
-def tables(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]], titles: tuple[str, str]) -> str:
-    """Both tables as Markdown."""
-    parts = []
-    for title, heading in (("figures", "figure"), ("rooms", "lines of a room")):
-        rows = sorted(before[title].keys() | after[title].keys()) if title == "rooms" else [*after[title]]
-        lines = [f"| {row} | {before[title].get(row, 0):,} | {after[title].get(row, 0):,} |" for row in rows]
-        parts.append("\n".join([f"| {heading} | {titles[0]} | {titles[1]} |", "|---|---|---|", *lines]))
-    return "\n\n".join(parts) + "\n"
+def table(title: str, before: Mapping[str, int], after: Mapping[str, int], name: str) -> str:
+    """Both as a table of Markdown."""
+    rows = [f"| {row} | {before.get(row, 0):,} | {after.get(row, 0):,} |" for row in {**before, **after}]
+    return "\n".join([f"| {title} | {name} | now |", "|---|---|---|", *rows, ""])
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def make_run(
     costs = job_chunk_costs(JobCosts(model, training), layout, placements, cluster, 64, 1, profiles)
     first = plan_step(costs, packing, np.array([4] * replicas), replicas, 0.1)
     plan = StepPlan.from_data(first["plans"][0], "plan")
-    return RunSpec(
+    return RunSpec.bare(
         problem=plan.problem(costs),
         schedule=plan.schedule,
         sites=tuple(names),

@@ -77,3 +77,11 @@ def placed(model, degrees, sites=("a",), recompute="none"):
     return place_evenly(
         [sites[rank * len(sites) // degrees.pipeline] for rank in range(degrees.pipeline)], layers, recompute
     )
+
+
+def stage_cost(model, asked, at, place, num_layers, *, embedding=False, head=False, profile=None, calibration=None):
+    """Costs of one stage that recomputes as the training asks, for which auto counts as none."""
+    known = {} if calibration is None else {place.device.name: calibration}
+    costs = JobCosts(model, asked, {} if profile is None else {place.device.name: profile}, known)
+    recompute = "none" if asked.recompute == "auto" else asked.recompute
+    return costs.stage(at, place, num_layers, recompute, embedding=embedding, head=head)

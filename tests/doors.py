@@ -42,28 +42,31 @@ def digest(text):
 
 def planned(path, folder):
     """Digest of the plan, or what is predicted, by door."""
+    from farpipe import planning
     from farpipe.core.errors import FarpipeError
     from farpipe.core.schedule.bounds import lower_bound_s
     from farpipe.core.simulate import simulate
     from farpipe.core.spec import load_job
-    from farpipe.planning.plan import Planner, make_plan
-    from farpipe.planning.plan.engine import within_engine
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.explain import explained
+    from farpipe.planning.planner.engine import within_engine
+    from farpipe.planning.planner.orders import find_order
 
     job, asked = load_job(path), str(path)
-    plan = make_plan(job)
-    by_planner = Planner().plan(job.request, job.cluster)
+    plan = planning.plan(job)
+    of_request = planning.plan(job.request.on(job.cluster))
     own = {"text": job.text, "metrics": job.metrics}  # which a request has not
-    by_planner = by_planner.model_copy(update={"job": by_planner.job.model_copy(update=own)})
-    found = {"make_plan": digest(plan.to_json()), "Planner.plan": digest(by_planner.to_json())}
+    of_request = of_request.model_copy(update={"job": of_request.job.model_copy(update=own)})
+    found = {"planning.plan": digest(plan.to_json()), "of a request": digest(of_request.to_json())}
+    found["explained"] = digest(explained(planning.find(job)[0]).to_json())
     code, _, errors = command("plan", asked, "-o", folder / "plan.json", "--no-strategies")
     found["plan"] = digest((folder / "plan.json").read_text()) if not code else errors
+    found["the file's plan"] = digest(planning.Plan.load(folder / "plan.json").to_json()) if not code else errors
     runnable, pins = (job, "") if job.data.packing is not None else within_engine(job)
     code, _, errors = command("prepare", asked, "--run-dir", folder / "run", "--device", "sleep")
     found["prepare"] = digest((folder / "run" / "plan.json").read_text()) if not code else errors.splitlines()[-1]
     found["prepare says"] = pins in errors
     try:
-        found["within the engine"] = digest(make_plan(runnable).to_json())
+        found["within the engine"] = digest(explained(planning.find(runnable)[0]).to_json())
     except FarpipeError as error:
         found["within the engine"] = f"farpipe: {error}".splitlines()[-1]
     bound_s, makespan_s = lower_bound_s(plan.problem), simulate(plan.problem, plan.schedule).makespan_s
@@ -87,7 +90,7 @@ def planned(path, folder):
         code, _, errors = command(*words)
         found[door] = [code, errors if code else ""]
     try:
-        found["quote"] = Planner().quote(job.request, job.cluster).step_s
+        found["quote"] = planning.quote(job).step_s
     except FarpipeError as error:
         found["quote"] = str(error)
     return found

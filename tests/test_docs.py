@@ -14,8 +14,8 @@ from farpipe.cli.light_settings import BlockingSettings, LightSettings
 from farpipe.core.spec import parse_job
 from farpipe.core.step import Problem, Schedule
 from farpipe.fleet.scenario import load_scenario
-from farpipe.planning.plan.reference_points import load_points
-from farpipe.planning.plan.validation import validate
+from farpipe.planning.planner.reference_points import load_points
+from farpipe.planning.planner.validation import validate
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))

@@ -49,7 +49,8 @@ def test_every_door_gives_the_same_plan_with_torch_and_without(recipe, tmp_path)
     path.write_text(re.sub(r"global_batch = \d{3,}", "global_batch = 32", recipe.read_text()))  # else it takes minutes
     found = asked(path, tmp_path / "with")
     assert asked(path, tmp_path / "without", "no-torch") == found
-    assert found["Planner.plan"] == found["plan"] == found["make_plan"]
+    assert found["the file's plan"] == found["of a request"] == found["planning.plan"]
+    assert found["plan"] == found["explained"]
     assert found["prepare"] == found["within the engine"] or "the engine can't run this yet" in found["prepare"]
     assert found["prepare says"]
     assert found["simulate"] == found["makespan_s"]

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.cost_model.published_steps import load_published
 from farpipe.core.errors import InputError
-from farpipe.planning.plan.validation import validate_groups
+from farpipe.planning.planner.validation import validate_groups
 
 HEAD = "source,gpu,model,layers,hidden,heads,kv_heads,ffn,vocab,seq,TP,PP,DP,microbatches,mbs,step_ms,max_memory_gib\n"
 ROW = "S,B200,Llama-70B cut to 12 layers,12,8192,64,8,28672,128256,4096,4,1,2,4,1,409.80,39.07\n"

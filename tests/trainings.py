@@ -32,7 +32,7 @@ def make_run(
     """A run of four microbatches on every step, of all replicas together; `training` changes fields of TRAINING."""
     problem = placed_problem(placement, 4 // num_replicas)
     sites = tuple(f"site{rank}" for rank in range(problem.num_ranks))
-    return RunSpec(
+    return RunSpec.bare(
         problem=problem,
         schedule=order(method, problem),
         sites=sites,

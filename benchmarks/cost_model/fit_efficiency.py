@@ -26,8 +26,8 @@ from farpipe.core.simulate import simulate
 from farpipe.core.spec import Cluster, Model, Site, Training, preset_model, preset_site
 from farpipe.planning.cost import JobCosts, Layout, calibration_of, compute, place_evenly, step_cost
 from farpipe.planning.cost.calibration import Calibration
-from farpipe.planning.plan.reference_points import ReferenceJob, ReferencePoint
-from farpipe.planning.plan.validation import predict
+from farpipe.planning.planner.reference_points import ReferenceJob, ReferencePoint
+from farpipe.planning.planner.validation import predict
 
 Fit = dict[str, float]
 PRESETS = {

@@ -1,7 +1,7 @@
 """The loop closed: a plan with wrong assumptions is run, the run teaches the next plan, and that one is run as well.
 
 A small model on four sleeping ranks at two sites over an emulated link. The job believes in the catalogue's core and in
-a faster, nearer link; in truth layers, head and link are others (`TRUTH`). Every plan is made by `make_plan`; what runs
+a faster, nearer link; in truth layers, head and link are others (`TRUTH`). Every plan is `planning.plan`'s; what runs
 are its placement and its order with the true times. `error` is (predicted - measured) / measured of the median step.
 Limit: 3 % for plans after the first run.
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.jobs import two_sites
+from farpipe.planning import PlanDocument
 
 NUM_STEPS = 6
 JOB = (
@@ -53,17 +54,17 @@ def main() -> None:
 
 def measure(folder: Path) -> list[dict[str, Any]]:
     """The first plan; what is planned next after its run: the same job, a larger batch, other numbers of ranks."""
+    from farpipe import planning
     from farpipe.core.spec import parse_job
-    from farpipe.engine.launch.learned import learned_from, with_links
-    from farpipe.planning.plan import make_plan
+    from farpipe.engine.launch.learned import learn
 
     job = parse_job(JOB.format(batch=16, pipeline=4))
-    rows = [{"plan": "first, nothing learned"} | run(make_plan(job), folder / "first")]
-    learned, told = learned_from(folder / "first")
-    rows[0]["told"] = list(told)
+    rows = [{"plan": "first, nothing learned"} | run(planning.plan(job), folder / "first")]
+    learned = learn(folder / "first")
+    rows[0]["told"] = list(learned.told)
     for name, batch, pipeline in (("the same job", 16, 4), ("twice the batch", 32, 4), ("three ranks", 16, 3)):
-        other = with_links(parse_job(JOB.format(batch=batch, pipeline=pipeline)), learned)
-        plan = make_plan(other, learned.profiles)
+        other = learned.corrected(parse_job(JOB.format(batch=batch, pipeline=pipeline)))
+        plan = planning.plan(other, learned.profiles)
         rows.append({"plan": f"learned: {name}"} | run(plan, folder / name))
     return rows
 
@@ -81,10 +82,11 @@ def run(plan: Any, run_dir: Path) -> dict[str, Any]:
     true_links = tuple(link.model_copy(update=links) for link in job.cluster.links)
     cluster = job.cluster.model_copy(update={"links": true_links})
     step = step_cost(costs, plan.layout, plan.placements, cluster)
-    spec = RunSpec(problem=step.problem, schedule=plan.schedule, sites=plan.sites, num_steps=NUM_STEPS, device="sleep")
-    run_dir.mkdir()
-    write_inputs(plan, run_dir)
+    spec = RunSpec.bare(
+        problem=step.problem, schedule=plan.schedule, sites=plan.sites, num_steps=NUM_STEPS, device="sleep"
+    )
     summary = run_spec(spec, run_dir)
+    write_inputs(PlanDocument(plan=plan), run_dir)
     predicted_s = plan.prediction.makespan_s
     return {
         "order": plan.schedule.method,

@@ -74,7 +74,7 @@ def measure(name: str, figures: dict[str, int], folder: Path, *learned: object) 
     number = len(list(folder.glob("run*")))
     job, plan, run = folder / f"job{number}.toml", folder / f"plan{number}.json", folder / f"run{number}"
     job.write_text(JOB.format(**figures), encoding="utf-8")
-    farpipe("plan", job, "--no-arms", "--output", plan, *learned, timeout_s=TIMEOUT_S)
+    farpipe("plan", job, "--no-strategies", "--output", plan, *learned, timeout_s=TIMEOUT_S)
     farpipe("train", plan, "--run-dir", run, timeout_s=TIMEOUT_S)
     planned, summary = (json.loads(path.read_text(encoding="utf-8")) for path in (plan, run / "summary.json"))
     predicted_s, measured_s = planned["prediction"]["step_s"], summary["step_s"]

@@ -18,8 +18,8 @@ from benchmarks.shared.data import data_folder
 from farpipe.core.errors import InputError, ToleranceError
 from farpipe.core.spec import preset_model
 from farpipe.core.strict import parse_json, read_text, validate
-from farpipe.planning.plan.reference_points import ReferenceGroup, ReferencePoint
-from farpipe.planning.plan.validation import validate_groups
+from farpipe.planning.planner.reference_points import ReferenceGroup, ReferencePoint
+from farpipe.planning.planner.validation import validate_groups
 
 SELENE: Final = {"site_link_latency": "14 us", "site_link_bandwidth": "200 Gbit/s"}
 """DGX A100 with an HDR InfiniBand port for each device."""

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 import typing_extensions
 
+from farpipe import planning
 from farpipe.core.errors import FarpipeError
 from farpipe.core.spec import parse_job
 from farpipe.interop.megatron_flags import megatron_flags
-from farpipe.planning.plan import Plan, make_plan
+from farpipe.planning import Plan
 
 MODELS = ("llama-3.2-1b", "qwen2.5-7b", "gpt2", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
 DEGREES = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (4, 2, 1), (2, 1, 2), (4, 1, 2), (2, 2, 1))
@@ -93,7 +94,7 @@ def random_plan(draw: random.Random) -> Plan:
         virtual=virtual,
         context=context,
     )
-    return make_plan(parse_job(text))
+    return planning.plan(parse_job(text))
 
 
 def parser_of(checkout: str | None = None) -> Any:

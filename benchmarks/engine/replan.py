@@ -68,8 +68,9 @@ def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
     from farpipe.engine.control.watch import LOG_NAME
     from farpipe.engine.launch import run as runner
     from farpipe.engine.links.wan import Wan, links_of_problem
-    from farpipe.engine.run_spec import LinkChange, RunSpec
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.engine.run_settings import LinkChange
+    from farpipe.engine.run_spec import RunSpec
+    from farpipe.planning.planner.orders import find_order
 
     problem = make_problem(options.scale)
     starts = [sum(options.steps[:phase]) for phase in range(len(LINKS))]
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
     link_changes = [
         LinkChange(step=step, link=link, **change) for step, change in changes.items() for link in problem.links
     ]
-    spec = RunSpec(
+    spec = RunSpec.bare(
         problem=problem,
         schedule=find_order(problem, options.first, time_limit_s=SEARCH_S).schedule,
         sites=SITES,

@@ -99,7 +99,8 @@ def make_run(folder: Path, num_steps: int, num_replicas: int) -> Any:
     from farpipe.core.schedule.library import order
     from farpipe.core.spec import Data, Model, Training
     from farpipe.core.step import Hop, Problem, Rank, Stage
-    from farpipe.engine.run_spec import RunSpec, TransportSettings
+    from farpipe.engine.run_settings import TransportSettings
+    from farpipe.engine.run_spec import RunSpec
 
     (folder / "text.txt").write_text("a stitch in time saves nine, and a soak saves a night. " * 200)
     model = Model(name="soaked", num_layers=2, hidden=16, num_heads=2, num_kv_heads=2, ffn_hidden=32, vocab_size=256)
@@ -117,7 +118,7 @@ def make_run(folder: Path, num_steps: int, num_replicas: int) -> Any:
         checkpoint_every_steps=50,
         checkpoint_every_minutes=0,
     )
-    return RunSpec(
+    return RunSpec.bare(
         problem=problem,
         schedule=order("1f1b", problem),
         sites=SITES,

@@ -91,17 +91,17 @@ def cluster(asked: argparse.Namespace) -> str:
 
 def plan(asked: argparse.Namespace) -> Any:
     """A plan whose step is this benchmark's, over the link as it is at first."""
+    from farpipe import planning
     from farpipe.core.spec import parse_job
     from farpipe.core.step import Link
-    from farpipe.planning.plan import make_plan
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     case = case_of(asked)
     link = Link(latency_s=case.latency_s, bandwidth_bytes_per_s=case.bytes_per_s)
     times_s = (case.forward_s, case.backward_s, 0.0)  # a sleeping stage has its whole backward in I
     problem = two_by_two(link, case.message_bytes, times_s, NUM_MICROBATCHES)
     schedule = find_order(problem, asked.first, time_limit_s=SEARCH_S).schedule
-    found = make_plan(parse_job(JOB + cluster(asked)))
+    found = planning.plan(parse_job(JOB + cluster(asked)))
     return found.model_copy(update={"problem": problem, "schedule": schedule})
 
 

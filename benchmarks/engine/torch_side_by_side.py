@@ -71,7 +71,7 @@ def farpipe_step(case: Case, method: str) -> dict[str, float]:
 
     problem = make_problem(case)
     schedule = order(method, problem)
-    spec = RunSpec(problem=problem, schedule=schedule, sites=SITES, num_steps=NUM_STEPS, device="sleep")
+    spec = RunSpec.bare(problem=problem, schedule=schedule, sites=SITES, num_steps=NUM_STEPS, device="sleep")
     with tempfile.TemporaryDirectory() as folder:
         measured_s = run(spec, Path(folder) / "run").makespan_s
     predicted_s = simulate(problem, schedule).makespan_s

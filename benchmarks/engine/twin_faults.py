@@ -96,8 +96,8 @@ def break_all(folder: Path, shares: str, faults: Sequence[Fault]) -> tuple[list[
 
 def spec_of(folder: Path, shares: str, num_steps: int, outage_s: float = OUTAGE_S, *, emulate: bool = False) -> Any:
     """The run: four microbatches of two sequences of 16 tokens, a checkpoint after every step."""
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
-    from farpipe.engine.run_spec import TransportSettings
+    from farpipe.engine.launch.runs import run_spec_of
+    from farpipe.engine.run_settings import TransportSettings
 
     keys = f"checkpoint_every_steps = 1\ncheckpoint_every_minutes = 0\nkeep_checkpoints = {num_steps}"
     plan = plan_of(folder, shares, (8, 1 if shares == "FSDP 2" else 2, 16), "zb-h1", keys)

@@ -63,17 +63,17 @@ def measure(folder: Path, shares: str, method: str, num_steps: int) -> dict[str,
     """One row of the table."""
     from farpipe.core.simulate import simulate
     from farpipe.engine.launch.run import run
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
     from farpipe.engine.links import Wan, links_of_problem
     from farpipe.engine.transport.security.authority import make_throwaway
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     plan = plan_of(folder, shares, SHAPES[shares])
     problem = with_times(plan.problem)
     schedule = find_order(problem, method, time_limit_s=SEARCH_S).schedule
     planned = simulate(problem, schedule)
     spec = run_spec_of(plan, num_steps=num_steps, emulate_links=False)
-    spec = spec.model_copy(update={"problem": problem, "schedule": schedule})
+    spec = spec.with_plan(problem=problem, schedule=schedule)
     run_dir, certs = folder / f"{shares} {method}", folder / f"certs of {shares} {method}"
     make_throwaway(certs, SITES)
     program = (str(Path(__file__).resolve()), RANK_WORD, "--certs", str(certs))

@@ -61,12 +61,12 @@ def measure(case: Case, method: str, through: str = "tls") -> dict[str, Any]:
     from farpipe.engine.launch.run import run
     from farpipe.engine.links import Wan, links_of_problem
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     problem, is_kernel = make_problem(case), through != "transport"
     schedule = find_order(problem, method, time_limit_s=SEARCH_S).schedule
     predicted_s = simulate(problem, schedule).makespan_s
-    spec = RunSpec(
+    spec = RunSpec.bare(
         problem=problem,
         schedule=schedule,
         sites=SITES,

@@ -13,9 +13,10 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
+from farpipe import planning
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Job, parse_job
-from farpipe.planning.plan import Plan, make_plan
+from farpipe.planning import Plan
 
 KM = (100, 300, 1000, 2000, 3000)
 BANDWIDTH = 400e9 / 8
@@ -73,7 +74,7 @@ def busy(plan: Plan, rate: float) -> float:
 def row(model: str, km: float, kind: str) -> tuple[list[str], float]:
     there = job(model, km, KINDS[kind])
     rate = there.cluster.links[0].bandwidth_bytes_per_s
-    plan, usual = make_plan(there), _or_none(job(model, km, KINDS[kind], "1f1b"))
+    plan, usual = planning.plan(there), _or_none(job(model, km, KINDS[kind], "1f1b"))
     share, step_s = busy(plan, rate), plan.prediction.step_s
     cells = [f"{km:g}", kind, f"{rate * 8e-9:.1f}", layout_of(plan), plan.schedule.method]
     cells += [f"{plan.problem.num_microbatches} of {plan.layout.microbatch_size}", f"{step_s:.3f}", f"{share:.1%}"]
@@ -83,7 +84,7 @@ def row(model: str, km: float, kind: str) -> tuple[list[str], float]:
 
 def _or_none(one: Job) -> Plan | None:
     try:
-        return make_plan(one)
+        return planning.plan(one)
     except InfeasibleError:
         return None
 
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--km", type=float, nargs="+", default=KM)
     parser.add_argument("--plot")
     args = parser.parse_args()
-    alone = make_plan(job(args.model, 100, "", sites='["a"]'))
+    alone = planning.plan(job(args.model, 100, "", sites='["a"]'))
     print(f"{args.model}, one site alone: {alone.prediction.step_s:.3f} s, {layout_of(alone)}\n")
     print("| " + " | ".join(HEADS) + " |\n|" + "---|" * len(HEADS), flush=True)
     steps: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -27,7 +27,8 @@ from farpipe.core.simulate import simulate
 from farpipe.core.step import Link, Problem
 from farpipe.engine.launch.run import run
 from farpipe.engine.links.wan import Wan, links_of_problem
-from farpipe.engine.run_spec import LinkChange, RunSpec
+from farpipe.engine.run_settings import LinkChange
+from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.transport.tcp import PACED_SHARE
 from farpipe.optical import Grid, PoissonTraffic, find_network, k_shortest
 from farpipe.optical.demands import find_transfer_policy
@@ -120,7 +121,7 @@ def print_messages(training: LightTraining, num_steps: int, seed: int) -> None:
     shared = scenario.shared(seed, 100.0)
     steps = play_steps(shared, training, policy, num_steps=num_steps, begin_s=scenario.begin_s).steps
     nominal = {name: Link(latency_s=0.02, bandwidth_bytes_per_s=1e7) for name in training.problem.links}
-    spec = RunSpec(
+    spec = RunSpec.bare(
         problem=training.problem.model_copy(update={"links": nominal}),
         schedule=training.schedule,
         sites=NODES,
@@ -171,7 +172,7 @@ def measured(training: LightTraining, phases: tuple[Phase, ...], num_steps: int,
         for index, phase in enumerate(phases[1:], start=1)
         for name, link in phase.links.items()
     )
-    spec = RunSpec(
+    spec = RunSpec.bare(
         problem=problem,
         schedule=training.schedule,
         sites=NODES,

@@ -21,11 +21,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from farpipe import planning
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.simulate import simulate
 from farpipe.core.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
-from farpipe.planning.plan import Plan, make_plan
-from farpipe.planning.plan.bandwidth import link_bounds
+from farpipe.planning import Plan
+from farpipe.planning.planner.bandwidth import link_bounds
 
 S_PER_KM = 4.9e-6
 SEQUENCE_LENGTH, GLOBAL_BATCH = 4096, 64
@@ -72,7 +73,7 @@ def plans(*setting: Any) -> dict[str, Plan]:
     found = {}
     for name, pins in WAYS.items():
         try:
-            found[name] = make_plan(job(*setting, **pins))
+            found[name] = planning.plan(job(*setting, **pins))
         except InfeasibleError:
             continue
     return found
@@ -119,7 +120,7 @@ def bandwidth_sensitivity() -> dict[float, dict[str, float]]:
 def link_bound_gbit_per_s() -> float:
     """Bandwidth at which x = tf + tb for microbatches of one sequence: below, the step is link-bound."""
     model, km, memory_gib = SENSITIVITY_CASE
-    plan = make_plan(job(model, km, 1e-2, memory_gib, **WAYS["1f1b"]))
+    plan = planning.plan(job(model, km, 1e-2, memory_gib, **WAYS["1f1b"]))
     return (
         max(bound.enough_bytes_per_s for bound in link_bounds(plan.problem, simulate(plan.problem, plan.schedule)))
         * 8

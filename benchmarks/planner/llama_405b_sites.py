@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.shared.jobs import link_table, site_table
+from farpipe import planning
 from farpipe.core.spec import Job, parse_job
-from farpipe.planning.plan import make_plan
 
 RECIPE: Final = Path(__file__).parents[2] / "recipes" / "llama_405b_two_sites.toml"
 MEASURED_S: Final = 25.36
@@ -63,9 +63,9 @@ def settings() -> Iterator[tuple[str, Job]]:
 
 def measure(name: str, described: Job) -> dict[str, Any]:
     """One line of the table; planned twice, the second time is told."""
-    make_plan(described)
+    planning.plan(described)
     began_s = time.process_time()
-    plan = make_plan(described)
+    plan = planning.plan(described)
     cpu_s, at = time.process_time() - began_s, plan.layout
     return {
         "setting": name,

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from farpipe import planning
 from farpipe.core.errors import FarpipeError
 from farpipe.core.spec import Job, Pins
-from farpipe.planning.plan import Plan, make_plan
-from farpipe.planning.plan.reference_points import ReferencePoint, load_points
-from farpipe.planning.plan.validation import predict
+from farpipe.planning import Plan
+from farpipe.planning.planner.reference_points import ReferencePoint, load_points
+from farpipe.planning.planner.validation import predict
 
 GROUPS: Final = ("mlperf-hopper", "mlperf-blackwell", "mlperf-amd", "bridge-dense")
 SOURCES: Final = {"mlperf": "MLPerf Training v4.1 to v5.1", "bridge": "Megatron-Bridge's performance pages"}
@@ -66,13 +67,13 @@ def measure(group: str, point: ReferencePoint) -> dict[str, Any]:
     """One line of the table."""
     theirs = predict(point)
     try:
-        pinned = f"{make_plan(job_of(point, submitted(point))).prediction.step_s:.3f}"
+        pinned = f"{planning.plan(job_of(point, submitted(point))).prediction.step_s:.3f}"
     except FarpipeError as error:
         pinned = str(error).splitlines()[0]
     free = job_of(point, Pins())
-    make_plan(free)
+    planning.plan(free)
     began_s = time.process_time()
-    plan = make_plan(free)
+    plan = planning.plan(free)
     cpu_s = time.process_time() - began_s
     step_s = plan.prediction.step_s
     return {

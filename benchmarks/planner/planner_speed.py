@@ -61,13 +61,14 @@ def job_text(name: str) -> str:
 def measure(name: str) -> dict[str, Any]:
     """One line of the table; prints of this process are its result."""
     began_s = time.process_time()
+    from farpipe import planning
     from farpipe.core.spec import parse_job
-    from farpipe.planning.plan import Planner, make_plan
+    from farpipe.planning import Planner
 
     job = parse_job(job_text(name))
-    plan = make_plan(job)
+    plan = planning.plan(job)
     cold_s, warm_s = time.process_time() - began_s, time.process_time()
-    make_plan(job)
+    planning.plan(job)
     warm_s = time.process_time() - warm_s
     planner, request = Planner(), job.request
     estimate = planner.quote(request, job.cluster)

@@ -8,8 +8,8 @@ import time
 from unittest import mock
 
 from benchmarks.shared.jobs import job_head, link_table
+from farpipe import planning
 from farpipe.core.spec import parse_job
-from farpipe.planning.plan import make_plan
 
 JOBS = {
     "8B, 4 x A100-40GB": ("llama-3-8b", 8192, 64, [4], "a100-40gb", ""),
@@ -36,9 +36,9 @@ def job_text(name: str) -> str:
 def planned(name: str) -> tuple[float, float, list[str]]:
     """Seconds of the step, CPU seconds of the second plan, and what its stages recompute."""
     job = parse_job(job_text(name))
-    make_plan(job)
+    planning.plan(job)
     began_s = time.process_time()
-    plan = make_plan(job)
+    plan = planning.plan(job)
     return plan.prediction.step_s, time.process_time() - began_s, sorted(set(plan.recompute))
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     """One line for each job."""
     for name in JOBS:
         step_s, cpu_s, modes = planned(name)
-        with mock.patch("farpipe.planning.plan.partition.every_mode", _few):
+        with mock.patch("farpipe.planning.planner.partition.every_mode", _few):
             few_s, few_cpu_s, few_modes = planned(name)
         line = {"job": name, "step_s": round(step_s, 4), "recompute": modes, "plan, CPU s": round(cpu_s, 2)}
         few = {"step_s": round(few_s, 4), "recompute": few_modes, "plan, CPU s": round(few_cpu_s, 2)}

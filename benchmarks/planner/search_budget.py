@@ -2,7 +2,7 @@
 
 Llama-3 70B and 405B over two to eight sites of 128 to 1,024 devices of three kinds, links of 2 to 80 ms and 25 to 400
 Gbit/s between neighbours and half of the other pairs. Every job is planned with each `--work` (`MAX_WORK` of
-`farpipe.planning.plan.search`, actions), the last of which is the one to compare with.
+`farpipe.planning.planner.search`, actions), the last of which is the one to compare with.
 
     python -m benchmarks.planner.search_budget --seeds 7 8 --draws 20 --work 1e6 2e6 3e6 8e6
 """
@@ -17,8 +17,8 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.shared.jobs import job_head, link_table, site_table
+from farpipe import planning
 from farpipe.core.spec import Job, parse_job
-from farpipe.planning.plan import make_plan
 
 SAME = 1e-6
 """Relative difference of two steps that counts as none."""
@@ -42,9 +42,9 @@ def measure(job: Job, works: list[float]) -> dict[str, list[float]]:
     """Steps and CPU seconds of the plans with every limit."""
     found: dict[str, list[float]] = {"step, s": [], "CPU s": []}
     for work in works:
-        with mock.patch.object(sys.modules["farpipe.planning.plan.search"], "MAX_WORK", work):
+        with mock.patch.object(sys.modules["farpipe.planning.planner.search"], "MAX_WORK", work):
             began_s = time.process_time()
-            found["step, s"].append(round(make_plan(job).prediction.step_s, 5))
+            found["step, s"].append(round(planning.plan(job).prediction.step_s, 5))
             found["CPU s"].append(round(time.process_time() - began_s, 2))
     return found
 

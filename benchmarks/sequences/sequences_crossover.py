@@ -26,7 +26,8 @@ from benchmarks.sequences.sequences_paper import models
 from benchmarks.sequences.sequences_rivals import interval
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_model, preset_site
-from farpipe.planning.workload import BatchOptions, BatchPlan, plan_batch, sample_lengths
+from farpipe.planning.planner.batches import plan_batch
+from farpipe.planning.workload import BatchOptions, BatchPlan, sample_lengths
 
 CUTS = (49152, 131072, 262144)
 GBITS = (10, 25, 50, 100, 200)

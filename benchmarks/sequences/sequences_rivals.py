@@ -62,7 +62,8 @@ from benchmarks.sequences.shared_attention import exchanged_bytes, planning_with
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Cluster, Job, Model, Pins, Training
 from farpipe.planning.cost.chunk_laws import Law
-from farpipe.planning.workload import BatchOptions, cut, plan_batch, sample_lengths
+from farpipe.planning.planner.batches import plan_batch
+from farpipe.planning.workload import BatchOptions, cut, sample_lengths
 from farpipe.planning.workload.checkpointing import CheckpointRule
 from farpipe.planning.workload.chunk import as_load
 from farpipe.planning.workload.device_groups import (

@@ -29,7 +29,8 @@ from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Model, Pins
 from farpipe.planning.cost.chunk_laws import Laws
 from farpipe.planning.cost.chunks import ChunkCosts
-from farpipe.planning.workload import BatchOptions, plan_batch, sample_lengths
+from farpipe.planning.planner.batches import plan_batch
+from farpipe.planning.workload import BatchOptions, sample_lengths
 
 INSIDE = "slimpipe, inside sites"
 OVER = "slimpipe, over the WAN"

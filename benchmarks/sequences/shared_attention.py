@@ -18,7 +18,7 @@ from benchmarks.sequences.sequences_paper import NICS
 from farpipe.core.spec import Model
 from farpipe.planning.cost.chunk_laws import Floats, Laws, Load
 from farpipe.planning.cost.chunks import ChunkCosts, Ints
-from farpipe.planning.workload import batch_planner
+from farpipe.planning.planner import batches
 from farpipe.planning.workload.layout import ChunkLayout
 
 
@@ -99,14 +99,14 @@ def _is_far(costs: ChunkCosts, hop: Any) -> bool:
 @contextmanager
 def planning_with(change: Any) -> Iterator[None]:
     """Layouts of the planner of batches have ``change(costs)`` as costs."""
-    plain = batch_planner.chunk_layout
+    plain = batches.chunk_layout
 
     def layout(*given: Any) -> ChunkLayout:
         found = plain(*given)
         return found._replace(costs=change(found.costs))
 
-    batch_planner.chunk_layout = layout  # type: ignore[attr-defined]
+    batches.chunk_layout = layout  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        batch_planner.chunk_layout = plain  # type: ignore[attr-defined]
+        batches.chunk_layout = plain  # type: ignore[attr-defined]

@@ -56,8 +56,8 @@ def write_model(folder: Path, num_layers: int = 6, **sizes: int) -> Path:
 
 def plan_of(folder: Path, shares: str, shape: tuple[int, int, int], method: str = "1f1b", training: str = "") -> Any:
     """Plan of a training on `shape`, (global batch, microbatch, tokens), of the model that is in ``folder/model``."""
+    from farpipe import planning
     from farpipe.core.spec import parse_job
-    from farpipe.planning.plan import make_plan
 
     text = folder / "text.txt"
     text.write_text("many hands make light work, and many sites a long way. " * 2000)
@@ -74,4 +74,4 @@ def plan_of(folder: Path, shares: str, shape: tuple[int, int, int], method: str 
             layout=SHARES[shares],
         )
     )
-    return make_plan(job.model_copy(update={"schedule": method}))
+    return planning.plan(job.model_copy(update={"schedule": method}))

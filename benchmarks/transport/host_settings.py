@@ -66,12 +66,12 @@ def measure(case: Case, host: str, num_steps: int) -> dict[str, Any]:
     from farpipe.engine.links import Wan, links_of_problem
     from farpipe.engine.links.tun import in_namespace
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     problem = make_problem(case)
     schedule = find_order(problem, "1f1b").schedule
     predicted_s = simulate(problem, schedule).makespan_s
-    spec = RunSpec(
+    spec = RunSpec.bare(
         problem=problem, schedule=schedule, sites=SITES, num_steps=num_steps, device="sleep", emulate_links=False
     )
     program = ("-m", "benchmarks.transport.host_settings", "rank", host)

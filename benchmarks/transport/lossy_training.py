@@ -71,21 +71,21 @@ def main() -> None:
 
 
 def plan_of(loss: float, method: str) -> Any:
+    from farpipe import planning
     from farpipe.core.spec import parse_job
     from farpipe.planning.cost import MeasuredPart, completed_profile
-    from farpipe.planning.plan.find_plans import make_plan
 
     ends = MeasuredPart(1e-4, 1e-4)
     measured = {"layer": MeasuredPart(0.01, 0.02), "embedding": ends, "head": ends}
     sites = [SITE.format(name=name) for name in ("west", "east")]
     job = parse_job("".join([JOB.format(loss=loss, method=method), *sites]))
-    return make_plan(job, [completed_profile(job, job.cluster.sites[0], measured)])
+    return planning.plan(job, [completed_profile(job, job.cluster.sites[0], measured)])
 
 
 def measure(loss: float, method: str) -> dict[str, Any]:
     """One row of the table."""
     from farpipe.engine.launch.run import run
-    from farpipe.engine.launch.spec_of_plan import run_spec_of
+    from farpipe.engine.launch.runs import run_spec_of
     from farpipe.engine.links import wan_of_cluster
 
     plan = plan_of(loss, method)

@@ -181,15 +181,15 @@ def problem_of(case: Case) -> Any:
 
 def plan_of(case: Case) -> Any:
     """A plan whose step is this case's."""
+    from farpipe import planning
     from farpipe.core.spec import parse_job
-    from farpipe.planning.plan import make_plan
 
     facts = {"latency_ms": case.latency_s * 1e3, "mbit_per_s": case.bytes_per_s * 8e-6}
     model = 'name = "small"\nnum_layers = 2\nhidden = 256\nnum_heads = 8\nffn_hidden = 1024\nvocab_size = 2048'
     training = f'sequence_length = 256\nglobal_batch = {case.num_microbatches}\nmicrobatch_size = 1\nprecision = "fp32"'
     layout = 'sites = ["west", "east"]\nvirtual = 1\npipeline = 2'
     text = f"[model]\n{model}\n[training]\n{training}\n{CLUSTER.format(**facts)}\n[layout]\n{layout}\n"
-    plan = make_plan(parse_job(text))
+    plan = planning.plan(parse_job(text))
     return plan.model_copy(update={"problem": problem_of(case)})
 
 

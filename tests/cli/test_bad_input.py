@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import job, site
+from farpipe import planning
+from planning.planner.jobs import job, site
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 JOB = RECIPES / "two_sites.toml"
@@ -204,7 +204,7 @@ def test_a_path_that_can_not_be_is_named_and_no_bug_of_ours(farpipe, folder, wor
 
 
 def test_a_profile_comes_too_late_for_a_plan(farpipe, tmp_path):
-    make_plan(job([site("here", num_devices=1)])).save(tmp_path / "plan.json")
+    planning.plan(job([site("here", num_devices=1)])).save(tmp_path / "plan.json")
     expect_error(farpipe("train", "plan.json", "--profile", "any.json"), 2, "--profile: plan.json is made already")
 
 

@@ -11,8 +11,7 @@ from farpipe.core.schedule import check
 from farpipe.core.schedule.library import ORDERS
 from farpipe.core.simulate import Timeline
 from farpipe.core.step import Problem, Schedule
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.find_plans import FoundPlans
+from farpipe.planning import PlanDocument
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -158,15 +157,15 @@ def test_what_is_no_number_of_tokens_is_refused(text):
 
 
 def test_the_verdict_is_printed_before_strategies_and_changes_are_looked_for(monkeypatch, capsys, tmp_path):
-    def advised(self, local_steps, progress, **options):
+    def never(explanation, planned, local_steps, progress, **options):
         progress(1, 2)
         assert "use both sites" in capsys.readouterr().out
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FoundPlans, "advised", advised)
+    monkeypatch.setattr("farpipe.planning.explain.with_alternatives", never)
     with pytest.raises(RunInterruptedError, match=r"the plan without strategies and changes is in .*plan\.json"):
         plan(job=RECIPES / "two_sites.toml", output=tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json").strategies == ()
+    assert PlanDocument.load(tmp_path / "plan.json").explanation.strategies == ()
 
 
 @pytest.mark.parametrize(

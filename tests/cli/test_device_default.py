@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
+from farpipe import planning
 from farpipe.core.spec import parse_job
-from farpipe.engine.launch.spec_of_plan import run_spec_of
-from farpipe.planning.plan import make_plan
+from farpipe.engine.launch.runs import run_spec_of
 from job_files import SMALL_MODEL, cluster_text
 
 TRAINING = '\n[training]\nsequence_length = 32\nglobal_batch = 4\nnum_steps = 2\nprecision = "fp32"\n'
@@ -47,7 +47,7 @@ def without_gpu(monkeypatch):
 def test_a_run_computes_on_what_its_sites_have(farpipe, tmp_path, device, expected, source):
     job = job_on(device, device)
     (tmp_path / "job.toml").write_text(job)
-    plan = make_plan(parse_job(job))
+    plan = planning.plan(parse_job(job))
     plan.save(tmp_path / "plan.json")
     done = farpipe("prepare", source, "--run-dir", "run")
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_sites_of_both_kinds_need_a_word(farpipe, tmp_path):
 )
 def test_a_job_for_gpus_does_not_train_on_a_cpu_unasked(farpipe, tmp_path, without_gpu, words):
     (tmp_path / "job.toml").write_text(job_on("h100", "h100"))
-    make_plan(parse_job(job_on("h100", "h100"))).save(tmp_path / "plan.json")
+    planning.plan(parse_job(job_on("h100", "h100"))).save(tmp_path / "plan.json")
     done = farpipe(*words)
     assert (done.returncode, (tmp_path / "runs").exists()) == (3, False)
     assert "this machine has no GPU that torch can use: rehearse here with --device cpu" in done.stderr

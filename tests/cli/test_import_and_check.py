@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from farpipe.core.simulate import Timeline, simulate
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 from interop.test_job_lists import SACCT
 from interop.test_link_tests import IPERF3, PING
 from interop.test_logs import megatron

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
 from farpipe.interop.log_sizes import sizes_in
 from farpipe.interop.logs import read_log_of
-from farpipe.planning.plan import make_plan
 from interop.test_logs import megatron
 from job_files import EIGHT_LAYERS
 
@@ -122,7 +122,7 @@ def test_check_names_what_differs_and_no_error_of_the_prediction(farpipe, tmp_pa
 
 def test_degrees_that_the_job_leaves_open_are_the_log_s(farpipe, tmp_path):
     open_job = JOB.replace("tensor = 2\npipeline = 2\ncontext = 1\ndata = 4\n", "").replace("microbatch_size = 2\n", "")
-    assert make_plan(parse_job(open_job, "job.toml")).layout.pipeline == 1
+    assert planning.plan(parse_job(open_job, "job.toml")).layout.pipeline == 1
     done = check(farpipe, tmp_path, open_job, FIRST + ARGUMENTS)
     found = json.loads(done.stdout)
     assert found["is_comparable"]
@@ -134,7 +134,7 @@ def test_a_run_that_left_a_site_out_is_compared_with_its_job(farpipe, tmp_path):
     job = JOB.replace("tensor = 2\npipeline = 2\ncontext = 1\ndata = 4\n", 'pipeline = 1\nreplicas = "inside"\n')
     job += JOB[JOB.index("[[cluster") :].replace("zurich", "lugano").replace("= 16", "= 8")
     job += '[[cluster.links]]\nbetween = ["zurich", "lugano"]\nlatency = "20 ms"\nbandwidth = "10 Gbit/s"\n'
-    plan = make_plan(parse_job(job, "job.toml"))
+    plan = planning.plan(parse_job(job, "job.toml"))
     assert sum(plan.devices.values()) == 16
     plan.save(tmp_path / "plan.json")
     lines = [json.dumps({"step": step, "step_s": 1.0, "attempt": 0}) for step in range(12)]
@@ -145,7 +145,7 @@ def test_a_run_that_left_a_site_out_is_compared_with_its_job(farpipe, tmp_path):
 
 
 def test_a_run_of_farpipe_is_known_by_its_plan(farpipe, tmp_path):
-    make_plan(parse_job(JOB, "job.toml")).save(tmp_path / "plan.json")
+    planning.plan(parse_job(JOB, "job.toml")).save(tmp_path / "plan.json")
     lines = [json.dumps({"step": step, "step_s": 1.0, "attempt": 0}) for step in range(12)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     job = JOB.replace("tensor = 2\npipeline = 2", "tensor = 4\npipeline = 1")

@@ -116,7 +116,7 @@ def test_what_packing_does_not_go_together_with(farpipe, job, change, arguments,
 
 
 def test_the_text_is_read_before_anything_is_planned(farpipe, job, monkeypatch):
-    monkeypatch.setattr("farpipe.cli.planned.plan_of", lambda *_: pytest.fail("planned first"))
+    monkeypatch.setattr("farpipe.planning.planner.find.find", lambda *_: pytest.fail("planned first"))
     job.write_text(JOB.replace('source = "text"', 'source = "absent.txt"').replace('packing = "elastic"', ""))
     done = farpipe("prepare", job, "--run-dir", "run")
     assert (done.returncode, "there is no file or folder 'absent.txt'" in done.stderr) == (3, True), done.stderr

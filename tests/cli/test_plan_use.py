@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from farpipe import planning
 from farpipe.cli.output import check_folder, keep_earlier
 from farpipe.cli.plan import plan as plan_command
 from farpipe.cli.profile import _write as write_profile
@@ -16,8 +17,8 @@ from farpipe.core.errors import InputError, RunError
 from farpipe.core.spec import parse_job, preset_model
 from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.torchtitan_config import torchtitan_config
+from farpipe.planning import PlanDocument
 from farpipe.planning.cost.chunk_profile import ChunkProfile
-from farpipe.planning.plan import make_plan
 from job_files import cluster_text
 
 GPT = """
@@ -40,7 +41,7 @@ method = "{method}"
 def plan(method="1f1b", layout="", training="", **cluster):
     """A plan of GPT-3 1.3B over two sites of two H100 each."""
     text = cluster_text(device="h100", num_devices=(2, 2), latency="2 ms", bandwidth="100 Gbit/s")
-    return make_plan(parse_job(GPT.format(method=method, layout=layout, training=training, cluster=text)))
+    return planning.plan(parse_job(GPT.format(method=method, layout=layout, training=training, cluster=text)))
 
 
 PIPELINE = "pipeline = 4\ndata = 1\ntensor = 1"
@@ -64,8 +65,8 @@ def test_the_use_of_devices_is_flops_by_hand(pipeline):
     assert "4 devices, " in use_line(pipeline)
     told = f"{100 * use.model_flops_utilisation:.1f} % with attention in full, as torchtitan counts it; "
     assert told + f"{100 * use.model_flops_utilisation * use.causal_share:.1f} %" in use_line(pipeline)
-    assert cost_line(pipeline, None).startswith("1,000 steps of ")
-    assert cost_line(pipeline, 1e12).startswith("1 T tokens in steps of ")
+    assert cost_line(PlanDocument(plan=pipeline), None).startswith("1,000 steps of ")
+    assert cost_line(PlanDocument(plan=pipeline), 1e12).startswith("1 T tokens in steps of ")
 
 
 def test_the_peak_is_the_rate_of_the_products_in_use(pipeline):
@@ -160,9 +161,9 @@ def test_a_v_is_refused_for_megatron_and_named_for_torchtitan():
 
 
 def test_a_plan_that_the_engine_cannot_run_says_so_and_what_to_change(pipeline, capsys):
-    show_plan(pipeline, Console(width=200))
+    show_plan(PlanDocument(plan=pipeline), Console(width=200))
     assert "can't run" not in capsys.readouterr().out
-    show_plan(plan(layout="pipeline = 2\ndata = 1\ntensor = 2"), Console(width=200))
+    show_plan(PlanDocument(plan=plan(layout="pipeline = 2\ndata = 1\ntensor = 2")), Console(width=200))
     said = "farpipe's engine can't run this plan yet (tensor = 2); with layout.tensor = 1 in the job it can."
     assert said in capsys.readouterr().out
 
@@ -187,7 +188,7 @@ def test_an_earlier_plan_is_kept_and_another_file_is_not_touched(tmp_path, pipel
 
 
 def test_a_file_that_is_no_plan_is_refused_before_anything_is_planned(tmp_path, monkeypatch):
-    monkeypatch.setattr("farpipe.planning.plan.refine", lambda *_, **__: pytest.fail("it was planned first"))
+    monkeypatch.setattr("farpipe.planning.planner.find.refine", lambda *_, **__: pytest.fail("it was planned first"))
     other = tmp_path / "notes.json"
     other.write_text("{}")
     job = Path(__file__).parents[2] / "recipes" / "two_sites.toml"

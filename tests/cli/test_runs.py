@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from farpipe import planning
 from farpipe.cli.runs import load_run, summary_json
 from farpipe.core.simulate import simulate
 from farpipe.core.spec import load_job
 from farpipe.engine.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, TIMELINE_NAME, summarise
-from farpipe.engine.launch.directory import write_inputs
-from farpipe.engine.launch.spec_of_plan import run_spec_of
-from farpipe.planning.plan import make_plan
+from farpipe.engine.launch.directory import open_run_dir
+from farpipe.engine.launch.runs import run_spec_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_STEPS = 8
@@ -23,7 +23,7 @@ def plan():
     """A plan that the engine can run."""
     job = load_job(RECIPES / "two_sites.toml")
     pins = job.layout.model_copy(update={"data": 1, "tensor": 1, "pipeline": 4})
-    return make_plan(job.model_copy(update={"layout": pins}))
+    return planning.plan(job.model_copy(update={"layout": pins}))
 
 
 def lines_of(timeline, num_steps):
@@ -42,8 +42,7 @@ def lines_of(timeline, num_steps):
 @pytest.fixture
 def run_dir(plan, tmp_path):
     """The directory of a whole rehearsal."""
-    write_inputs(plan, tmp_path)
-    run_spec_of(plan, num_steps=NUM_STEPS, device="sleep").save(tmp_path / RUN_NAME)
+    open_run_dir(run_spec_of(plan, num_steps=NUM_STEPS, device="sleep"), tmp_path, resume=False)
     timeline = dataclasses.replace(simulate(plan.problem, plan.schedule), source="measured")
     lines = lines_of(timeline, NUM_STEPS)
     (tmp_path / METRICS_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -64,7 +63,7 @@ def test_a_run_without_a_trace_gets_one_beside_the_page(farpipe, run_dir):
 @pytest.mark.slow
 def test_the_table_and_the_summary_leave_out_the_same_steps(run_dir, farpipe):
     """And a rehearsal, which has no optimizer, has none in its prediction either."""
-    summary = summary_json(run_dir)
+    summary = summary_json(load_run(run_dir))
     view = load_run(run_dir).view
     assert summary["step_s"] == summary["predicted_step_s"] == view.predicted.makespan_s
     assert view.step_overhead_s == 0.0
@@ -75,7 +74,7 @@ def test_the_optimizer_counts_where_there_is_one(plan, run_dir):
     spec = run_spec_of(plan, num_steps=NUM_STEPS, device="cpu")
     spec.save(run_dir / RUN_NAME)
     assert load_run(run_dir).view.step_overhead_s == plan.prediction.overhead_s > 0
-    assert summary_json(run_dir)["predicted_step_s"] == pytest.approx(plan.prediction.step_s)
+    assert summary_json(load_run(run_dir))["predicted_step_s"] == pytest.approx(plan.prediction.step_s)
 
 
 def break_off(run_dir, num_lines):

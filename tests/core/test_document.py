@@ -11,9 +11,9 @@ from farpipe.core.step import Problem, Rank, Schedule, Stage
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.figures.metrics import Summary
 from farpipe.engine.run_spec import RunSpec
+from farpipe.planning import Plan
 from farpipe.planning.cost import Profile
 from farpipe.planning.cost.chunks import ChunkCosts
-from farpipe.planning.plan import Plan
 
 TYPES = [ChunkCosts, Manifest, Plan, Problem, Profile, RunSpec, Schedule, Summary, Timeline]
 STAGE = Stage(rank=0, forward_s=1, input_grad_s=1, weight_grad_s=1)

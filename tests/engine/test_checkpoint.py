@@ -23,7 +23,7 @@ from farpipe.engine.checkpoint.resume import choose
 from farpipe.engine.executor.optimizer import learning_rate
 from farpipe.engine.executor.work import Trainer
 from farpipe.engine.figures.metrics import MetricsFile
-from farpipe.engine.run_spec import TransportSettings
+from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.train import train_rank
 from in_process import run_ranks
 from small_models import LLAMA, TIED

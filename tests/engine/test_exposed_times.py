@@ -29,7 +29,7 @@ PROBLEM = Problem(
     ),
 )
 SCHEDULE = order("1f1b", PROBLEM)
-RUN = RunSpec(problem=PROBLEM, schedule=SCHEDULE, sites=("a", "a", "b"), num_steps=1, device="sleep")
+RUN = RunSpec.bare(problem=PROBLEM, schedule=SCHEDULE, sites=("a", "a", "b"), num_steps=1, device="sleep")
 
 
 def report_of(rank, predicted):

@@ -11,7 +11,8 @@ from farpipe.core.simulate.timeline import Timeline
 from farpipe.core.step import Hop, LightPaths, Link, LitHop, LitStep, Problem, Rank, Stage, Transfer
 from farpipe.engine.launch.run import run
 from farpipe.engine.links.links import LinkShape, OwnPath
-from farpipe.engine.run_spec import LinkChange, RunSpec
+from farpipe.engine.run_settings import LinkChange
+from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.transport.passages import Passage
 
 
@@ -47,7 +48,7 @@ def light_paths(schedule=SCHEDULE, scales=(1.0, 3.0)):
 
 def spec(**settings):
     body = {"problem": PROBLEM, "schedule": SCHEDULE, "sites": ("a", "b"), "num_steps": 4, "device": "sleep"}
-    return RunSpec(**(body | {"light_paths": light_paths()} | settings))
+    return RunSpec.bare(**(body | {"light_paths": light_paths()} | settings))
 
 
 def test_a_message_is_on_a_path_of_its_own_from_when_it_waited_enough():

@@ -8,11 +8,11 @@ import weakref
 import pytest
 
 from farpipe.core.errors import InputError, RunError
+from farpipe.core.spec import MetricsSettings
 from farpipe.engine.figures import metrics as metrics_module
 from farpipe.engine.figures import sinks as sinks_module
 from farpipe.engine.figures.metrics import MetricsFile, is_logged, last_line, log_line, read_metrics, summarise
 from farpipe.engine.figures.sinks import Prometheus, figures, open_sinks
-from farpipe.engine.run_spec import MetricsSettings
 from farpipe.planning.cost.flops import causal_share, step_flops
 from trainings import make_run, metrics, train
 
@@ -70,7 +70,7 @@ def test_replicas_evaluate_to_the_same_loss(num_replicas, zero1, text_file, tmp_
 
 def test_evaluation_without_held_out_text_is_refused(text_file, tmp_path):
     run = make_run(text_file, evaluate_every_steps=1)
-    run = run.model_copy(update={"data": run.data.model_copy(update={"held_out": 0.0})})
+    run = run.with_plan(data=run.data.model_copy(update={"held_out": 0.0}))
     with pytest.raises(InputError, match=r"evaluate_every_steps: no text is held out for it; set data\.held_out"):
         train(run, tmp_path / "run")
 

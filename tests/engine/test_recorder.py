@@ -15,13 +15,15 @@ import pytest
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.simulate import simulate
 from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.spec import MetricsSettings
 from farpipe.core.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 from farpipe.engine.executor.executor import StepEvents, message_table
 from farpipe.engine.figures.metrics import Summary, num_skipped_steps, summarise
 from farpipe.engine.figures.recorder import Recorder
 from farpipe.engine.figures.sinks import Prometheus, gauge_name
 from farpipe.engine.figures.step_report import Assembler, StepReport, step_metrics
-from farpipe.engine.run_spec import MetricsSettings, RunSpec, TransportSettings
+from farpipe.engine.run_settings import TransportSettings
+from farpipe.engine.run_spec import RunSpec
 from in_process import InProcessPeers, Switchboard
 
 MS = 1_000_000
@@ -37,7 +39,7 @@ PROBLEM = Problem(
     hops=(Hop(forward=Transfer(link="a>b", bytes=(1000, 2000)), backward=Transfer(link="b>a", bytes=3000)),),
 )
 SCHEDULE = Schedule.from_text(["0F0 0F1 0B0 0I1 0W1", "1F0 1B0 1F1 1B1"], 2)
-RUN = RunSpec(problem=PROBLEM, schedule=SCHEDULE, sites=("a", "b"), num_steps=1, device="sleep")
+RUN = RunSpec.bare(problem=PROBLEM, schedule=SCHEDULE, sites=("a", "b"), num_steps=1, device="sleep")
 
 
 def played(step=0, skew_ns=(0, 0), slower=1.0):
@@ -148,7 +150,7 @@ def test_one_line_of_metrics():
 
 
 def make_recorder(folder, num_steps=5):
-    run = RunSpec(problem=PROBLEM, schedule=SCHEDULE, sites=("a", "b"), num_steps=num_steps, device="sleep")
+    run = RunSpec.bare(problem=PROBLEM, schedule=SCHEDULE, sites=("a", "b"), num_steps=num_steps, device="sleep")
     board = Switchboard(2)
     return Recorder(run, folder, InProcessPeers(board, 0)), [InProcessPeers(board, rank) for rank in range(2)]
 

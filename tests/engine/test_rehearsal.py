@@ -28,7 +28,7 @@ def test_measured_step_time_is_the_predicted_one(method, tmp_path):
     problem = two_sites()
     schedule = order(method, problem)
     predicted = simulate(problem, schedule)
-    spec = RunSpec(problem=problem, schedule=schedule, sites=("a", "a", "b", "b"), num_steps=8, device="sleep")
+    spec = RunSpec.bare(problem=problem, schedule=schedule, sites=("a", "a", "b", "b"), num_steps=8, device="sleep")
     start = lambda: run(spec, tmp_path)  # noqa: E731
     assert_most_of_five_steps(start, tmp_path, lambda step: is_as_predicted(step, predicted))
 

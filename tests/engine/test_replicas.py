@@ -49,7 +49,7 @@ def make_run(text_file, placement, replicas, *, model=LLAMA, split=False, method
     problem = placed_problem(placement, training.global_batch // len(replicas))
     schedule = order(method, problem)
     model = model.model_copy(update=SMALL)
-    return RunSpec(
+    return RunSpec.bare(
         problem=problem,
         schedule=split_backward(schedule) if split else schedule,
         sites=replicas[0],
@@ -287,7 +287,7 @@ def two_regions(gather_bytes=0):
     replicas = (("a", "a"), ("b", "b"))
     schedule = order("1f1b", problem)
     body = {"problem": problem, "schedule": schedule, "sites": ("a", "a"), "replicas": replicas, "device": "sleep"}
-    return RunSpec(num_steps=4, **body)
+    return RunSpec.bare(num_steps=4, **body)
 
 
 @pytest.mark.slow
@@ -323,7 +323,7 @@ def test_a_stage_is_summed_while_its_rank_works_on(tmp_path):
     stages = tuple(Stage(rank=0, **FIGURES) for _ in range(2))
     problem = Problem(num_microbatches=2, ranks=(Rank(),), stages=stages, links=links, hops=(None,), sync=(sync, sync))
     body = {"problem": problem, "schedule": order("gpipe", problem), "replicas": (("a",), ("b",)), "device": "sleep"}
-    run = RunSpec(num_steps=2, sites=("a",), **body)
+    run = RunSpec.bare(num_steps=2, sites=("a",), **body)
     run_ranks(2, lambda peers: train_rank(run, peers, tmp_path))
     timeline = Timeline.load(tmp_path / "timeline.json")
     arrivals = {int(m["stage"]): m["arrival_s"] for m in timeline.messages}
@@ -338,7 +338,7 @@ def test_replicas_take_turns_where_the_problem_says_so(tmp_path):
     problem = stagger(together.model_copy(update={"stages": quick}), 2)
     assert problem.traffic.opens_s.max() == pytest.approx(0.05)
     body = {"problem": problem, "schedule": order("gpipe", problem), "replicas": (("a", "b"),) * 2, "device": "sleep"}
-    run = RunSpec(num_steps=2, sites=("a", "b"), **body)
+    run = RunSpec.bare(num_steps=2, sites=("a", "b"), **body)
     run_ranks(4, lambda peers: train_rank(run, peers, tmp_path))
     timeline = Timeline.load(tmp_path / "timeline.json")
     opens_s = problem.traffic.opens_s.max()

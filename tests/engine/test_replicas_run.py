@@ -18,8 +18,9 @@ from farpipe.core.simulate.timeline import MESSAGE_KINDS, Timeline
 from farpipe.core.spec import Training
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import RunSpec, TransportSettings
-from farpipe.planning.plan import Plan
+from farpipe.engine.run_settings import TransportSettings
+from farpipe.engine.run_spec import RunSpec
+from farpipe.planning import Plan
 from forked import WITH_FORKS
 from job_files import SMALL_MODEL, cluster_text
 from rank_processes import processes_of
@@ -51,7 +52,7 @@ def training(num_steps, **options):
     hop = Hop(forward=Transfer(link="a>b", bytes=2 * 4096), backward=Transfer(link="b>a", bytes=2 * 4096))
     rings = [Transfer(link=f"{site}:{rank}>{site}:{rank}", bytes=5e4) for rank, site in PLACES]
     problem = make_problem(4, tuple(Sync(gather=ring, reduce=ring) for ring in rings), hop)
-    return RunSpec(
+    return RunSpec.bare(
         problem=problem,
         schedule=order("zb-h1", problem),
         sites=("a", "b"),
@@ -71,7 +72,7 @@ def rehearsal(num_steps, **options):
     reduce = Sync(reduce=Transfer(link="a>b", bytes=2e5))
     problem = make_problem(4, (reduce, reduce), Hop())
     body = {"problem": problem, "schedule": order("1f1b", problem), "device": "sleep"}
-    return RunSpec(num_steps=num_steps, sites=("a", "a"), replicas=(("a", "a"), ("b", "b")), **body, **options)
+    return RunSpec.bare(num_steps=num_steps, sites=("a", "a"), replicas=(("a", "a"), ("b", "b")), **body, **options)
 
 
 def test_two_replicas_learn_over_an_emulated_wan(tmp_path):

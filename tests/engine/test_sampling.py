@@ -28,7 +28,7 @@ def test_what_is_counted_is_what_is_sent():
 def test_large_records_are_sampled(monkeypatch):
     monkeypatch.setattr(step_report, "RECORD_BYTES", record_bytes(RUN) / 3)
     assert record_every(RUN) == 3
-    twice = RUN.model_copy(update={"replicas": (("a", "b"),) * 2})
+    twice = RUN.with_plan(replicas=(("a", "b"),) * 2)
     assert record_every(twice) == 6
 
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.test_replicas import train_in_one_process
 from farpipe.engine.run_spec import RunSpec
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 from job_files import SMALL_MODEL, link_text, site_text
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow  # starts processes
 
 def make_run(text_file, *, model=TIED, placement=(0, 1), num_steps=4, **options):
     problem = placed_problem(placement, 4)
-    return RunSpec(
+    return RunSpec.bare(
         problem=problem,
         schedule=order("1f1b", problem),
         sites=tuple(f"site{rank}" for rank in range(problem.num_ranks)),
@@ -146,7 +146,7 @@ def test_a_rehearsal_needs_no_model(tmp_path):
     problem = placed_problem((0, 1), 3)
     stages = tuple(stage.model_copy(update=dict.fromkeys(_FIGURES, 0.01)) for stage in problem.stages)
     problem = problem.model_copy(update={"stages": stages})
-    run = RunSpec(problem=problem, schedule=order("1f1b", problem), sites=("a", "b"), num_steps=3, device="sleep")
+    run = RunSpec.bare(problem=problem, schedule=order("1f1b", problem), sites=("a", "b"), num_steps=3, device="sleep")
 
     def rehearse(index):
         folder = tmp_path / str(index)
@@ -174,7 +174,7 @@ def test_a_rehearsal_exchanges_what_a_training_would(tmp_path):
     pairs = (("a>b", 0, 1), ("b>a", 1, 0))
     exchanges = [Exchange(link=n, bytes=5000, source_stage=a, target_stage=b) for n, a, b in pairs]
     problem = Problem.model_validate(dict(problem) | {"stages": stages, "links": links, "exchanges": exchanges})
-    run = RunSpec(problem=problem, schedule=order("gpipe", problem), sites=("a", "b"), num_steps=2, device="sleep")
+    run = RunSpec.bare(problem=problem, schedule=order("gpipe", problem), sites=("a", "b"), num_steps=2, device="sleep")
     run_ranks(2, lambda peers: train_rank(run, peers, tmp_path))
     assert Timeline.load(tmp_path / "timeline.json").link_bytes() == {"a>b": 5000, "b>a": 5000}
 

@@ -76,7 +76,7 @@ def problem(num_microbatches=8, latency_s=0.020, mbit_per_s=200, ranks_per_site=
 def rehearsal(method, step, sites=SITES):
     schedule = order(method, step)
     settings = {"num_steps": 4, "device": "sleep", "emulate_links": False}
-    return RunSpec(problem=step, schedule=schedule, sites=sites, **settings)
+    return RunSpec.bare(problem=step, schedule=schedule, sites=sites, **settings)
 
 
 @pytest.mark.slow

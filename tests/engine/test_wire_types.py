@@ -1,13 +1,13 @@
 import pytest
 import torch
 
+from farpipe import planning
 from farpipe.core.errors import RunError
 from farpipe.core.spec import Training, parse_job
 from farpipe.engine.executor.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen
-from farpipe.engine.launch.spec_of_plan import run_spec_of
+from farpipe.engine.launch.runs import run_spec_of
 from farpipe.engine.transport import Tag
 from farpipe.planning.cost.transfer import wire_bytes
-from farpipe.planning.plan import make_plan
 from in_process import run_ranks
 from job_files import cluster_text
 from small_models import LLAMA
@@ -141,7 +141,7 @@ def test_the_planned_bytes_are_those_on_the_wire(tmp_path, wire_type, precision)
     text.write_text("the quick brown fox jumps over the lazy dog " * 400)
     cluster = cluster_text(device="a100-80gb", num_devices=(2, 1), latency="1 ms", bandwidth="1 Gbit/s")
     job = JOB.format(wire_type=wire_type, precision=precision, text=text, cluster=cluster)
-    plan = make_plan(parse_job(job))
+    plan = planning.plan(parse_job(job))
     run = run_spec_of(plan, num_steps=2, device="cpu")
     train(run, tmp_path)
     sent = metrics(tmp_path)[-1]["link_bytes"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import TransportSettings
+from farpipe.engine.run_settings import TransportSettings
 from proxies import Proxy
 from trainings import losses, make_run, state
 

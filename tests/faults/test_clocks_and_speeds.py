@@ -7,7 +7,8 @@ from farpipe.core.simulate import simulate
 from farpipe.core.simulate.timeline import Timeline
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import RunSpec, TransportSettings
+from farpipe.engine.run_settings import TransportSettings
+from farpipe.engine.run_spec import RunSpec
 from trainings import equal_states, losses, state
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def test_a_rank_three_times_as_slow_makes_the_step_as_slow_as_the_simulator_says
     problem = step_of_two(slowness=1)
     schedule = order("1f1b", problem)
     settings = {"sites": ("a", "b"), "num_steps": 8, "device": "sleep", "transport": TransportSettings(timeout_s=5)}
-    spec = RunSpec(problem=problem, schedule=schedule, **settings)
+    spec = RunSpec.bare(problem=problem, schedule=schedule, **settings)
     measured_s = run(spec, tmp_path / "run", rank_program=program(slow=1)).makespan_s
     usual_s, slow_s = (simulate(step_of_two(slowness), schedule).makespan_s for slowness in (1, 3))
     assert slow_s * 0.99 < measured_s < slow_s * 1.4

@@ -7,7 +7,7 @@ import pytest
 
 from farpipe.core.errors import RunError, RunInterruptedError
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import TransportSettings
+from farpipe.engine.run_settings import TransportSettings
 from rank_processes import processes_of
 from small_models import LLAMA
 from trainings import losses, make_run

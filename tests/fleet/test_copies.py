@@ -21,7 +21,7 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
-from fleet_conformance import SimpleQuotes
+from farpipe.testing.policies import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)
 STEP_S = SimpleQuotes().placement(KIND, (("a", 8),), {}).step_s

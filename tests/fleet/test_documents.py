@@ -24,7 +24,7 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import PlannerQuotes, StopCosts
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import FleetState, first_state
-from fleet_conformance import SimpleQuotes, random_cluster, random_events, random_jobs
+from farpipe.testing.policies import SimpleQuotes, random_cluster, random_events, random_jobs
 
 
 class Silent:

@@ -15,7 +15,7 @@ from farpipe.fleet.policies.places import is_stall_free
 from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import PlannerQuotes
 from farpipe.fleet.state import first_state
-from fleet_conformance import SimpleQuotes
+from farpipe.testing.policies import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)
 

@@ -33,7 +33,7 @@ from farpipe.fleet.replacing import replace
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.snapshot import Ended
 from farpipe.fleet.state import first_state
-from fleet_conformance import SimpleQuotes
+from farpipe.testing.policies import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)
 

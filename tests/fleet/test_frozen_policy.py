@@ -19,7 +19,7 @@ from farpipe.fleet.policies.queueing import QueuePolicy
 from farpipe.fleet.policies.worth import Objective
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
-from fleet_conformance import SimpleQuotes, random_cluster, random_events, random_jobs
+from farpipe.testing.policies import SimpleQuotes, random_cluster, random_events, random_jobs
 
 HOUR_S = 3600.0
 SITES = ("amber", "birch", "cedar")

@@ -20,8 +20,8 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import RATE_STEP, PlannerQuotes, StopCosts, request_of
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
-from farpipe.planning.plan.planner import Planner
-from fleet_conformance import SimpleQuotes, random_cluster, random_events, random_jobs
+from farpipe.planning.planner.quotes import Planner
+from farpipe.testing.policies import SimpleQuotes, random_cluster, random_events, random_jobs
 
 KIND = Kind("llama-3-8b", 512, 64)
 NO_STOPS = StopCosts(restart_s=0.0)

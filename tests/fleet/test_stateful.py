@@ -28,7 +28,7 @@ from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
 from farpipe.fleet.state import first_state
-from fleet_conformance import SITES, SimpleQuotes, broken, random_cluster
+from farpipe.testing.policies import SITES, SimpleQuotes, broken, random_cluster
 
 LINKS = [f"{a}>{b}" for a in SITES for b in SITES if a != b]
 

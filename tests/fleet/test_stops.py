@@ -32,7 +32,7 @@ from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.state import first_state
 from farpipe.fleet.stops import planned
 from farpipe.fleet.waiting import why_unstarted
-from fleet_conformance import SimpleQuotes
+from farpipe.testing.policies import SimpleQuotes
 
 KIND = Kind("llama-3-8b", 512, 64)
 WRITE_S = SimpleQuotes().state_bytes(KIND) / (1e9 * 8)

@@ -18,7 +18,7 @@ from farpipe.fleet.quotes import model_of
 from farpipe.fleet.scenario import load_scenario
 from farpipe.fleet.series import read_series
 from farpipe.fleet.traces import COLUMNS, read_jobs
-from fleet_conformance import SimpleQuotes
+from farpipe.testing.policies import SimpleQuotes
 
 HEADER = ",".join(COLUMNS[:10])
 GOOD = "a,0,llama-3-8b,4096,64,100,8,16,lab,"

@@ -8,14 +8,14 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Training, parse_job
 from farpipe.interop.files import draft_of_devices, read_draft
 from farpipe.interop.hugging_face import preset_of
 from farpipe.interop.torchtitan import read_saved_torchtitan, read_torchtitan
 from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import device, job, site
+from planning.planner.jobs import device, job, site
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -156,7 +156,7 @@ def test_a_plan_goes_to_torchtitan_and_comes_back(pipeline, tensor, data, recomp
     training = Training(sequence_length=length, global_batch=batch, microbatch_size=1, zero=zero, recompute=recompute)
     pins = {"pipeline": pipeline, "data": data, "tensor": tensor, "virtual": 1, "context": 1}
     rates = device().model_copy(update={"peak_flops": {"bf16": 312e12, "fp32": 20e12}})
-    plan = make_plan(job([site("a", pipeline * tensor * data, rates)], (), training, "1f1b", **pins))
+    plan = planning.plan(job([site("a", pipeline * tensor * data, rates)], (), training, "1f1b", **pins))
     draft = read_torchtitan(tomllib.loads(torchtitan_config(plan)), "x.toml")
     later = read_saved_torchtitan(saved(torchtitan_flags(plan), recompute), "x.json")
     for found in (draft, later):

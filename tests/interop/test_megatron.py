@@ -7,6 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Training, parse_job, preset_model
 from farpipe.interop.interpolation import interpolated
@@ -18,8 +19,7 @@ from farpipe.interop.megatron import (
 )
 from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.nemo_config import nemo_config
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import both_ways, device, job, site
+from planning.planner.jobs import both_ways, device, job, site
 
 SCRIPT = """\
 #!/bin/bash
@@ -197,7 +197,7 @@ def test_a_plan_goes_out_and_comes_back(shape, degrees, zero, recompute, overlap
     big = device().model_copy(update={"memory_bytes": 1e13})
     pins = {"pipeline": pipeline, "tensor": tensor, "virtual": virtual, "data": 2, "context": 1, "expert": 1}
     asked = job([site("a", 2 * pipeline * tensor, big)], (), training, "interleaved" if virtual > 1 else "1f1b", **pins)
-    found = make_plan(asked.model_copy(update={"model": preset_model(shape)}))
+    found = planning.plan(asked.model_copy(update={"model": preset_model(shape)}))
     for draft in (
         read_script_of_megatron(megatron_flags(found), "flags.txt"),
         read_tables_of_megatron(yaml.safe_load(nemo_config(found)), "bridge.yaml", "NeMo"),
@@ -211,7 +211,7 @@ def test_windows_go_out_and_come_back(pattern):
         update={"num_layers": 4, "sliding_window": 128, "window_attn_skip_freq": pattern}
     )
     asked = job([site("a", 2)], (), Training(sequence_length=1024, global_batch=8), "1f1b", data=2, context=1)
-    found = make_plan(asked.model_copy(update={"model": model}))
+    found = planning.plan(asked.model_copy(update={"model": model}))
     assert "--window-size 127,0\n" in megatron_flags(found)
     for draft in (
         read_script_of_megatron(megatron_flags(found), "flags.txt"),
@@ -244,7 +244,7 @@ def test_options_come_with_what_a_launch_needs():
     links = both_ways("a", "b", latency_s=0.05, gbit_per_s=400)
     places = [site("a", 4), site("b", 4)]
     asked = job(places, links, training, "1f1b", pipeline=4, tensor=2, data=1, virtual=1)
-    found = make_plan(asked)
+    found = planning.plan(asked)
     text = megatron_flags(found)
     assert "--max-position-embeddings 1024" in text
     assert text.splitlines()[:3] == [
@@ -259,7 +259,7 @@ def test_options_come_with_what_a_launch_needs():
     bridge = yaml.safe_load(nemo_config(found))
     assert "max_position_embeddings" not in bridge["model"], "no field of Megatron-Bridge's GPTModelProvider"
     assert None not in bridge.values()
-    tied = make_plan(asked.model_copy(update={"model": asked.model.model_copy(update={"tied_embeddings": True})}))
+    tied = planning.plan(asked.model_copy(update={"model": asked.model.model_copy(update={"tied_embeddings": True})}))
     assert "Only neighbours in the pipeline and gradients of the embedding" in megatron_flags(tied)
 
 
@@ -271,7 +271,7 @@ def test_options_say_what_the_defaults_of_megatron_lm_would_change():
     asked = job(places, both_ways("a", "b", latency_s=0.01, gbit_per_s=400), training, "1f1b", pipeline=2, virtual=1)
     pins = {"tensor": 1, "data": 8, "expert": 8}
     layout = asked.layout.model_copy(update=pins)
-    found = make_plan(asked.model_copy(update={"layout": layout, "model": preset_model("deepseek-v3")}))
+    found = planning.plan(asked.model_copy(update={"layout": layout, "model": preset_model("deepseek-v3")}))
     words = megatron_flags(found)
     assert "--moe-token-dispatcher-type alltoall" in words
     assert "--moe-router-enable-expert-bias --moe-router-score-function sigmoid" in words

@@ -2,18 +2,18 @@
 
 import pytest
 
+from farpipe import planning
 from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.nemo_config import nemo_config
 from farpipe.interop.torchtitan_config import torchtitan_config, torchtitan_flags
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import TRAINING
-from planning.plan.test_replicas_across import across
+from planning.planner.jobs import TRAINING
+from planning.planner.test_replicas_across import across
 
 INSTANCES = "--num-distributed-optimizer-instances 2"
 
 
 def plan(data, zero=1):
-    return make_plan(across(data=data, training=TRAINING.model_copy(update={"zero": zero})))
+    return planning.plan(across(data=data, training=TRAINING.model_copy(update={"zero": zero})))
 
 
 def crossing(text):
@@ -80,5 +80,5 @@ def test_torchtitan_divides_inside_a_site(data, zero, replicate, shard, ranks, t
 
 def test_without_a_pipeline_torchtitan_sums_in_every_microbatch():
     training = TRAINING.model_copy(update={"zero": 1, "microbatch_size": 2})
-    found = make_plan(across(data=2, pipeline=1, training=training))
+    found = planning.plan(across(data=2, pipeline=1, training=training))
     assert crossing(torchtitan_flags(found)) == found.layout.num_microbatches > 1

@@ -5,9 +5,9 @@ Steps: logs of MLPerf Training v5.0, github.com/mlcommons/training_results_v5.0 
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.spec import parse_job
 from farpipe.interop.megatron import read_script_of_megatron
-from farpipe.planning.plan import make_plan
 
 OPTIONS = """\
 --nnodes 64 --nproc-per-node 8 --num-layers 126 --hidden-size 16384 --num-attention-heads 128 --ffn-hidden-size 53248
@@ -25,7 +25,7 @@ OPTIONS = """\
 def test_eight_stages_a_rank_fit_and_take_what_they_took(device, tensor, step_s):
     draft = read_script_of_megatron(OPTIONS.format(tensor=tensor), "options.txt")
     draft.settle()
-    plan = make_plan(parse_job(draft.to_toml(device)))
+    plan = planning.plan(parse_job(draft.to_toml(device)))
     assert (plan.layout.virtual, plan.layout.context, plan.schedule.method) == (8, 2, "interleaved")
     assert [place.num_layers for place in plan.placements] == [1, *[2] * 62, 1]
     assert plan.prediction.step_s == pytest.approx(step_s, rel=0.05)

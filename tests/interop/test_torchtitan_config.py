@@ -6,11 +6,11 @@ import types
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Training
 from farpipe.interop.torchtitan_config import torchtitan_config
-from farpipe.planning.plan import make_plan
-from planning.plan.jobs import device, job, site
+from planning.planner.jobs import device, job, site
 
 RATES = device().model_copy(update={"peak_flops": {"bf16": 312e12, "fp16": 312e12, "fp32": 20e12}})
 
@@ -20,7 +20,7 @@ ALONE = {"pipeline": 1, "data": 4, "tensor": 1}
 
 def plan(zero=1, schedule="1f1b", training=None, **pins):
     asked = {"sequence_length": 1024, "global_batch": 16, "microbatch_size": 1, "zero": zero} | (training or {})
-    return make_plan(job([site("a", 16, RATES)], (), Training(**asked), schedule, **pins))
+    return planning.plan(job([site("a", 16, RATES)], (), Training(**asked), schedule, **pins))
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from itertools import count
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
 from farpipe.interop.trace_files import is_trace, of_one_rank, read_all, read_traces
 from farpipe.interop.traces import profile_of
-from farpipe.planning.plan import make_plan
 
 JOB = """
 [model]
@@ -229,7 +229,7 @@ def test_a_training_traced_here_is_predicted_by_its_trace(tmp_path):
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     [trace] = read_traces(tmp_path / "trace.json")
     profile, _ = profile_of([trace], job)
-    assert make_plan(job, [profile]).prediction.step_s == pytest.approx(sorted(trace.step_s)[1], rel=0.25)
+    assert planning.plan(job, [profile]).prediction.step_s == pytest.approx(sorted(trace.step_s)[1], rel=0.25)
 
 
 def small_training(torch, job):

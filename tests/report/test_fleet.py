@@ -32,7 +32,7 @@ from farpipe.report.fleet import (
     spent_usd,
 )
 from farpipe.report.pyplot import load_pyplot, save_figure
-from fleet_conformance import SITES, SimpleQuotes, random_cluster, random_events, random_jobs
+from farpipe.testing.policies import SITES, SimpleQuotes, random_cluster, random_events, random_jobs
 
 
 def outcome(seed, policy="bace"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farpipe.core.units import format_seconds
-from farpipe.planning.plan.plan import Strategy
+from farpipe.planning.planner.plan import Strategy
 from farpipe.report.plan_tables import strategy_table
 from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, step_time_view
 from farpipe.report.tables import TableView, fitted, to_rich, turned

@@ -25,7 +25,7 @@ from torch.distributed.pipelining import PipelineStage
 import farpipe.torch
 from farpipe.core.schedule.library import ORDERS, order
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 
 COUNT = 8
 ACTION_S = 0.005

@@ -61,9 +61,8 @@ def test_a_killed_process_raises_in_every_wait_of_the_others_and_a_failed_one_sa
 
 def test_the_script_of_the_how_to_trains(tmp_path):
     page = (HERE.parent.parent / "docs" / "how-to" / "use-under-pytorch.md").read_text()
-    (script,) = [
-        block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "init_process_group(" in block
-    ]
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (script,) = [block for block in blocks if "init_process_group(" in block]
     (tmp_path / "two_stages.py").write_text(script)
     printed = torchrun(2, "two_stages.py", cwd=tmp_path)
     losses = [float(text) for text in re.findall(r"step \d: loss (\S+)", printed)]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
-from farpipe.planning.plan import make_plan
 from farpipe.torch import Options
 
 CLUSTER = """
@@ -87,7 +87,7 @@ def test_links_give_rates_and_emulated_ones_shapes(links):
 
 def test_a_plan_gives_the_links_of_its_job(links, tmp_path):
     plan = tmp_path / "plan.json"
-    make_plan(parse_job(TRAINING + CLUSTER)).save(plan)
+    planning.plan(parse_job(TRAINING + CLUSTER)).save(plan)
     of_plan = config(Options(site="zurich", links=str(plan)), Options(site="lugano", links=links))
     assert of_plan == config(Options(site="zurich", links=links), Options(site="lugano", links=links))
     with pytest.raises(InputError, match=r"missing\.json"):

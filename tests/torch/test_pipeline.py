@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from farpipe import planning
 from farpipe.cli.runs import load_run
 from farpipe.core.spec import parse_job
-from farpipe.engine.launch.learned import learned_from
-from farpipe.planning.plan import make_plan
+from farpipe.engine.launch.learned import learn
 from job_files import OF_A_LOOP, cluster_text
 from torch_processes import LIMIT_S, run_ranks, run_well
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def ran(request, tmp_path_factory):
     """(folder, failed checks of each rank) of a run of all checks."""
     folder = tmp_path_factory.mktemp("pipelines")
-    make_plan(parse_job(OF_A_LOOP)).save(folder / "plan.json")
+    planning.plan(parse_job(OF_A_LOOP)).save(folder / "plan.json")
     (folder / "long.toml").write_text(cluster_text("west", "east", latency="30 ms", bandwidth="400 Mbit/s"))
     print(run_well(request.param, RANK, folder))
     return folder, [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(request.param)]
@@ -48,7 +48,7 @@ def test_the_figures_of_a_run_are_shown_and_learned_from(ran):
         assert [line["step"] for line in run.view.metrics] == [*range(6)]
         assert all(line["loss"] > 0 for line in run.view.metrics)
         assert run.broken_off == ""
-        learned, _ = learned_from(folder / "run")
+        learned = learn(folder / "run")
         assert set(learned.links) == {"west>east", "east>west"}
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
-from farpipe.planning.plan import make_plan
 from farpipe.torch.titan import _cut
 from job_files import OF_A_LOOP
 
@@ -23,7 +23,7 @@ class Parallelism:
 
 @pytest.fixture(scope="module")
 def plan():
-    return make_plan(parse_job(OF_A_LOOP))
+    return planning.plan(parse_job(OF_A_LOOP))
 
 
 def test_the_model_is_cut_as_planned_unless_the_job_says_where(plan):

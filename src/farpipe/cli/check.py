@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farpipe.core.spec import Job
     from farpipe.interop.comparison import Comparison
     from farpipe.interop.step_log import StepLog
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
     from farpipe.report.views import RunReport
 
 
@@ -114,7 +114,7 @@ def _show(comparison: "Comparison", options: CheckOptions) -> None:
         return
     console().print(to_rich(table_of(comparison)))
     if options.why:
-        show_derivation(comparison.plan, comparison.costs, console())
+        show_derivation(comparison.plan, comparison.planned.costs, console())
 
 
 def _write_calibrated(job: "Job", ran: "Job", step_s: float, options: CheckOptions) -> None:
@@ -137,6 +137,7 @@ def _write_calibrated(job: "Job", ran: "Job", step_s: float, options: CheckOptio
 def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":
     """The page of the job's plan, with the comparison before its tables and the log's steps beside the prediction."""
     from farpipe.cli.shown import plan_report, planned_view
+    from farpipe.planning.explain import explained
 
     lines = [
         {"step": step, "step_s": seconds}
@@ -145,7 +146,7 @@ def _page(comparison: "Comparison", log: "StepLog") -> "RunReport":
     ]
     step_s = comparison.measured.step_s
     view = planned_view(comparison.plan, measured=comparison.timeline, measured_s=step_s, metrics=lines)
-    report = plan_report(comparison.plan, [view], costs=comparison.costs)
+    report = plan_report(explained(comparison.planned), [view], costs=comparison.planned.costs)
     return replace(report, plan_tables=(table_of(comparison), *report.plan_tables))
 
 
@@ -155,7 +156,7 @@ def _guess(plan: "Plan") -> tuple[str, ...]:
 
 def table_of(comparison: "Comparison") -> "TableView":
     """Measured, predicted, seconds by kind, suspects and notes."""
-    from farpipe.planning.plan.derivation import part_name
+    from farpipe.planning.explain.derivation import part_name
 
     measured, expected = comparison.measured, comparison.plan.prediction
     spread = f"median of {measured.num_steps} steps, +- {measured.spread:.1%}"

@@ -17,7 +17,7 @@ from farpipe.core.units import counted
 
 if TYPE_CHECKING:
     from farpipe.core.step import Schedule
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _exported(source: Path, form: str) -> str:
         raise InputError(f"{source}: a job has no schedule yet; plan it, and export the plan that this writes")
     from farpipe.core.schedule.torch_csv import to_torch_csv
     from farpipe.engine.figures.metrics import PLAN_NAME
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
     if form == "torch-csv":
         return to_torch_csv(load_schedule(source))
@@ -98,7 +98,7 @@ def _writers() -> "dict[str, Callable[[Plan], str]]":
 
 def runs_on(plan: "Plan") -> tuple[str, ...]:
     """Programs that can run a plan: ``farpipe``, and those that a format of settings is for."""
-    from farpipe.planning.plan.engine import plan_obstacle
+    from farpipe.planning.planner.engine import plan_obstacle
 
     able = [] if plan_obstacle(plan)[0] else ["farpipe"]
     for form, write in _writers().items():
@@ -134,11 +134,11 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
 def load_schedule(path: Path) -> "Schedule":
     """The order in a plan, a schedule or a run; InputError when the file is something else."""
     from farpipe.cli.planned import read_named
-    from farpipe.cli.runs import no_run
     from farpipe.core.step import Schedule
     from farpipe.engine.figures.metrics import PLAN_NAME, RUN_NAME
+    from farpipe.engine.launch.runs import no_run
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
     if path.is_dir():
         found = [path / name for name in (RUN_NAME, PLAN_NAME) if (path / name).exists()]
@@ -149,7 +149,7 @@ def load_schedule(path: Path) -> "Schedule":
     if name.startswith("farpipe/plan/"):
         return Plan.from_json(text, str(path)).schedule
     if name.startswith("farpipe/run/"):
-        return RunSpec.from_json(text, str(path)).schedule
+        return RunSpec.load(path).schedule
     if name.startswith("farpipe/schedule/"):
         return Schedule.from_data(data, str(path))
     raise InputError(f"{path}: expected a plan, a schedule or a run, found format {name!r}")

@@ -152,10 +152,10 @@ def _one_site_only(outcome: "FleetOutcome") -> str:
 @fleet.command("policies")
 def list_policies() -> None:
     """List the policies and what each does."""
-    from farpipe.fleet.policies import ABOUT, POLICIES
+    from farpipe.fleet.policies import known_policies
 
-    for name in POLICIES:
-        typer.echo(f"{name:<15}{ABOUT[name]}")
+    for name, about in known_policies().items():
+        typer.echo(f"{name:<15}{about}")
 
 
 def _check_outputs(path: Path, jobs: Path, plot: Path | None, charts: Path | None, events: Path | None = None) -> None:

@@ -253,11 +253,14 @@ def _profile(traces: "list[Trace]", job: Path) -> "tuple[Profile, tuple[str, ...
 
 
 def _traced_step(traces: "list[Trace]", job: Path) -> "tuple[Timeline, tuple[str, ...]]":
-    from farpipe.cli.planned import plan_of
+    from farpipe import planning
+    from farpipe.cli.planned import errors_of
     from farpipe.core.spec import load_job
     from farpipe.interop.traced_steps import timeline_of
 
-    plan = plan_of(load_job(job), job)
+    asked = load_job(job)
+    with errors_of(job):
+        plan = planning.plan(asked)
     return timeline_of(traces, plan.problem, plan.schedule)
 
 

@@ -15,8 +15,9 @@ from farpipe.report.tables import TableView, to_rich
 if TYPE_CHECKING:
     from farpipe.cli.corpus import Corpus
     from farpipe.core.spec import Job
+    from farpipe.planning.planner.batches import Gain
     from farpipe.planning.workload.chunk import Ints
-    from farpipe.planning.workload.length_summary import Gain, LengthSummary
+    from farpipe.planning.workload.length_summary import LengthSummary
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def _read(options: LengthsOptions, job: "Job | None") -> "Corpus":
 def _gain(job: "Job", found: "Ints", options: LengthsOptions) -> tuple["Gain", int]:
     """Gain of chunks for one batch of a corpus, and the number of its sequences."""
     from farpipe.cli.compiling import compilation_announced
-    from farpipe.planning.workload import gain_of_chunks, sample_lengths
+    from farpipe.planning.planner.batches import gain_of_chunks
+    from farpipe.planning.workload import sample_lengths
 
     batch = min(options.batch or job.training.global_batch, found.size)
     with compilation_announced(), status("planning a batch"):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farpipe.optical.study import LightScenario
     from farpipe.optical.traffic import Traffic
     from farpipe.optical.transfers import LightTraining
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
     Loaded = tuple[Problem, Schedule | None, Plan | None]
 

@@ -1,4 +1,4 @@
-"""``farpipe list models|devices|links``: what a job can name without describing it."""
+"""``farpipe list models|devices|links|schedules|assignments``: what a job or a command can name."""
 
 from dataclasses import asdict
 from datetime import date
@@ -15,29 +15,33 @@ from farpipe.report.tables import TableView, to_rich
 
 
 class Listed(StrEnum):
-    """Tables of the catalogue."""
+    """Tables of the catalogue, and names of methods."""
 
     MODELS = "models"
     DEVICES = "devices"
     LINKS = "links"
+    SCHEDULES = "schedules"
+    ASSIGNMENTS = "assignments"
 
 
 def list_(
-    kind: Annotated[Listed, typer.Argument(help="models, devices or links.")],
+    kind: Annotated[Listed, typer.Argument(help="models, devices, links, schedules or assignments.")],
     as_json: AsJson = False,
 ) -> None:
-    """List the presets of the catalogue, which a job names.
+    """List the presets that a job names, the schedules, and the assignments of light paths.
 
-    Every row has a source and a date: --json.
+    Schedules and assignments of installed distributions are among them. Every preset has a source and a date: --json.
     """
     if as_json:
         print_json(_facts(kind))
         return
-    console().print(to_rich(_TABLES[kind]()))
+    console().print(to_rich(_methods(kind) if kind in _METHODS else _TABLES[kind]()))
 
 
 def _facts(kind: Listed) -> list[dict[str, Any]]:
     """The rows of a table, in SI units."""
+    if kind in _METHODS:
+        return [{"name": name, "about": about} for name, about in _METHODS[kind]()]
     rows: dict[Listed, list[Any]] = {
         Listed.MODELS: [model_row(name) for name in model_names()],
         Listed.DEVICES: [device_row(name) for name in device_names()],
@@ -82,6 +86,27 @@ def _links() -> "TableView":
     rows = [(row.name, format_seconds(row.latency_s), format_rate(row.bandwidth_bytes_per_s)) for row in found]
     note = "Latency: one way; the sources are in --json."
     return TableView("Links", ("link", "latency", "bandwidth"), tuple(rows), frozenset({1, 2}), note=note)
+
+
+def _schedules() -> list[tuple[str, str]]:
+    from farpipe.core.schedule.library import ADDED, ORDERS
+
+    known = ORDERS | {name: ADDED.load(name) for name in ADDED.names}
+    return [(name, (order.__doc__ or "").strip().partition("\n")[0]) for name, order in known.items()]
+
+
+def _assignments() -> list[tuple[str, str]]:
+    from farpipe.optical.policies import ADDED, POLICIES
+
+    known = POLICIES | {name: ADDED.load(name) for name in ADDED.names}
+    return [(name, f"path: {one.paths}; slots: {one.slots} fit") for name, one in known.items()]
+
+
+_METHODS = {Listed.SCHEDULES: _schedules, Listed.ASSIGNMENTS: _assignments}
+
+
+def _methods(kind: Listed) -> "TableView":
+    return TableView(kind.capitalize(), (kind.removesuffix("s"), "what it does"), tuple(_METHODS[kind]()))
 
 
 _TABLES = {Listed.MODELS: _models, Listed.DEVICES: _devices, Listed.LINKS: _links}

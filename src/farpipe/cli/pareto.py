@@ -12,7 +12,7 @@ from farpipe.core.strict import nearest
 from farpipe.report.tables import to_rich
 
 if TYPE_CHECKING:
-    from farpipe.planning.plan.objective import Objective
+    from farpipe.planning.planner.objective import Objective
 
 FORMAT: Final = "farpipe/pareto/1"
 
@@ -30,9 +30,9 @@ def pareto(
     objective needs (a rent, a device's power) are left out. --json marks those on the front with on_front.
     """
     from farpipe.core.spec import load_job
-    from farpipe.planning.plan import objective
-    from farpipe.planning.plan.candidates import left_out_note
-    from farpipe.planning.plan.planner import Planner
+    from farpipe.planning.planner import objective
+    from farpipe.planning.planner.candidates import left_out_note
+    from farpipe.planning.planner.quotes import Planner
     from farpipe.report.plan_tables import front_data, front_table
 
     names, spec = _objectives(objectives), load_job(job)
@@ -52,7 +52,7 @@ def pareto(
 
 
 def _objectives(text: str) -> "tuple[Objective, ...]":
-    from farpipe.planning.plan.objective import OBJECTIVES
+    from farpipe.planning.planner.objective import OBJECTIVES
 
     names = [name.strip() for name in text.split(",")]
     for name in names:

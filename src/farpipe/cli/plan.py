@@ -15,10 +15,10 @@ from farpipe.core.units import COUNTS, format_seconds, parse
 
 if TYPE_CHECKING:
     from farpipe.core.spec import Job
+    from farpipe.planning import PlanDocument, Planned
     from farpipe.planning.cost import JobCosts
-    from farpipe.planning.plan import Plan
-    from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices
-    from farpipe.planning.plan.objective import Objective
+    from farpipe.planning.planner.find import MeasuredDevices
+    from farpipe.planning.planner.objective import Objective
 
 MAX_TOKENS: Final = 1e21
 
@@ -124,64 +124,74 @@ def plan(options: PlanOptions) -> None:
     that lose packets or jitter, step_s is the mean, with p50 and p90 beside it. Exit code 4: nothing fits.
     """
     from farpipe.cli.compiling import compilation_announced
-    from farpipe.cli.planned import find_plans_of, load_profiles
+    from farpipe.cli.planned import errors_of, load_profiles
     from farpipe.cli.shown import verdict_lines
+    from farpipe.planning import find
+    from farpipe.planning.explain import explained
 
     job, num_tokens, began_s = options.load_job(), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
     job = _pinned_by(options.objective, job, profiles)
-    with compilation_announced(), progress_bar("planning", "layouts") as advance:
-        plans = find_plans_of(job, options.job, profiles, progress=advance, num_plans=options.top)
-    found = plans.plans[0]
+    with compilation_announced(), progress_bar("planning", "layouts") as advance, errors_of(options.job):
+        best, *others = find(job, profiles, advance, options.top)
+    found = explained(best)
     if not options.as_json and not options.search_s:
         console().print(*verdict_lines(found, num_tokens), sep="\n")
     if options.strategies is not False:
-        found = _advised(plans, options.local_steps, options.output)
-    found = _refined(found.model_copy(update={"advice": (*learned, *found.advice)}), options.search_s)
+        found = _with_alternatives(found, best, others, options)
+    found = _refined(_advised(found, learned), options.search_s)
     searched_s = time.perf_counter() - began_s
-    files = _write(options.output, found, *plans.plans[1:])
+    files = _write(options.output, found, *map(explained, others))
     if options.html is not None:
-        _write_page(found, plans.costs, options.html)
+        _write_page(found, best.costs, options.html)
     if options.as_json:
         _print_as_json(found, searched_s)
         return
-    _show(found, plans.costs, options)
+    _show(found, best.costs, options)
     typer.echo(f"\nplan written to {options.output}{files}")
 
 
-def _show(found: "Plan", costs: "JobCosts", options: PlanOptions) -> None:
+def _show(found: "PlanDocument", costs: "JobCosts", options: PlanOptions) -> None:
     """Print the plan, and with a search of its schedule the verdict, which was not known before."""
     from farpipe.cli.shown import cheapest_gain, show_derivation, show_plan, verdict_lines
 
     out = console()
     first = verdict_lines(found, options.num_tokens) if options.search_s else ()
-    out.print(*first, *([cheapest_gain(found)] if found.strategies else ()), "", sep="\n")
+    out.print(*first, *([cheapest_gain(found)] if found.explanation.strategies else ()), "", sep="\n")
     show_plan(found, out)
     if options.why:
         out.print()
-        show_derivation(found, costs, out)
+        show_derivation(found.plan, costs, out)
 
 
-def _refined(found: "Plan", search_s: float) -> "Plan":
-    from farpipe.planning.plan import refine
+def _advised(found: "PlanDocument", first: "tuple[str, ...]") -> "PlanDocument":
+    """The same with further advice before the rest."""
+    advice = (*first, *found.explanation.advice)
+    return found.model_copy(update={"explanation": found.explanation.model_copy(update={"advice": advice})})
+
+
+def _refined(found: "PlanDocument", search_s: float) -> "PlanDocument":
+    from farpipe.planning import PlanDocument, refine
+    from farpipe.planning.explain import after_search
 
     if not search_s:
         return found
     with search_status("searching for a faster schedule") as report:
-        return refine(found, search_s, report)
+        plan, order = refine(found.plan, search_s, report)
+    return PlanDocument(plan=plan, explanation=after_search(found.explanation, found.plan, plan, order))
 
 
-def _write_page(found: "Plan", costs: "JobCosts", page: Path) -> None:
+def _write_page(found: "PlanDocument", costs: "JobCosts", page: Path) -> None:
     from farpipe.cli.shown import plan_report, planned_view
     from farpipe.report.page import write_report
 
-    write_report(plan_report(found, [planned_view(found)], costs=costs), page)
+    write_report(plan_report(found, [planned_view(found.plan)], costs=costs), page)
 
 
 def _pinned_by(objective: "Objective", job: "Job", profiles: "MeasuredDevices") -> "Job":
     """The job pinned to the layout that is best for `objective` by estimates; the job itself for step time."""
-    from farpipe.planning.plan.objective import choose, options, pinned_to
-    from farpipe.planning.plan.planner import Planner
+    from farpipe.planning.planner.objective import choose, options, pinned_to
+    from farpipe.planning.planner.quotes import Planner
 
     return job if objective == "time" else pinned_to(job, choose(options(Planner(profiles), job), objective))
 
@@ -197,18 +207,22 @@ def number_of_tokens(text: str) -> float:
     return number
 
 
-def _advised(plans: "FoundPlans", local_steps: int | None, output: Path) -> "Plan":
-    """The best plan with its strategies and changes; Ctrl-C leaves it without them in `output`."""
+def _with_alternatives(
+    found: "PlanDocument", best: "Planned", others: "list[Planned]", options: PlanOptions
+) -> "PlanDocument":
+    """The best plan with its strategies and changes; Ctrl-C leaves it without them in the file."""
     from farpipe.cli.export import runs_on
+    from farpipe.planning.explain import explained, with_alternatives
 
     try:
         with progress_bar("comparing strategies and changes", "changes") as advance:
-            return plans.advised(local_steps, advance, runs_on=runs_on)
+            why = with_alternatives(found.explanation, best, options.local_steps, advance, runs_on=runs_on)
     except KeyboardInterrupt:
-        files = _write(output, *plans.plans)
+        files = _write(options.output, found, *map(explained, others))
         raise RunInterruptedError(
-            f"interrupted; the plan without strategies and changes is in {output}{files}"
+            f"interrupted; the plan without strategies and changes is in {options.output}{files}"
         ) from None
+    return found.model_copy(update={"explanation": why})
 
 
 def _with_learned(
@@ -217,9 +231,9 @@ def _with_learned(
     """The job with learned links, all profiles, and sentences about them; files go before what was learned."""
     if run_dir is None:
         return job, profiles, ()
-    from farpipe.engine.launch.learned import learned_from, with_links
+    from farpipe.engine.launch.learned import learn
 
-    learned, sentences = learned_from(run_dir)
+    learned = learn(run_dir)
     taken = {profile.device for profile in profiles}
     devices = {site.device.name for site in job.cluster.sites} - taken
     if not devices & {profile.device for profile in learned.profiles}:
@@ -227,7 +241,7 @@ def _with_learned(
             f"--learned-from {run_dir}: it has no times of the job's devices: {', '.join(sorted(devices))}"
         )
     more = (profile for profile in learned.profiles if profile.device in devices)
-    return with_links(job, learned), (*profiles, *more), sentences
+    return learned.corrected(job), (*profiles, *more), learned.told
 
 
 def _expect_open_schedule(job: "Job", path: Path) -> None:
@@ -238,27 +252,32 @@ def _expect_open_schedule(job: "Job", path: Path) -> None:
         )
 
 
-def _write(output: Path, best: "Plan", *others: "Plan") -> str:
+def _write(output: Path, best: "PlanDocument", *others: "PlanDocument") -> str:
     """Write the plans, those after the best beside it; what is to be said of the files."""
     files = keep_earlier(output, "plan")
     best.save(output)
     for number, other in enumerate(others, 2):
         place = output.with_name(f"{output.stem}.{number}{output.suffix}")
-        files += f"\nnumber {number}, step {format_seconds(other.prediction.step_s)}: {place}"
+        files += f"\nnumber {number}, step {format_seconds(other.plan.prediction.step_s)}: {place}"
         files += keep_earlier(place, "plan")
         other.save(place)
     return files
 
 
-def _print_as_json(plan: "Plan", searched_s: float) -> None:
+def _print_as_json(found: "PlanDocument", searched_s: float) -> None:
     """The plan with what others check it by: the search's seconds, money, and whether the engine can run it."""
-    from farpipe.planning.plan.engine import plan_obstacle
-    from farpipe.planning.plan.quote import money_data
+    from farpipe.planning.planner.engine import plan_obstacle
+    from farpipe.planning.planner.quote import money_data
 
+    plan = found.plan
     figures = {"step_s": plan.prediction.step_s, "tokens_per_s": plan.prediction.tokens_per_s}
     figures |= plan.prediction.spread.to_figures() if plan.prediction.spread else {}
     obstacle, change = plan_obstacle(plan)
     engine = {"runnable": not obstacle, "obstacle": obstacle, "change": change}
-    extra = {"search_s": searched_s, **figures, "step_range_s": list(plan.step_range_s)}
+    extra = {
+        "search_s": searched_s,
+        **figures,
+        "step_range_s": list(found.step_range_s),
+    }
     extra |= {"money": money_data(plan), "engine": engine} | plan.job.model.size_data
-    typer.echo(json.dumps(json.loads(plan.to_json()) | extra, indent=1))
+    typer.echo(json.dumps(json.loads(found.to_json()) | extra, indent=1))

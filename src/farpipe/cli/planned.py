@@ -1,6 +1,7 @@
 """Plans and steps of the files that a user names: a job is planned, a plan or a problem is read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,11 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import Job, load_job
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import parse_json, read_text
+from farpipe.planning import Plan, PlanDocument, find
 from farpipe.planning.cost import Profile
 from farpipe.planning.cost.chunk_profile import ChunkProfile
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
-
-
-def plan_of(job: Job, path: Path, profiles: MeasuredDevices = ()) -> Plan:
-    """The best plan of any job; InputErrors name the file that the job is from."""
-    return find_plans_of(job, path, profiles).plans[0]
+from farpipe.planning.explain import explained
+from farpipe.planning.planner.find import MeasuredDevices, Planned
 
 
 def load_profiles(job: Job, paths: Sequence[Path]) -> MeasuredDevices:
@@ -25,10 +22,11 @@ def load_profiles(job: Job, paths: Sequence[Path]) -> MeasuredDevices:
     return tuple(map(kind.load, paths))
 
 
-def find_plans_of(job: Job, path: Path, profiles: MeasuredDevices = (), **options: Any) -> FoundPlans:
-    """The plans of any job; InputErrors name the file that the job is from. `options` are those of `find_plans`."""
+@contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Within it InputErrors name the file that a job is from."""
     try:
-        return find_plans(job, profiles, **options)
+        yield
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -43,12 +41,27 @@ def read_named(path: Path) -> tuple[str, Any, str]:
 def load_step(path: Path) -> tuple[Problem, Schedule | None, Plan | None]:
     """The Problem in a job, a plan or a problem file, with the schedule and the plan where there are any."""
     if path.suffix == ".toml":
-        plan = plan_of(load_job(path), path)
+        plan = _planned(path).plan
         return plan.problem, plan.schedule, plan
-    text, _, name = read_named(path)
-    if name.startswith("farpipe/plan/"):
-        plan = Plan.from_json(text, str(path))
-        return plan.problem, plan.schedule, plan
-    if name.startswith("farpipe/problem/"):
-        return Problem.from_json(text, str(path)), None, None
-    raise InputError(f"{path}: expected a job (.toml), a plan or a problem, found format {name!r}")
+    problem, schedule, document = load_explained(path)
+    return problem, schedule, document.plan if document else None
+
+
+def load_explained(path: Path) -> tuple[Problem, Schedule | None, PlanDocument | None]:
+    """The same, with the plan's explanation."""
+    if path.suffix == ".toml":
+        document = explained(_planned(path))
+    else:
+        text, _, name = read_named(path)
+        if name.startswith("farpipe/problem/"):
+            return Problem.from_json(text, str(path)), None, None
+        if not name.startswith("farpipe/plan/"):
+            raise InputError(f"{path}: expected a job (.toml), a plan or a problem, found format {name!r}")
+        document = PlanDocument.from_json(text, str(path))
+    return document.plan.problem, document.plan.schedule, document
+
+
+def _planned(path: Path) -> Planned:
+    job = load_job(path)
+    with errors_of(path):
+        return find(job)[0]

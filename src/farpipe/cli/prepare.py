@@ -7,13 +7,13 @@ import typer
 
 from farpipe.cli.options import with_groups
 from farpipe.cli.output import second_name
-from farpipe.cli.run_options import RunOptions, show_planned, write_run_dir
+from farpipe.cli.run_options import RunOptions, show_planned
 from farpipe.core.strict import write_text
 
 if TYPE_CHECKING:
     from farpipe.engine.launch.machines import Machine
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 HOSTFILE_NAME = "hostfile"
 
@@ -34,14 +34,17 @@ def prepare(
     Starts nothing: prints the torchrun command of each machine, or writes sbatch scripts, SkyPilot or JobSet
     manifests (--format).
     """
+    from farpipe.engine.launch.directory import open_run_dir
+    from farpipe.engine.launch.runs import run_spec_of
     from farpipe.engine.lock import only_run
 
     place = options.place()
-    plan, costs = options.load_plan(computes_here=False)
+    document, costs = options.load_plan(computes_here=False)
+    plan = document.plan
     show_planned(plan, options.device_for(plan.job), to_stderr=False)
-    spec = options.spec(plan, costs, emulate_links=False, resume=place.resume)
+    spec = run_spec_of(plan, emulate_links=False, resume=place.resume, **options.settings(plan, costs))
     with only_run(place.run_dir, make=True):
-        write_run_dir(plan, spec, place)
+        open_run_dir(spec, place.run_dir, resume=place.in_place, explanation=document.explanation)
         _show_how_to_start(plan, spec, place.run_dir, options.max_restarts, launch_format, hostfile)
     named = (spec.model and spec.model.hugging_face, spec.data.source, spec.data.tokenizer)
     if paths := [path for path in named if path and Path(path).exists()]:

@@ -16,7 +16,7 @@ from farpipe.core.strict import nearest
 if TYPE_CHECKING:
     from farpipe.core.document import Document
     from farpipe.core.spec import Job
-    from farpipe.engine.run_spec import DeviceKind
+    from farpipe.engine.run_settings import DeviceKind
     from farpipe.planning.cost.chunk_profile import ChunkProfile
 
 

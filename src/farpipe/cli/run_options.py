@@ -14,9 +14,9 @@ from farpipe.core.strict import parse_toml
 if TYPE_CHECKING:
     from farpipe.core.spec import Job
     from farpipe.engine.launch.directory import RunPlace
-    from farpipe.engine.run_spec import DeviceKind, RunSpec
+    from farpipe.engine.run_settings import DeviceKind
+    from farpipe.planning import Plan, PlanDocument
     from farpipe.planning.cost.chunks import ChunkCosts
-    from farpipe.planning.plan import Plan
 
 TCP_NOTE = (
     "note: the plan assumes NVLink and InfiniBand inside a site; farpipe's engine sends everything over TCP from the "
@@ -59,12 +59,12 @@ class RunOptions:
         int, typer.Option(min=0, help="Times that a run that breaks starts again from the newest checkpoint.")
     ] = 0
 
-    def load_plan(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
+    def load_plan(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
         """Load or make the plan, once its text was read; with what chunks cost for a job with `data.packing`.
 
         `computes_here`: InputError where this machine has not the device.
         """
-        from farpipe.planning.plan.orders import expect_known
+        from farpipe.planning.planner.orders import expect_known
 
         if self.method is not None:
             expect_known(self.method)
@@ -83,7 +83,7 @@ class RunOptions:
 
     def device_for(self, job: "Job") -> "DeviceKind":
         """The device of `--device`, or that of the job's sites."""
-        from farpipe.engine.launch.spec_of_plan import device_of
+        from farpipe.engine.launch.runs import device_of
 
         try:
             return self.device or device_of(job)
@@ -98,51 +98,54 @@ class RunOptions:
             raise UsageError("--resume has nothing to go on from: a rehearsal trains nothing")
         return choose_run_dir(self.run_dir, self.resume)
 
-    def spec(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]", **settings: Any) -> "RunSpec":
-        """The RunSpec of `plan`; `settings` are further fields of it."""
+    def settings(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]") -> dict[str, Any]:
+        """The settings of the run of `plan` that these options ask for."""
         from farpipe.core.spec.training import ReplanSettings
-        from farpipe.engine.launch.spec_of_plan import run_spec_of
-        from farpipe.planning.plan.engine import groups_documents
+        from farpipe.planning.planner.engine import groups_documents
 
         timeout_s = self.timeout_s or max(60.0, 10 * plan.prediction.step_s)
-        return run_spec_of(
-            plan,
-            num_steps=self.steps or plan.job.training.num_steps,
-            device=self.device_for(plan.job),
-            replan=ReplanSettings() if self.replan else None,
-            chunk_costs=costs[-1] if costs else None,
-            group_costs=costs if groups_documents(plan.job) else (),
-            transport={"timeout_s": timeout_s, "outage_s": self.outage_s},
-            metrics=plan.job.metrics,
-            **settings,
-        )
+        return {
+            "num_steps": self.steps or plan.job.training.num_steps,
+            "device": self.device_for(plan.job),
+            "replan": ReplanSettings() if self.replan else None,
+            "chunk_costs": costs[-1] if costs else None,
+            "group_costs": costs if groups_documents(plan.job) else (),
+            "transport": {"timeout_s": timeout_s, "outage_s": self.outage_s},
+        }
 
-    def _plan_of_file(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
-        from farpipe.planning.plan import Plan
-        from farpipe.planning.plan.find_plans import reorder
+    def _plan_of_file(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
+        from farpipe.planning import PlanDocument, reorder
 
-        plan = Plan.load(self.job)
+        document = PlanDocument.load(self.job)
+        plan = document.plan
         if self.profile:
             raise UsageError(f"--profile: {self.job} is made already; give the job, to plan anew")
         if plan.job.data.packing is not None:
             raise UsageError(f"{self.job}: with data.packing every step is planned for itself; give the job")
         self._check(plan.job, computes_here=computes_here)
-        return (plan if self.method is None else reorder(plan, self.method)), ()
+        if self.method is None:
+            return document, ()
+        why = document.explanation.of_another_order()
+        return PlanDocument(plan=reorder(plan, self.method), explanation=why), ()
 
-    def _plan_of_job(self, *, computes_here: bool) -> "tuple[Plan, tuple[ChunkCosts, ...]]":
-        from farpipe.cli.planned import find_plans_of, load_profiles
+    def _plan_of_job(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
+        from farpipe.cli.planned import errors_of, load_profiles
         from farpipe.core.spec import load_job
+        from farpipe.planning import find
+        from farpipe.planning.explain import explained
 
         job = load_job(self.job)
         self._check(job, computes_here=computes_here)
         job = self._within_engine(job) if job.data.packing is None else self._on_chunks(job)
         with status("planning" if job.data.packing is None else "planning the first batch"):
-            found = find_plans_of(job, self.job, load_profiles(job, self.profile or ()))
-        return found.plans[0], found.chunk_costs
+            profiles = load_profiles(job, self.profile or ())
+            with errors_of(self.job):
+                found = find(job, profiles)[0]
+            return explained(found), found.batch.costs if found.batch is not None else ()
 
     def _within_engine(self, job: "Job") -> "Job":
         """The job with `--method`, pinned to what the engine can run, which is said: `farpipe plan` doesn't pin it."""
-        from farpipe.planning.plan.engine import within_engine
+        from farpipe.planning.planner.engine import within_engine
 
         runnable, note = within_engine(job)
         if note:
@@ -154,14 +157,6 @@ class RunOptions:
         given = {"--method": self.method is not None, "--replan": self.replan}
         refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")
         return job
-
-
-def write_run_dir(plan: "Plan", spec: "RunSpec", place: "RunPlace") -> None:
-    """Write all that the ranks read, except the text."""
-    from farpipe.engine.launch.directory import open_run_dir, write_inputs
-
-    open_run_dir(spec, place.run_dir, resume=place.in_place)
-    write_inputs(plan, place.run_dir)
 
 
 def show_planned(plan: "Plan", device: str, *, to_stderr: bool) -> None:

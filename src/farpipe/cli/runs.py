@@ -8,20 +8,10 @@ from typing import Any
 
 from farpipe.cli.shown import of_a_device, plan_report
 from farpipe.core.errors import InputError
-from farpipe.core.simulate import Timeline, simulate
-from farpipe.engine.figures.metrics import (
-    METRICS_NAME,
-    PLAN_NAME,
-    RUN_NAME,
-    STEP_PLAN_NAME,
-    SUMMARY_NAME,
-    TIMELINE_NAME,
-    Summary,
-    read_metrics,
-)
+from farpipe.core.simulate import simulate
+from farpipe.engine.figures.metrics import RUN_NAME, STEP_PLAN_NAME
 from farpipe.engine.launch.directory import how_it_ended
-from farpipe.engine.run_spec import RunSpec
-from farpipe.planning.plan import Plan
+from farpipe.engine.launch.runs import Run
 from farpipe.planning.workload import StepPlan
 from farpipe.report.page import write_report
 from farpipe.report.plan_tables import trust_note
@@ -35,9 +25,9 @@ TRACE_NAME = "trace.json"
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run directory: the plan that it ran, and what it shows."""
+    """A run, and what tables, pages and traces show of it."""
 
-    plan: Plan
+    run: Run
     view: RunView
     broken_off: str = ""
     """Progress of a run that has no end, and the last words of its ranks; empty: it ended."""
@@ -45,40 +35,30 @@ class LoadedRun:
 
 def load_run(run_dir: Path) -> LoadedRun:
     """Read a run directory, whole or broken off; InputError when it is none, or something is damaged."""
-    if not (run_dir / PLAN_NAME).is_file():
-        raise no_run(run_dir)
-    plan = Plan.load(run_dir / PLAN_NAME)
-    metrics = [*read_metrics(run_dir / METRICS_NAME)] if (run_dir / METRICS_NAME).exists() else []
-    spec, summary = _spec(run_dir), _summary(run_dir)
-    device = None if spec is None else spec.device
+    return view_of(Run.load(run_dir))
+
+
+def view_of(run: Run) -> LoadedRun:
+    """What is shown of a run; InputError when the plan of a step on chunks is damaged."""
+    plan, settings = run.plan, run.settings
+    device = None if settings is None else settings.device
+    lit = None if settings is None else settings.light_paths
+    shown = 0 if run.summary is None else run.summary.timeline_step
+    problem = plan.problem if lit is None else lit.problem(plan.problem, shown or 0)  # the step of the timeline
     view = RunView(
         name=plan.schedule.method,
-        problem=plan.problem,
-        predicted=simulate(plan.problem, plan.schedule, checked=True),
-        measured=Timeline.load(run_dir / TIMELINE_NAME) if (run_dir / TIMELINE_NAME).exists() else None,
-        metrics=metrics,
-        step_overhead_s=_overhead_s(plan, spec),
+        problem=problem,
+        predicted=simulate(problem, plan.schedule, checked=True),
+        measured=run.timeline,
+        metrics=[*run.metrics],
+        step_overhead_s=_overhead_s(run),
         sites=plan.sites,
-        trust=trust_note(plan) if plan.is_rough and device != "sleep" else "",
+        trust=trust_note(run.document) if run.document.explanation.is_rough and device != "sleep" else "",
         **of_a_device(plan, device),
     )
     if plan.job.data.packing is not None:
-        view = _on_chunks(view, run_dir, spec, summary)
-    if spec is not None and spec.light_paths is not None:  # what is shown is the step that the timeline is of
-        shown = summary.timeline_step if summary is not None else None
-        problem = spec.light_paths.problem(plan.problem, shown or 0)
-        view = replace(view, problem=problem, predicted=simulate(problem, plan.schedule, checked=True))
-    return LoadedRun(plan, view, "" if summary else how_it_ended(run_dir, len(metrics)))
-
-
-def _spec(run_dir: Path) -> RunSpec | None:
-    """RunSpec that the ranks of the run have read; None where its file is not there, as of a user's own pipeline."""
-    return RunSpec.load(run_dir / RUN_NAME) if (run_dir / RUN_NAME).exists() else None
-
-
-def _summary(run_dir: Path) -> Summary | None:
-    """Results of the run; None for one that has no end."""
-    return Summary.load(run_dir / SUMMARY_NAME) if (run_dir / SUMMARY_NAME).exists() else None
+        view = _on_chunks(view, run)
+    return LoadedRun(run, view, "" if run.summary else how_it_ended(run.run_dir, len(run.metrics)))
 
 
 def load_runs(run_dirs: Sequence[Path]) -> list[LoadedRun]:
@@ -91,15 +71,15 @@ def load_runs(run_dirs: Sequence[Path]) -> list[LoadedRun]:
     ]
 
 
-def _on_chunks(view: RunView, run_dir: Path, spec: RunSpec | None, summary: Summary | None) -> RunView:
+def _on_chunks(view: RunView, run: Run) -> RunView:
     """The view of a training on chunks: what is shown is the step that the timeline is of, by the plan that it had."""
-    view = replace(view, device_flops=0.0, device_peak=0.0)
-    if not (run_dir / STEP_PLAN_NAME).exists():
+    view, path = replace(view, device_flops=0.0, device_peak=0.0), run.run_dir / STEP_PLAN_NAME
+    if not path.exists():
         return view
-    step = StepPlan.load(run_dir / STEP_PLAN_NAME)
-    if spec is None or spec.chunk_costs is None:
-        raise InputError(f"{run_dir / RUN_NAME}: does not say what chunks cost, but {STEP_PLAN_NAME} is there")
-    problem, shown = spec.problem_of(step), None if summary is None else summary.timeline_step
+    step = StepPlan.load(path)
+    if run.settings is None or run.settings.chunk_costs is None:
+        raise InputError(f"{run.run_dir / RUN_NAME}: does not say what chunks cost, but {STEP_PLAN_NAME} is there")
+    problem, shown = run.settings.problem_of(step), None if run.summary is None else run.summary.timeline_step
     facts: dict[str, Any] = next(
         (line["chunks"] for line in view.metrics if line["step"] == shown and "chunks" in line), {}
     )
@@ -116,21 +96,10 @@ def _on_chunks(view: RunView, run_dir: Path, spec: RunSpec | None, summary: Summ
     )
 
 
-def no_run(folder: Path) -> InputError:
-    """Error for a folder in which nothing was ever trained."""
-    return InputError(f"{folder}: not a run directory: it has no {PLAN_NAME}; `farpipe train` makes one")
-
-
-def _overhead_s(plan: Plan, spec: RunSpec | None) -> float:
+def _overhead_s(run: Run) -> float:
     """Time of a step of this run besides the pipeline; a rehearsal has no optimizer."""
-    return 0.0 if spec is not None and spec.device == "sleep" else plan.prediction.overhead_s
-
-
-def write_results(run_dir: Path) -> LoadedRun:
-    """Make the trace and the report page of a run in its directory."""
-    run = load_run(run_dir)
-    write_pages([run], run_dir / PAGE_NAME, run_dir / TRACE_NAME)
-    return run
+    is_rehearsal = run.settings is not None and run.settings.device == "sleep"
+    return 0.0 if is_rehearsal else run.plan.prediction.overhead_s
 
 
 def write_pages(runs: Sequence[LoadedRun], page: Path, trace: Path) -> None:
@@ -139,16 +108,15 @@ def write_pages(runs: Sequence[LoadedRun], page: Path, trace: Path) -> None:
     timelines = {"predicted": first.predicted} | ({"measured": first.measured} if first.measured else {})
     write_trace(timelines, trace, first.problem)
     notices = tuple(run.broken_off for run in runs if run.broken_off)
-    write_report(plan_report(runs[0].plan, [run.view for run in runs], notices), page)
+    write_report(plan_report(runs[0].run.document, [run.view for run in runs], notices), page)
 
 
-def summary_json(run_dir: Path) -> dict[str, Any]:
+def summary_json(loaded: LoadedRun) -> dict[str, Any]:
     """``summary.json`` of a finished run, with the prediction beside it."""
-    plan, spec = Plan.load(run_dir / PLAN_NAME), _spec(run_dir)
-    is_lit = spec is not None and spec.light_paths is not None
-    lit = typical(load_run(run_dir).view, "predicted_makespan_s") if is_lit else None
-    makespan_s = plan.prediction.makespan_s if lit is None else lit
-    return Summary.load(run_dir / SUMMARY_NAME).to_data() | {
-        "predicted_makespan_s": makespan_s,
-        "predicted_step_s": makespan_s + _overhead_s(plan, spec),
-    }
+    run = loaded.run
+    assert run.summary is not None
+    is_lit = run.settings is not None and run.settings.light_paths is not None
+    lit = typical(loaded.view, "predicted_makespan_s") if is_lit else None
+    makespan_s = run.plan.prediction.makespan_s if lit is None else lit
+    predicted = {"predicted_makespan_s": makespan_s, "predicted_step_s": makespan_s + _overhead_s(run)}
+    return run.summary.to_data() | predicted

@@ -40,7 +40,7 @@ def schedule(context: typer.Context, options: ScheduleOptions) -> None:
     """
     from farpipe.cli.planned import load_step
     from farpipe.core.simulate import data_with_slack
-    from farpipe.planning.plan.orders import find_order
+    from farpipe.planning.planner.orders import find_order
 
     begin, method, output = time.perf_counter(), options.method, options.output
     _refuse_what_is_not_used(context, method, as_json=options.as_json)
@@ -98,7 +98,7 @@ def _nearness(gap: float, bound_s: float) -> str:
 
 def _refuse_what_is_not_used(context: typer.Context, method: str, *, as_json: bool) -> None:
     """UsageError for an unknown method, and for options of a search beside a method that is none."""
-    from farpipe.planning.plan.orders import expect_known
+    from farpipe.planning.planner.orders import expect_known
     from farpipe.planning.search import SEARCHES
 
     expect_known(method)

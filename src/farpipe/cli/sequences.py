@@ -94,7 +94,7 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     """
     from farpipe.cli.compiling import compilation_announced
     from farpipe.core.spec import load_job
-    from farpipe.planning.workload import plan_batch
+    from farpipe.planning.planner.batches import plan_batch
 
     if options.sample is None and options.lengths is not None:
         refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
@@ -118,7 +118,7 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
 
 def _obstacle(job: "Job", plan: "BatchPlan") -> str:
     """The sentence on what keeps the engine from running a plan; empty where it can."""
-    from farpipe.planning.plan.engine import batch_obstacle
+    from farpipe.planning.planner.engine import batch_obstacle
 
     obstacle, change = batch_obstacle(job, plan)
     return (
@@ -186,7 +186,7 @@ def _run_name(plan: "BatchPlan", index: int, method: str) -> str:
 def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
     """Properties of the batch with which predictions were never compared."""
     from farpipe.planning.cost import JobCosts
-    from farpipe.planning.plan.limits import uncompared
+    from farpipe.planning.explain.limits import uncompared
 
     sites = [job.cluster.site(name) for name in plan.layout.devices]
     return uncompared(JobCosts(job.model, job.training), sites, longest, plan.layout.devices_per_stage)

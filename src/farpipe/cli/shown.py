@@ -19,15 +19,15 @@ from farpipe.core.units import (
     format_percent,
     format_seconds,
 )
+from farpipe.planning import Plan, PlanDocument
 from farpipe.planning.cost import JobCosts, PartTimes, Profile, causal_share, step_flops
 from farpipe.planning.cost.profile import hidden_by_noise
 from farpipe.planning.cost.speed import peak_flops_per_s
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.changes import WORTH_LISTING
-from farpipe.planning.plan.derivation import costs_of
-from farpipe.planning.plan.engine import plan_obstacle
-from farpipe.planning.plan.plan import Change
-from farpipe.planning.plan.quote import money_data
+from farpipe.planning.explain.changes import WORTH_LISTING
+from farpipe.planning.explain.derivation import costs_of
+from farpipe.planning.planner.engine import plan_obstacle
+from farpipe.planning.planner.plan import Change
+from farpipe.planning.planner.quote import money_data
 from farpipe.report.plan_tables import bottleneck, derivation_tables, only_by_export, plan_tables
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.report.views import RunReport, RunView
@@ -110,14 +110,15 @@ def use_line(plan: Plan) -> str:
     return f"{counted(use.num_devices, 'device')}, {about}{format_flops(use.flops_per_device_s)}{each} ({use.mfu_text})"
 
 
-def cost_line(plan: Plan, num_tokens: float | None) -> str:
+def cost_line(document: PlanDocument, num_tokens: float | None) -> str:
     """Time, device-hours and money of `num_tokens`, by default the job's, in one line."""
+    plan = document.plan
     use, training = use_of(plan), plan.job.training
     of_a_step = training.tokens_per_step if plan.job.data.packing is None else use.tokens_per_s * use.step_s
     tokens = num_tokens or training.num_steps * of_a_step
     what = f"{format_large(tokens)} tokens in steps" if num_tokens else f"{format_count(training.num_steps)} steps"
     took = f"{format_seconds(tokens / use.tokens_per_s)}, {format_hours(use.device_hours(tokens))} device-hours"
-    step = format_about(use.step_s, is_rough=plan.is_rough)
+    step = format_about(use.step_s, is_rough=document.explanation.is_rough)
     return f"{what} of {step} take {took}, {_price(plan, tokens)}"
 
 
@@ -130,20 +131,22 @@ def _price(plan: Plan, num_tokens: float) -> str:
     return f"{'at least ' if missing else ''}{format_hours(per_million['total_usd'] * num_tokens / 1e6)} USD"
 
 
-def verdict_lines(plan: Plan, num_tokens: float | None = None) -> tuple[str, str]:
+def verdict_lines(document: PlanDocument, num_tokens: float | None = None) -> tuple[str, str]:
     """The use of the sites and how much faster it is; the model's size, time and money it takes, and what limits it."""
-    use = plan.verdict or f"Use {plan.where}."
-    limit = f" Bottleneck: {bottleneck(plan.limited_by)}." if plan.limited_by else ""
+    plan, why = document.plan, document.explanation
+    use = why.verdict or f"Use {plan.where}."
+    limit = f" Bottleneck: {bottleneck(why.limited_by)}." if why.limited_by else ""
     model = plan.job.model
-    return f"{model.name}: {use[0].lower()}{use[1:]}", f"{model.size_text}: {cost_line(plan, num_tokens)}.{limit}"
+    return f"{model.name}: {use[0].lower()}{use[1:]}", f"{model.size_text}: {cost_line(document, num_tokens)}.{limit}"
 
 
-def cheapest_gain(plan: Plan) -> str:
+def cheapest_gain(document: PlanDocument) -> str:
     """The first of the changes that something can run, in one line; what pins cost is no gain that was looked for."""
-    able = [change for change in plan.changes if change.costs != "a pin" and change.runs_on != ()]
-    about = "~" if plan.job.model.guess else ""
+    changes = document.explanation.changes
+    able = [change for change in changes if change.costs != "a pin" and change.runs_on != ()]
+    about = "~" if document.plan.job.model.guess else ""
     if not able:
-        pins = [change for change in plan.changes if change.costs == "a pin"]
+        pins = [change for change in changes if change.costs == "a pin"]
         names = f"; your pins cost speed: {_gained(pins[0], about)}" if pins else ""
         return f"No change that was tried gains {format_percent(WORTH_LISTING, 0)}{names}."
     first = able[0]
@@ -156,13 +159,14 @@ def _gained(change: Change, about: str) -> str:
     return f"{change.what}: {about}{format_change(change.gain)} tokens/s"
 
 
-def show_plan(plan: Plan, out: Console) -> None:
+def show_plan(document: PlanDocument, out: Console) -> None:
     """The plan, its stages and links, the runners-up and why they lost."""
+    plan = document.plan
     spread = [str(plan.prediction.spread)] if plan.prediction.spread is not None else []
-    out.print(Text(_headline(plan), "bold"), *spread, use_line(plan), "", sep="\n")
-    for view in filter(lambda view: view.rows, plan_tables(plan)):
+    out.print(Text(_headline(document), "bold"), *spread, use_line(plan), "", sep="\n")
+    for view in filter(lambda view: view.rows, plan_tables(document)):
         out.print(to_rich(view))
-    for line in (*plan.advice, *engine_lines(plan)):
+    for line in (*document.explanation.advice, *engine_lines(plan)):
         out.print(f"* {line}")
 
 
@@ -179,10 +183,11 @@ def engine_lines(plan: Plan) -> tuple[str, ...]:
     return (line,) if obstacle else ()
 
 
-def _headline(plan: Plan) -> str:
+def _headline(document: PlanDocument) -> str:
+    plan, is_rough = document.plan, document.explanation.is_rough
     expected = plan.prediction
     return (
-        f"{plan.job.model.name}{_sites(plan)}: step {format_about(expected.step_s, is_rough=plan.is_rough)}, "
+        f"{plan.job.model.name}{_sites(plan)}: step {format_about(expected.step_s, is_rough=is_rough)}, "
         f"{format_count(expected.tokens_per_s)} tokens/s, bubble {format_percent(expected.bubble_ratio)}\n"
         f"{plan.degrees}, schedule {plan.schedule.method}"
     )
@@ -230,21 +235,22 @@ def planned_view(plan: Plan, **measured: Any) -> RunView:
 
 
 def plan_report(
-    plan: Plan, runs: list[RunView], notices: tuple[str, ...] = (), costs: JobCosts | None = None
+    document: PlanDocument, runs: list[RunView], notices: tuple[str, ...] = (), costs: JobCosts | None = None
 ) -> RunReport:
     """The page about a plan and its runs; `notices` stand at its top, `costs` are those that it was made with.
 
     The step of chunks has no derivation: it follows microbatches of one length.
     """
+    plan, said = document.plan, document.explanation
     given = costs if plan.job.data.packing is None else None
     why = _derivation_of(plan) if given is None else derivation_tables(plan, given)
-    gain = [cheapest_gain(plan)] if plan.strategies else []
+    gain = [cheapest_gain(document)] if said.strategies else []
     return RunReport(
         title=f"{plan.job.model.name} over {plan.where}",
         runs=tuple(runs),
-        summary=_headline(plan).splitlines()[1],
-        plan_tables=(*(view for view in plan_tables(plan) if view.rows), *why),
-        plan_text="\n".join((*verdict_lines(plan), *gain, *plan.advice, *engine_lines(plan))),
+        summary=_headline(document).splitlines()[1],
+        plan_tables=(*(view for view in plan_tables(document) if view.rows), *why),
+        plan_text="\n".join((*verdict_lines(document), *gain, *said.advice, *engine_lines(plan))),
         notices=notices,
     )
 

@@ -13,8 +13,8 @@ from farpipe.core.units import format_seconds
 
 if TYPE_CHECKING:
     from farpipe.core.step import Problem, Schedule
-    from farpipe.planning.plan import Plan
-    from farpipe.planning.plan.plan import Spread
+    from farpipe.planning import Plan, PlanDocument
+    from farpipe.planning.planner.plan import Spread
     from farpipe.report.views import RunView
 
 
@@ -36,21 +36,22 @@ def simulate(options: SimulateOptions) -> None:
 
     Plays the plan's own order, or that of --schedule, which a bare problem needs.
     """
-    from farpipe.cli.planned import load_step
+    from farpipe.cli.planned import load_explained
     from farpipe.core.schedule import check
     from farpipe.core.simulate import data_with_slack
     from farpipe.core.step import Schedule
-    from farpipe.planning.plan.step_samples import spread_of
+    from farpipe.planning.planner.step_samples import spread_of
 
     check_picture(options.plot, kinds=(".svg",))
     check_folder(options.trace, options.plot, options.html, keeping=(options.plan, options.schedule))
-    problem, own, plan = load_step(options.plan)
+    problem, own, document = load_explained(options.plan)
+    plan = document.plan if document else None
     schedule = Schedule.load(options.schedule) if options.schedule is not None else own
     if schedule is None:
         raise typer.BadParameter("a problem has no schedule: give one with --schedule", param_hint="--schedule")
     check(problem, schedule)
     view = _view(problem, schedule, plan)
-    _draw(view, plan, options)
+    _draw(view, document, options)
     spread = spread_of(plan, schedule) if plan else None
     if options.as_json:
         print_json(
@@ -64,7 +65,7 @@ def simulate(options: SimulateOptions) -> None:
         console().print(plan.job.model.guess_note, markup=False)
 
 
-def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> None:
+def _draw(view: "RunView", document: "PlanDocument | None", options: SimulateOptions) -> None:
     """Write the trace, the picture and the page that are asked for."""
     from farpipe.cli.shown import plan_report
     from farpipe.report.gantt import Panel, draw_gantt
@@ -77,7 +78,8 @@ def _draw(view: "RunView", plan: "Plan | None", options: SimulateOptions) -> Non
     if options.plot is not None:
         write_text(options.plot, draw_gantt([Panel("predicted", view.predicted, view.sites)]).svg())
     if options.html is not None:
-        write_report(plan_report(plan, [view]) if plan else RunReport(str(options.plan), (view,)), options.html)
+        report = plan_report(document, [view]) if document else RunReport(str(options.plan), (view,))
+        write_report(report, options.html)
 
 
 def _view(problem: "Problem", schedule: "Schedule", plan: "Plan | None") -> "RunView":

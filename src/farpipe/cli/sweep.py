@@ -13,7 +13,7 @@ from farpipe.cli.output import check_folder, check_picture, console, print_json,
 from farpipe.report.tables import to_rich
 
 if TYPE_CHECKING:
-    from farpipe.planning.plan.job_grid import Axis, Result
+    from farpipe.planning.explain.job_grid import Axis, Result
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
     """
     from farpipe.core.spec import load_table
     from farpipe.engine.launch.grid import RowFile, here, play_grid
-    from farpipe.planning.plan.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of
+    from farpipe.planning.explain.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of
     from farpipe.report.sweeps import draw_map
 
     if options.lengths is None and options.sample is not None:
@@ -76,7 +76,7 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
 
 
 def _show(axes: "Sequence[Axis]", results: "Sequence[Result]", options: SweepOptions) -> None:
-    from farpipe.planning.plan.job_grid import FORMAT
+    from farpipe.planning.explain.job_grid import FORMAT
     from farpipe.report.sweeps import sweep_table
 
     if options.as_json:

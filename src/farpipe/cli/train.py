@@ -9,13 +9,13 @@ import typer
 
 from farpipe.cli.options import AllowPlaintext, AsJson, need_torch, with_groups
 from farpipe.cli.output import console, log, print_json
-from farpipe.cli.run_options import RunOptions, show_planned, write_run_dir
+from farpipe.cli.run_options import RunOptions, show_planned
 from farpipe.core.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError, UsageError
 
 if TYPE_CHECKING:
     from farpipe.core.step import LightPaths
-    from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.engine.launch.runs import Run
+    from farpipe.planning import Plan, PlanDocument
 
 
 @with_groups
@@ -37,23 +37,25 @@ def train(
     from the last checkpoint. Each rank gets its share of the cores as OMP_NUM_THREADS, unless that is set.
     """
     from farpipe.cli.wan import wan_for
-    from farpipe.engine.lock import only_run
 
     if allow_plaintext and not wan:
         raise UsageError("--allow-plaintext is for --wan; under torchrun it is the ranks' own")
     need_torch("farpipe train")
     place = options.place()
-    plan, costs = options.load_plan(computes_here=True)
+    document, costs = options.load_plan(computes_here=True)
+    plan = document.plan
     show_planned(plan, options.device_for(plan.job), to_stderr=True)
     emulated = emulate and not wan
     paths = _load_light_paths(light_paths, plan, emulated=emulated)
-    spec = options.spec(plan, costs, emulate_links=emulated, resume=place.resume, light_paths=paths)
-    with only_run(place.run_dir, make=True) as lock:
-        write_run_dir(plan, spec, place)
-        with wan_for(plan.job.cluster, wanted=wan) as between:
-            settings = {"wan": between, "allow_plaintext": allow_plaintext, "lock": lock}
-            _run_here(plan, spec, place.run_dir, max_restarts=options.max_restarts, **settings)
-        _show_results(place.run_dir, as_json=as_json)
+    settings = options.settings(plan, costs) | {
+        "emulate_links": emulated,
+        "light_paths": paths,
+        "resume": options.resume,
+    }
+    launching = {"allow_plaintext": allow_plaintext, "max_restarts": options.max_restarts}
+    with wan_for(plan.job.cluster, wanted=wan) as between:
+        run = _train(document, place.run_dir, launching | {"wan": between}, settings)
+    _show_results(run, as_json=as_json)
 
 
 def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "LightPaths | None":
@@ -74,34 +76,33 @@ def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "Li
     return paths
 
 
-def _show_results(run_dir: Path, *, as_json: bool) -> None:
+def _show_results(run: "Run", *, as_json: bool) -> None:
     """Write the report and the trace, and show the run's figures."""
-    from farpipe.cli.runs import summary_json, write_results
+    from farpipe.cli.runs import PAGE_NAME, TRACE_NAME, summary_json, view_of, write_pages
     from farpipe.cli.shown import step_table
 
-    shown = write_results(run_dir)
+    shown, run_dir = view_of(run), run.run_dir
+    write_pages([shown], run_dir / PAGE_NAME, run_dir / TRACE_NAME)
     if as_json:
-        print_json(summary_json(run_dir))
+        print_json(summary_json(shown))
         return
     console().print(step_table([shown.view]))
-    typer.echo(f"report: {run_dir / 'report.html'}   trace for ui.perfetto.dev: {run_dir / 'trace.json'}")
+    typer.echo(f"report: {run_dir / PAGE_NAME}   trace for ui.perfetto.dev: {run_dir / TRACE_NAME}")
 
 
-def _run_here(plan: "Plan", spec: "RunSpec", run_dir: Path, **settings: Any) -> None:
-    """Run on this machine, with a progress bar; `settings` are those of `run`."""
+def _train(document: "PlanDocument", run_dir: Path, launching: dict[str, Any], settings: dict[str, Any]) -> "Run":
+    """Train on this machine, with a progress bar; `launching` are options of `run`, `settings` those of the run."""
     from farpipe.engine.launch.directory import what_is_left
-    from farpipe.engine.launch.run import run
+    from farpipe.engine.launch.runs import train
 
+    plan, err = document.plan, console(stderr=True)
+    launching |= {
+        "on_notice": err.print,
+        "on_restart": lambda reason: err.print(f"the run broke, and starts again: {reason}"),
+    }
     try:
-        with _progress(plan.schedule.method, spec.num_steps, spec.metrics.log_every_steps) as on_step:
-            run(
-                spec,
-                run_dir,
-                on_step=on_step,
-                on_notice=lambda text: console(stderr=True).print(text),
-                on_restart=lambda reason: console(stderr=True).print(f"the run broke, and starts again: {reason}"),
-                **settings,
-            )
+        with _progress(plan.schedule.method, settings["num_steps"], plan.job.metrics.log_every_steps) as on_step:
+            return train(document, run_dir, on_step=on_step, launching=launching, **settings)
     except KeyboardInterrupt:
         raise RunInterruptedError(f"interrupted {what_is_left(run_dir)}") from None
     except RunStoppedError as error:

@@ -18,7 +18,7 @@ def validate(
 
     Exit code 5 when the mean error of a group is outside its tolerance.
     """
-    from farpipe.planning.plan.validation import validate as compare_points
+    from farpipe.planning.planner.validation import validate as compare_points
 
     with status("simulating the reference points"):
         report = compare_points(points)

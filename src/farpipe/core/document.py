@@ -1,12 +1,12 @@
 """The base of the types that are saved as JSON under a format name and loaded strictly."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from farpipe.core import notebook
 from farpipe.core.strict import expect_format, parse_json, read_text, write_text
 
 
@@ -56,7 +56,10 @@ class Document:
         return cls.from_data(parse_json(text, source), source)
 
     def _repr_svg_(self) -> str | None:
-        return notebook.draw(self)
+        # The one name of a package above: documents are below everything, and what draws them knows them all. Handing
+        # the function down at import was a global that others could set; a notebook is the one place that asks.
+        picture: str | None = import_module("farpipe.report.gantt").svg_of(self)
+        return picture
 
     def save(self, path: Path | str) -> None:
         """Write it to `path`, whole or not at all; RunError when it can't be written."""

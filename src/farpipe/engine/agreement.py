@@ -15,12 +15,14 @@ from farpipe.engine.executor.work import Work
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.module_stage import ModuleSlice
 from farpipe.engine.versions import versions_of
+from farpipe.planning import Plan
 
 _AGREEMENTS: Final = (
     ("farpipe", "versions of farpipe", "install the same one on every site"),
     ("torch", "versions of torch", "install the same one on every site"),
     ("transformers", "versions of transformers", "install the same one on every site"),
     ("run", "run.json files", "copy the run directory of one site to the others"),
+    ("plan", "plan.json files", "copy the run directory of one site to the others"),
     ("data", "training texts", "copy data.source to every site (for stdlib: the same version of Python)"),
 )
 """Key of what has to agree, its words, and the hint where it does not."""
@@ -61,6 +63,7 @@ def _agree(run: RunSpec, work: Work, peers: Peers) -> Agreement:
         "farpipe": __version__,
         **versions_of(run),
         "run": hashlib.sha256(run.to_json().encode()).hexdigest(),
+        "plan": hashlib.sha256(run.plan.to_json().encode()).hexdigest() if isinstance(run.plan, Plan) else "",
         "data": work.data_digest.hex(),
         "boundaries": dict(work.boundaries),
         "facts": facts.model_dump(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.core.errors import InputError, RunError
+from farpipe.engine.figures.metrics import PLAN_NAME, RUN_NAME
 
 LOCK_NAME: Final = ".lock"
 LOCK_VARIABLE: Final = "FARPIPE_RUN_LOCK_FD"
@@ -16,12 +17,13 @@ LOCK_VARIABLE: Final = "FARPIPE_RUN_LOCK_FD"
 
 
 RUN_SHA256_VARIABLE: Final = "FARPIPE_RUN_SHA256"
-"""Environment variable with the digest of the ``run.json`` that the ranks were started for."""
+"""Environment variable with the digest of the run that the ranks were started for."""
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def digest_of(run_dir: Path) -> str:
+    """SHA-256 of ``run.json`` and of the plan beside it, in hexadecimal."""
+    paths = [run_dir / name for name in (RUN_NAME, PLAN_NAME)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.exists())).hexdigest()
 
 
 @contextmanager

@@ -1,53 +1,26 @@
-"""Everything that the ranks of a run need to know, in one JSON file: ``farpipe/run/1``."""
+"""All that the ranks of a run read: its plan, and the settings of the run, ``farpipe/run/2``."""
 
 import itertools
 import math
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, InstanceOf, model_validator
+from pydantic import InstanceOf, model_validator
 
 from farpipe.core.document import Document
-from farpipe.core.schedule import check
-from farpipe.core.spec import Data, MetricsSettings, Model, Training
-from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, SiteName, Text, fault
+from farpipe.core.spec import Data, Model, Training
+from farpipe.core.spec.part import fault
 from farpipe.core.spec.recompute import Recompute
-from farpipe.core.spec.training import ReplanSettings
 from farpipe.core.step import LightPaths, Problem, Schedule, Transfer
-from farpipe.core.strict import expect_format, validate
+from farpipe.core.strict import expect_format, parse_json, read_text, validate
+from farpipe.engine.bare_plan import BarePlan
+from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.links import LinkShape, OwnPath
 from farpipe.engine.replicas.places import Places
+from farpipe.engine.run_settings import RunSettings
 from farpipe.engine.stages.hops_and_layers import check_partition, hop_links
+from farpipe.planning import Plan
 from farpipe.planning.cost.chunks import ChunkCosts
-from farpipe.planning.workload import StepPlan, group_problem
-
-DeviceKind = Literal["cpu", "cuda", "sleep"]
-"""``sleep`` rehearses the schedule: stages take the Problem's time and pass its bytes, but compute nothing."""
-
-
-class TransportSettings(Part):
-    """Settings of the transport between the ranks."""
-
-    streams: Count | None = None
-    """TCP connections per channel; None: as many as the link's round trip and rate ask for."""
-    timeout_s: Positive = 60.0
-    """Longest wait for one message before the run ends with an error; outages don't count."""
-    outage_s: Positive = 60.0
-    """A connection that is gone for longer ends the run; a shorter outage is survived in place."""
-    connect_timeout_s: Positive = 60.0
-    """Longest wait for all ranks to meet."""
-
-
-class LinkChange(Part):
-    """A change of a link between sites: before `step` begins, it becomes another.
-
-    Emulated links change by themselves. Those of a kernel WAN are changed by `run`, when the line of the step before is
-    written; where somebody else changes them, ranks send at the new rate from `step` on.
-    """
-
-    step: Natural
-    link: Text
-    latency_s: NonNegative
-    bandwidth_bytes_per_s: Positive
 
 
 class Ends(NamedTuple):
@@ -59,61 +32,78 @@ class Ends(NamedTuple):
     link_back: str = ""
 
 
-class RunSpec(Document, Part):
-    """A run: `schedule` on `problem`, and for training the model that `partition` cuts into stages."""
+class RunSpec(Document, RunSettings):
+    """A run: a plan, and the settings with which its ranks run it.
 
-    FORMAT: ClassVar[str] = "farpipe/run/1"
+    A Plan keeps its own file, ``plan.json`` beside ``run.json``; a BarePlan is part of ``run.json``.
+    """
 
-    problem: InstanceOf[Problem]
-    schedule: InstanceOf[Schedule]
-    sites: Annotated[tuple[SiteName, ...], Field(min_length=1)]
-    """The site of every rank of the pipeline."""
-    num_steps: Count
-    device: DeviceKind = "cpu"
-    emulate_links: Flag = True
-    """Delay messages between sites as the Problem's links would; only where all ranks are on one machine."""
-    transport: TransportSettings = TransportSettings()
-    metrics: MetricsSettings = MetricsSettings()
-    resume: Text | None = None
-    """Go on from this checkpoint, or the newest one of this run directory, unless the run has one of its own."""
-    peak_flops_per_s: Positive | None = None
-    """Peak of all devices together, at the training's precision; None where the catalogue doesn't know it."""
-    replan: ReplanSettings | None = None
-    """Look for a better order while the run goes on; None: keep the one there is."""
-    link_changes: tuple[LinkChange, ...] = ()
-    light_paths: InstanceOf[LightPaths] | None = None
-    """Light path of every message between stages; then emulated links carry the other messages only."""
-    model: Model | None = None
-    training: Training | None = None
-    data: Data = Data()
-    partition: tuple[tuple[Natural, Natural], ...] = ()
-    """(first layer, end layer) of every stage."""
-    recompute: tuple[Recompute, ...] = ()
-    """Recomputation in the backward, per stage; () for none anywhere."""
-    chunk_costs: InstanceOf[ChunkCosts] | None = None
-    """Costs of chunks on the stages; with them (`data.packing`) every step has a plan of its own, `problem` and
-    `schedule` being those of the first batch."""
-    group_costs: tuple[InstanceOf[ChunkCosts], ...] = ()
-    """The same for every number of processes that may share a chunk, ascending, where each has a group of its own out
-    of all `context` processes of the one stage; `chunk_costs` is the last. Empty: all share all."""
-    seeks_orders: bool = False
-    """True if faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
-    replicas: tuple[tuple[SiteName, ...], ...] = ()
-    """Data parallel: the sites of every replica's ranks, `sites` first; () for one replica. The Problem is one's."""
-    tensor: Count = 1
-    """Tensor-parallel processes of every rank in every replica; a rehearsal has one for all of them."""
-    context: Count = 1
-    """Processes that share each sequence, each `tensor` of them; in a rehearsal as well one for all."""
+    FORMAT: ClassVar[str] = "farpipe/run/2"
+
+    plan: InstanceOf[Plan] | InstanceOf[BarePlan]
+
+    @classmethod
+    def bare(cls, **fields: Any) -> Self:
+        """A run without a planner's plan, from the fields of a BarePlan and the settings."""
+        plan = BarePlan.model_validate({key: fields.pop(key) for key in [*fields] if key in BarePlan.model_fields})
+        return cls.model_validate({**fields, "plan": plan})
+
+    def with_plan(self, **changes: Any) -> Self:
+        """The same run with other fields of its plan, which are not checked."""
+        return self.model_copy(update={"plan": self.plan.model_copy(update=changes)})
+
+    @property
+    def problem(self) -> Problem:
+        """The plan's step; with `chunk_costs` that of the first batch."""
+        return self.plan.problem
+
+    @property
+    def schedule(self) -> Schedule:
+        """The plan's order, the first of a run that is planned anew."""
+        return self.plan.schedule
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The site of every rank of the first replica."""
+        return self.plan.sites
+
+    @property
+    def model(self) -> Model | None:
+        """None in a rehearsal without one."""
+        return self.plan.model
+
+    @property
+    def training(self) -> Training | None:
+        """The training with all that the planner has decided; None in a rehearsal without one."""
+        return self.plan.training
+
+    @property
+    def data(self) -> Data:
+        """The text, and how it is cut."""
+        return self.plan.data
+
+    @property
+    def partition(self) -> tuple[tuple[int, int], ...]:
+        """(first layer, end layer) of every stage."""
+        return self.plan.partition
+
+    @property
+    def recompute(self) -> tuple[Recompute, ...]:
+        """Recomputation in the backward, per stage; () for none anywhere."""
+        return self.plan.recompute
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel processes of every rank in every replica."""
+        return self.plan.tensor
+
+    @property
+    def context(self) -> int:
+        """Processes that share each sequence, each `tensor` of them."""
+        return self.plan.context
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        check(self.problem, self.schedule, memory=False)
-        if len(self.sites) != self.problem.num_ranks:
-            raise fault(f"expected one site per rank, {self.problem.num_ranks}, found {len(self.sites)}", "sites")
-        if self.replicas and {len(sites) for sites in self.replicas} != {len(self.sites)}:
-            raise fault(f"expected one site per rank, {len(self.sites)}, for every replica", "replicas")
-        if self.replicas and self.replicas[0] != self.sites:
-            raise fault(f"the first replica is at {self.replicas[0]}, but sites are {self.sites}", "replicas")
         self._check_sync()
         for index, change in enumerate(self.link_changes):
             if not self.problem.between_sites.get(change.link, False):
@@ -178,7 +168,6 @@ class RunSpec(Document, Part):
             raise fault(f"needed to train on device {self.device!r}", missing)
         check_partition(self.partition, self.model, self.problem.stages)
         self._check_sharing()
-        self._check_twins()
         if self.recompute and len(self.recompute) != self.problem.num_stages:
             raise fault(f"expected one per stage, {self.problem.num_stages}, found {len(self.recompute)}", "recompute")
         if self.chunk_costs is not None:
@@ -203,11 +192,6 @@ class RunSpec(Document, Part):
         if self.group_costs and (self.num_replicas, self.tensor, costs.num_stages) != (1, 1, 1):
             raise fault("groups of processes share the chunks of one stage at one site, without tensor", "group_costs")
 
-    def problem_of(self, plan: StepPlan) -> Problem:
-        """A step on chunks as a Problem; in groups, that of the process that is done last."""
-        assert self.chunk_costs is not None
-        return group_problem(plan, self.group_costs) if plan.groups else plan.problem(self.chunk_costs)
-
     @property
     def num_processes(self) -> int:
         """Processes of the run: every rank of the pipeline in every replica."""
@@ -216,12 +200,12 @@ class RunSpec(Document, Part):
     @property
     def num_replicas(self) -> int:
         """Copies of the pipeline, each with its share of the batch."""
-        return max(1, len(self.replicas))
+        return max(1, len(self.plan.replicas))
 
     @property
     def places(self) -> Places:
         """Mapping of processes to ranks and replicas."""
-        return Places(self.replicas or (self.sites,), self.num_twins)
+        return Places(self.plan.replicas or (self.sites,), self.num_twins)
 
     @property
     def num_twins(self) -> int:
@@ -255,32 +239,11 @@ class RunSpec(Document, Part):
                 f"at all sites that they have; say {key} = 1",
                 "training",
             )
-        if (
-            self.num_twins == 1
-            and sizes != {1}
-            and (self.chunk_costs is not None or not (self.model.hugging_face or self.model.module))
-        ):
-            what = "data.packing" if self.chunk_costs is not None else "farpipe's own decoder; use model.hugging_face"
-            raise fault(f"zero = {zero} is not for {what}, or say zero = 1", "training")
 
     @property
     def twin_key(self) -> Literal["tensor", "context"]:
         """The degree for which a rank has several processes."""
         return "tensor" if self.tensor > 1 else "context"
-
-    def _check_twins(self) -> None:
-        """Fault unless the engine divides layers and sequences of this model over the processes of a rank."""
-        assert self.model is not None
-        assert self.training is not None
-        size, key, length = self.num_twins, self.twin_key, self.training.sequence_length
-        if size == 1:
-            return
-        is_on_chunks = self.chunk_costs is not None
-        if (is_on_chunks and self.tensor > 1) or self.model.hugging_face is None:
-            what = "data.packing" if is_on_chunks and self.tensor > 1 else "models that transformers does not compute"
-            raise fault(f"{key} parallelism is not for {what}; plan again with layout.{key} = 1", key)
-        if length % size and not is_on_chunks:
-            raise fault(f"{size} do not divide sequence_length {length}; plan again with another layout.{key}", key)
 
     def has_gather(self, stage: int) -> bool:
         """True if the replicas of `stage` gather its weights when a step begins."""
@@ -321,13 +284,13 @@ class RunSpec(Document, Part):
         the replicas exchange. Twins send at the same time, each its part of a message: each pair has its part of the
         rate.
         """
-        places, hops = self.places, hop_links(self.problem)
+        places, hops, own = self.places, hop_links(self.problem), self.sites
         found = [(*places.of(process)[:2], places.site(process)) for process in range(places.num_processes)]
         names: dict[tuple[int, int], str] = {}
         for pair in itertools.permutations(range(places.num_processes), 2):
             (source, one, here), (target, other, there) = (found[process] for process in pair)
             sites = here, there
-            if one == other and (source, target) in hops and sites == (self.sites[source], self.sites[target]):
+            if one == other and (source, target) in hops and sites == (own[source], own[target]):
                 names[pair] = hops[source, target]
             elif sites[0] != sites[1] and ">".join(sites) in self.problem.links:
                 names[pair] = ">".join(sites)
@@ -348,20 +311,18 @@ class RunSpec(Document, Part):
         return LinkShape(link.latency_s, self.rate_of(link.bandwidth_bytes_per_s))
 
     def to_body(self) -> dict[str, Any]:
-        apart = {"problem", "schedule", "chunk_costs", "group_costs", "light_paths"}
+        apart = {"plan", "chunk_costs", "group_costs", "light_paths"}
         body: dict[str, Any] = self.model_dump(mode="json", exclude=apart, exclude_none=True)
         costs: dict[str, Any] = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
         costs |= {"group_costs": [one.to_data() for one in self.group_costs]} if self.group_costs else {}
         lit = {} if self.light_paths is None else {"light_paths": self.light_paths.to_data()}
-        return {**body, **costs, **lit, "problem": self.problem.to_data(), "schedule": self.schedule.to_data()}
+        bare = {} if isinstance(self.plan, Plan) else {"plan": self.plan.to_body()}
+        return {**body, **costs, **lit, **bare}
 
     @classmethod
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
-        if "problem" in body:
-            inner = expect_format(body["problem"], Problem.FORMAT, f"{source}: problem")
-            body["problem"] = validate(Problem, inner, source, "problem")
-        if "schedule" in body:
-            body["schedule"] = Schedule.from_data(body["schedule"], f"{source}: schedule")
+        if isinstance(body.get("plan"), dict):
+            body["plan"] = BarePlan.from_body(body["plan"], source)
         if body.get("chunk_costs") is not None:
             body["chunk_costs"] = ChunkCosts.from_data(body["chunk_costs"], f"{source}: chunk_costs")
         degrees = enumerate(body.get("group_costs", ()))
@@ -369,6 +330,15 @@ class RunSpec(Document, Part):
         if body.get("light_paths") is not None:
             body["light_paths"] = LightPaths.from_data(body["light_paths"], f"{source}: light_paths")
         return validate(cls, body, source)
+
+    @classmethod
+    def load(cls, path: Path | str, plan: Plan | None = None) -> Self:
+        """Read ``run.json``, and the plan beside it unless the caller has read that, or the run has a bare one."""
+        path = Path(path)
+        body = expect_format(parse_json(read_text(path), str(path)), cls.FORMAT, str(path))
+        if "plan" not in body:
+            body = {**body, "plan": plan or Plan.load(path.with_name(PLAN_NAME))}
+        return cls.from_body(body, str(path))
 
 
 class ReplicaCollective(NamedTuple):

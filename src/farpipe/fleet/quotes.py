@@ -15,8 +15,8 @@ from farpipe.core.strict import seen_from
 from farpipe.fleet.job import JobPlacement, Kind
 from farpipe.planning.cost import Layout
 from farpipe.planning.cost.memory import optimizer_bytes
-from farpipe.planning.plan.planner import Planner
-from farpipe.planning.plan.quote import Quote
+from farpipe.planning.planner.quote import Quote
+from farpipe.planning.planner.quotes import Planner
 
 SUFFIXES = (".json", ".toml")
 

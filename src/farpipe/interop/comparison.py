@@ -2,9 +2,10 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from farpipe import planning
 from farpipe.core.errors import FarpipeError, InfeasibleError
 from farpipe.core.simulate import Timeline
 from farpipe.core.spec import Job, Site
@@ -14,10 +15,9 @@ from farpipe.interop.steady_steps import Measured
 from farpipe.interop.step_log import StepLog
 from farpipe.interop.trace_files import Trace, of_one_rank
 from farpipe.interop.traced_steps import timeline_of
-from farpipe.planning.cost import JobCosts
-from farpipe.planning.plan import Plan, make_plan
-from farpipe.planning.plan.derivation import parts_of_step
-from farpipe.planning.plan.find_plans import FoundPlans, MeasuredDevices, find_plans
+from farpipe.planning import Plan, Planned, find
+from farpipe.planning.explain.derivation import parts_of_step
+from farpipe.planning.planner.find import MeasuredDevices
 
 _MORE_MEMORY: Final = 16.0
 """Factor on the devices' memory with which a training is predicted that ran, but would not fit by the model."""
@@ -59,14 +59,18 @@ class Comparison:
     """Measured and predicted step of a training."""
 
     measured: Measured
-    plan: Plan
-    costs: JobCosts
+    planned: Planned
     seconds: Mapping[str, float]
     """`parts_of_step`, and ``rest``: what was measured beyond the prediction."""
     suspects: tuple[Suspect, ...]
     notes: tuple[str, ...]
     timeline: Timeline | None = None
     """Measured timeline of a pipeline's step, where traces of all its ranks were given."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is compared."""
+        return self.planned.plan
 
     @property
     def error(self) -> float:
@@ -97,7 +101,7 @@ def compare(
     times, which leaves nothing to suspect in them. `traces` of a pipeline's ranks give the measured Timeline."""
     asked, (job, pinned) = job, pinned_by(log.sizes, job)
     job, found, notes = _planned(job, profiles, log.memory_bytes)
-    plan = found.plans[0]
+    plan = found.plan
     expect_same(log.sizes, sizes_of_plan(plan), "the plan of this job")
     notes = (*notes, *([f"left open in the job, and taken from the log: {pinned}"] if pinned else []))
     seconds = parts_of_step(plan, found.costs) | {"rest": measured.step_s - plan.prediction.step_s}
@@ -105,20 +109,20 @@ def compare(
     has_pipeline = plan.problem.num_ranks > 1 and not of_one_rank(traces)
     timeline, told = timeline_of(traces, plan.problem, plan.schedule) if has_pipeline else (None, ())
     notes = (*notes, *_notes(job, plan, log), *_traced_steps(traces, measured), *told)
-    plan = _with_own_memory(plan, asked)
-    return Comparison(measured, plan, found.costs, seconds, suspects, notes, timeline)
+    found = replace(found, plan=_with_own_memory(plan, asked))
+    return Comparison(measured, found, seconds, suspects, notes, timeline)
 
 
 def _planned(
     job: Job, profiles: MeasuredDevices = (), used_bytes: float | None = None
-) -> tuple[Job, FoundPlans, tuple[str, ...]]:
+) -> tuple[Job, Planned, tuple[str, ...]]:
     """The plan of a training that ran, and the job that it is of.
 
     What ran fits in memory, whatever the model of it says: then the limit is lifted, and a note says so, or which
     device it cannot have been if the log's own `used_bytes` are more than that has.
     """
     try:
-        return job, find_plans(job, profiles), ()
+        return job, find(job, profiles)[0], ()
     except InfeasibleError as error:
         short = str(error).splitlines()[0]
     device = min((site.device for site in job.cluster.sites), key=lambda device: device.memory_bytes)
@@ -130,7 +134,7 @@ def _planned(
             "without a limit"
         )
     job = _with_devices(job, memory_factor=_MORE_MEMORY)
-    return job, find_plans(job, profiles), (note,)
+    return job, find(job, profiles)[0], (note,)
 
 
 def _with_own_memory(plan: Plan, asked: Job) -> Plan:
@@ -162,7 +166,7 @@ def _suspects(job: Job, plan: Plan, measured: Measured) -> tuple[Suspect, ...]:
 def _effect_s(job: Job, plan: Plan, change: Mapping[str, Any]) -> float | None:
     training = job.training.model_copy(update=dict(change))
     try:
-        other = make_plan(job.model_copy(update={"training": training, "text": ""}))
+        other = planning.plan(job.model_copy(update={"training": training, "text": ""}))
     except FarpipeError:  # it would not fit
         return None
     return other.prediction.step_s - plan.prediction.step_s
@@ -203,7 +207,7 @@ def calibrated(job: Job, step_s: float) -> tuple[Job, float]:
     low, high, factor = 0.125, 8.0, 1.0
     for _ in range(_MAX_CALIBRATIONS):
         scaled = _with_devices(job, rate_factor=factor)
-        predicted_s = _planned(scaled)[1].plans[0].prediction.step_s
+        predicted_s = _planned(scaled)[1].plan.prediction.step_s
         if abs(predicted_s / step_s - 1) < _CALIBRATED:
             return scaled, factor
         low, high = (factor, high) if predicted_s > step_s else (low, factor)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Job
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 
 Sizes = dict[str, Any]
 """Sizes by key of the job (`num_devices` and `num_params` are of all of it)."""

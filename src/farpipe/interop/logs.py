@@ -14,7 +14,7 @@ from farpipe.core.units import SECONDS
 from farpipe.interop.log_sizes import TELLING, expect_same, sizes_in, sizes_of, sizes_of_plan
 from farpipe.interop.log_tables import has_times, is_table, steps_of_table
 from farpipe.interop.step_log import OF_BARS, OF_BLOCKS, OF_EPOCHS, OF_MEANS, RATES, StepLog
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER: Final = r"([-+]?[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?\d+)?)"

@@ -12,7 +12,7 @@ from farpipe.planning.cost import settle
 
 if TYPE_CHECKING:
     from farpipe.core.spec import Model, Training
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 _MEGATRON_SCHEDULES = ("1f1b", "interleaved")
 _MEGATRON_NARROW = {

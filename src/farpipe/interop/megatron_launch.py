@@ -8,7 +8,7 @@ from farpipe.core.units import format_bytes, format_rate, format_seconds
 from farpipe.planning.cost import settle
 
 if TYPE_CHECKING:
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 _BUFFER_PER_BYTE: Final = 1.5
 """Bytes of a socket's buffer per byte in flight: about two thirds of Linux' buffers hold data."""

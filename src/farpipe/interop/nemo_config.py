@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from farpipe.interop.megatron_flags import megatron_flags
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 
 _TABLES: Final = {
     "train": ("micro_batch_size", "global_batch_size", "train_iters"),

@@ -7,7 +7,7 @@ from farpipe.planning.cost import JobCosts, settle, step_cost
 from farpipe.planning.cost.memory import gathered_weight_bytes, gradient_bytes
 
 if TYPE_CHECKING:
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 
 def more_bytes(plan: "Plan") -> list[float]:

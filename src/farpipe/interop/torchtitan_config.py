@@ -21,7 +21,7 @@ from farpipe.planning.cost import settle
 
 if TYPE_CHECKING:
     from farpipe.core.spec import Training
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Plan
 
 VERSION: Final = "0.2"
 """The last one that is configured in TOML."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.core.errors import UsageError
+from farpipe.core.plugins import Plugins
 from farpipe.core.strict import nearest
 
 SLOT_RULES: Final = ("first", "last", "best")
@@ -55,8 +56,16 @@ POLICIES: Final = {
 path on which the request does not fit is never taken)."""
 
 
+ADDED: Final = Plugins("assignment", "farpipe.assignments", POLICIES, lambda found: isinstance(found, AssignmentPolicy))
+"""Assignments of other distributions: an AssignmentPolicy each, of the rules above with other weights."""
+
+
 def find_policy(name: str) -> AssignmentPolicy:
-    """The policy called `name`; UsageError with the nearest name otherwise."""
-    if name not in POLICIES:
-        raise UsageError(f"there is no policy {name!r}{nearest(name, POLICIES)}; known: {', '.join(POLICIES)}")
-    return POLICIES[name]
+    """The policy called `name`, farpipe's own or a distribution's; UsageError with the nearest name otherwise."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if name not in ADDED:
+        names = [*POLICIES, *ADDED.names]
+        raise UsageError(f"there is no policy {name!r}{nearest(name, names)}; known: {', '.join(names)}")
+    found: AssignmentPolicy = ADDED.load(name)
+    return found

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.simulate import Timeline
 from farpipe.core.step import site_of
 from farpipe.core.units import format_seconds
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan, PlanDocument
 from farpipe.report.axis import shorten
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.report.gantt_frame import GanttFrame, Panel, choose_frame, extent
@@ -168,9 +168,10 @@ def _left_out(frame: GanttFrame) -> list[Block]:
 
 def svg_of(document: object) -> str | None:
     """Gantt chart of a timeline, or of the step that a plan predicts; None for anything else."""
+    if isinstance(document, PlanDocument):
+        return svg_of(document.plan)
     if isinstance(document, Plan):
-        timeline = simulate(document.problem, document.schedule, checked=True)
-        return draw_gantt([Panel(document.schedule.method, timeline, document.sites)]).svg()
+        return draw_gantt([Panel(document.schedule.method, document.timeline, document.sites)]).svg()
     if isinstance(document, Timeline):
         return draw_gantt([Panel(document.source, document)]).svg()
     return None

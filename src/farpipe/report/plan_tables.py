@@ -13,12 +13,12 @@ from farpipe.core.units import (
     format_rate,
     format_seconds,
 )
+from farpipe.planning import Plan
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.derivation import DerivedQuantity, stage_lines, step_lines
-from farpipe.planning.plan.objective import Objective, is_known
-from farpipe.planning.plan.plan import Change, CostClass, Strategy
-from farpipe.planning.plan.quote import Quote
+from farpipe.planning.explain.derivation import DerivedQuantity, stage_lines, step_lines
+from farpipe.planning.planner.objective import Objective, is_known
+from farpipe.planning.planner.plan import Change, CostClass, PlanDocument, RunnerUp, Strategy
+from farpipe.planning.planner.quote import Quote
 from farpipe.report.tables import TableView
 
 COST_WORDS: Final[dict[CostClass, str]] = {
@@ -34,19 +34,21 @@ SAME: Final = "same"
 """Name of training that does not differ from the job's."""
 
 
-def plan_tables(plan: Plan) -> tuple[TableView, ...]:
+def plan_tables(document: PlanDocument) -> tuple[TableView, ...]:
     """Stages, links between sites, strategies, changes that would help, and runners-up."""
+    plan, why = document.plan, document.explanation
     return (
-        _stage_table(plan),
+        _stage_table(document),
         _link_table(plan),
-        strategy_table(plan.strategies, is_rough=plan.is_rough, chosen=plan.where),
-        change_table(plan.changes, is_rough=plan.job.model.guess),
-        _choice_table(plan),
+        strategy_table(why.strategies, is_rough=why.is_rough, chosen=plan.where),
+        change_table(why.changes, is_rough=plan.job.model.guess),
+        _choice_table(why.runners_up, is_rough=plan.job.model.guess),
     )
 
 
-def _stage_table(plan: Plan) -> TableView:
-    recomputes, marked = any(one.recompute != "none" for one in plan.placements), _marked_sites(plan)
+def _stage_table(document: PlanDocument) -> TableView:
+    plan, marked = document.plan, _marked_sites(document)
+    recomputes = any(one.recompute != "none" for one in plan.placements)
     rows = []
     for index, (placement, stage) in enumerate(zip(plan.placements, plan.problem.stages, strict=True)):
         times = (stage.forward_s, stage.input_grad_s, stage.weight_grad_s)
@@ -63,7 +65,7 @@ def _stage_table(plan: Plan) -> TableView:
             )
         )
     columns = ("stage", "rank", "layers", "F", "I", "W", "peak memory", "limit", *(["recompute"] if recomputes else []))
-    numbers, note = frozenset({3, 4, 5, 6, 7}), trust_note(plan)
+    numbers, note = frozenset({3, 4, 5, 6, 7}), trust_note(document)
     return TableView("Stages", columns, tuple(rows), numbers, note=note, expendable=(5, 4, 3))
 
 
@@ -72,27 +74,29 @@ def _peak(peak: float, limit: float | None) -> str:
     return f"{format_bytes(peak)}{' (too much)' if over else ''}"
 
 
-def _marked_sites(plan: Plan) -> set[str]:
+def _marked_sites(document: PlanDocument) -> set[str]:
     """Sites whose devices nobody has measured or compared."""
-    devices = {name.partition(" (")[0] for name in plan.unmeasured}
+    why = document.explanation
+    devices = {name.partition(" (")[0] for name in why.unmeasured}
     return {
         site.name
-        for site in plan.job.cluster.sites
-        if plan.uncompared or {site.device.name, site.device.name.partition(" (")[0]} & devices
+        for site in document.plan.job.cluster.sites
+        if why.uncompared or {site.device.name, site.device.name.partition(" (")[0]} & devices
     }
 
 
-def trust_note(plan: Plan) -> str:
+def trust_note(document: PlanDocument) -> str:
     """Meaning of `~`, and the range in which the step is expected, or why there is none."""
+    plan, why = document.plan, document.explanation
     if plan.job.model.guess:
         return plan.job.model.guess_note
-    if not plan.residual:
+    if not why.residual:
         return "All times were measured (profiles): no range of errors of the cost model applies to the step."
-    low, high = map(format_seconds, plan.step_range_s)
-    if not plan.is_rough:
-        error = format_percent(plan.residual)
+    low, high = map(format_seconds, document.step_range_s)
+    if not why.is_rough:
+        error = format_percent(why.residual)
         return f"Mean error of predictions for these devices: {error}. Expect a step of {low} to {high}."
-    names = ", ".join((*plan.unmeasured, *plan.uncompared))
+    names = ", ".join((*why.unmeasured, *why.uncompared))
     return (
         f"~ nobody has compared predictions for {names} with measurements; expect a step of {low} to {high}. "
         "`farpipe profile` or --learned-from gives times of your own."
@@ -119,15 +123,15 @@ def _link_table(plan: Plan) -> TableView:
     )
 
 
-def _choice_table(plan: Plan) -> TableView:
+def _choice_table(runners_up: Sequence[RunnerUp], *, is_rough: bool) -> TableView:
     rows = [
         (
             _folded(choice.what),
             choice.method or "-",
-            format_about(choice.step_s, is_rough=plan.job.model.guess) if choice.step_s else "-",
+            format_about(choice.step_s, is_rough=is_rough) if choice.step_s else "-",
             choice.reason,
         )
-        for choice in plan.runners_up
+        for choice in runners_up
     ]
     columns = ("layout", "schedule", "step", "reason")
     return TableView("Why the others lost", columns, tuple(rows), frozenset({2}), expendable=(1,))

@@ -203,8 +203,9 @@ class ComparisonRow:
     obstacle: str = ""
 
 
-def comparison_view(rows: Sequence[ComparisonRow]) -> TableView:
-    """Every schedule that can be used, with how much longer it takes than the best; below them why the others can't."""
+def comparison_view(rows: Sequence[ComparisonRow], what: str = "schedule") -> TableView:
+    """Every schedule (or timeline) that can be used, with how much longer it takes than the best; below them why the
+    others can't. Columns that no row fills are left out."""
     best = min((row.step_s for row in rows if row.step_s is not None), default=None)
     figures: tuple[tuple[str, Callable[[ComparisonRow], str]], ...] = (
         ("step", lambda row: _or_missing(row.step_s, duration)),
@@ -216,10 +217,14 @@ def comparison_view(rows: Sequence[ComparisonRow]) -> TableView:
         ("busiest link", lambda row: _or_missing(row.busiest_link_ratio, format_percent)),
         ("exposed inside sites", lambda row: _or_missing(row.exposed_intra_site_s, duration)),
     )
-    names = ("schedule", *(name for name, _ in figures))
-    cells = tuple((row.method, *(write(row) for _, write in figures)) for row in rows if not row.obstacle)
-    chosen = _first(best is not None and row.step_s == best for row in rows if not row.obstacle)
-    return TableView("Schedules side by side", names, cells, frozenset(range(1, len(names))), chosen, obstacles(rows))
+    used = [row for row in rows if not row.obstacle]
+    filled = [(name, write) for name, write in figures if any(write(row) != MISSING for row in used)]
+    names = (what, *(name for name, _ in filled))
+    cells = tuple((row.method, *(write(row) for _, write in filled)) for row in used)
+    chosen = _first(best is not None and row.step_s == best for row in used)
+    return TableView(
+        f"{what.capitalize()}s side by side", names, cells, frozenset(range(1, len(names))), chosen, obstacles(rows)
+    )
 
 
 def obstacles(rows: Sequence[ComparisonRow]) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.core.units import format_count, format_seconds
-from farpipe.planning.plan.job_grid import Axis, Result
-from farpipe.planning.plan.plan import Strategy
+from farpipe.planning.explain.job_grid import Axis, Result
+from farpipe.planning.planner.plan import Strategy
 from farpipe.report.plan_tables import bottleneck
 from farpipe.report.pyplot import load_pyplot, save_figure
 from farpipe.report.tables import TableView

@@ -7,6 +7,7 @@ which.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ class FittedTable:
 def to_rich(view: TableView) -> FittedTable:
     """The table for a terminal of any width."""
     return FittedTable(view)
+
+
+def as_text(view: TableView, width: int = 140) -> str:
+    """The table as plain text, for `print` in Python."""
+    from rich.console import Console
+
+    text = StringIO()
+    Console(file=text, width=width, highlight=False, color_system=None).print(to_rich(view))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip()
 
 
 def fitted(view: TableView, width: int) -> TableView:

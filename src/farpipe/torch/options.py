@@ -15,7 +15,7 @@ from farpipe.core.strict import nearest
 from farpipe.engine.links import LinkShape
 from farpipe.engine.transport import TransportConfig
 from farpipe.engine.transport.security.tls import TlsFiles
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 
 PREFIX: Final = "FARPIPE_"
 _WORDS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}

@@ -16,8 +16,8 @@ from farpipe.core.schedule import check
 from farpipe.core.step import Problem, Rank, Schedule, Stage
 from farpipe.core.strict import parse_json
 from farpipe.engine.transport import Transport
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.orders import V_ORDERS, find_order
+from farpipe.planning import Plan
+from farpipe.planning.planner.orders import V_ORDERS, find_order
 from farpipe.torch.order_changes import is_first, shared_mesh
 
 SEARCH_S: Final = 10.0

@@ -24,7 +24,7 @@ from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.peers import TensorPeers
 from farpipe.engine.executor.staging import Staging
 from farpipe.engine.stages.deferred import WeightGradStore
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 from farpipe.torch.backend import farpipe_group
 from farpipe.torch.order_changes import OrderChanges, from_first, shared_mesh
 from farpipe.torch.orders import Agreed, Asked, agree

@@ -17,9 +17,10 @@ from farpipe.engine.executor.peers import Peers
 from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
-from farpipe.engine.run_spec import RunSpec, TransportSettings
+from farpipe.engine.run_settings import TransportSettings
+from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.train import memory_figures
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 
 _ENDLESS: Final = 1 << 40
 """Number of steps of a training whose end nobody has told."""
@@ -34,7 +35,7 @@ class Records:
     ) -> None:
         """`run_dir`: on rank 0, which writes `plan` there as well, and with `replan` watches the steps."""
         self._peers, self._device, self._num_steps = peers, device, 0
-        self._run = RunSpec(
+        self._run = RunSpec.bare(
             problem=plan.problem.model_copy(update={"sync": None, "exchanges": ()}),
             schedule=schedule,
             sites=plan.sites,

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from farpipe.core.errors import InputError
 from farpipe.engine.stages.deferred import WeightGradStore, defer
-from farpipe.planning.plan import Plan
-from farpipe.planning.plan.orders import V_ORDERS
+from farpipe.planning import Plan
+from farpipe.planning.planner.orders import V_ORDERS
 from farpipe.torch.pipeline import Pipeline
 from farpipe.torch.versions import expect_tested
 from farpipe.torch.works import raised_as_torch

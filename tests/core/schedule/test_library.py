@@ -7,11 +7,22 @@ from farpipe.core.schedule import check, peak_memory_bytes
 from farpipe.core.schedule.library import ORDERS, extra_forwards, order
 from farpipe.core.simulate import simulate
 from farpipe.core.step import Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer
+from farpipe.testing import check_order
 from pipelines import pipeline
 
 ONE_STAGE_PER_RANK = ["gpipe", "1f1b", "eager", "geopipe", "zb-h1", "zb-h2", "zb-1p", "zb-2p"]
 V_SHAPE = ["gpipe", "zbv", "zbv-late", "v-half", "v-min", "wave"]
 ROUND_ROBIN = ["gpipe", "bfs", "interleaved"]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_passes_the_public_check_where_it_is_defined(name):
+    lists = {
+        "one stage per rank": [*ONE_STAGE_PER_RANK, "interleaved"],
+        "two stages per rank in a V": V_SHAPE,
+        "stages round robin": ROUND_ROBIN,
+    }
+    assert check_order(name) == tuple(shape for shape, names in lists.items() if name in names)
 
 
 @given(st.sampled_from(ONE_STAGE_PER_RANK), st.integers(1, 9), st.integers(1, 20))

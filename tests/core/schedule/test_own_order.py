@@ -1,11 +1,11 @@
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InfeasibleError, InputError, ScheduleError, UsersCodeError
 from farpipe.core.schedule.library import order
 from farpipe.core.step import Problem, Rank, Schedule, Stage
-from farpipe.planning.plan import make_plan
-from farpipe.planning.plan.orders import find_order, try_orders
-from planning.plan.jobs import job
+from farpipe.planning.planner.orders import find_order, try_orders
+from planning.planner.jobs import job
 
 SOURCE = """
 from farpipe.core.errors import InputError
@@ -47,7 +47,7 @@ def mine(tmp_path):
 def test_an_order_in_a_file_is_a_method_like_any_other(mine):
     outcomes = try_orders(PROBLEM, ["gpipe", f"{mine}:mine"])
     assert {outcome.makespan_s for outcome in outcomes} == {outcomes[0].makespan_s}
-    plan = make_plan(job(schedule=f"{mine}:mine", pipeline=2))
+    plan = planning.plan(job(schedule=f"{mine}:mine", pipeline=2))
     assert plan.schedule.method == f"{mine}:mine"
 
 
@@ -96,9 +96,9 @@ def test_a_function_that_breaks_or_gives_no_order_is_named_and_no_layout_is_blam
     with pytest.raises(UsersCodeError, match=rf"mine\.py:{name}: {message}"):
         find_order(PROBLEM, f"{mine}:{name}")
     with pytest.raises(UsersCodeError, match=rf"mine\.py:{name}: {message}"):
-        make_plan(job(schedule=f"{mine}:{name}", pipeline=2))
+        planning.plan(job(schedule=f"{mine}:{name}", pipeline=2))
     with pytest.raises(InfeasibleError, match="it needs three ranks"):
-        make_plan(job(schedule=f"{mine}:undefined", pipeline=2))
+        planning.plan(job(schedule=f"{mine}:undefined", pipeline=2))
 
 
 def test_in_python_a_function_that_gives_none_is_named_too():

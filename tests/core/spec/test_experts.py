@@ -2,11 +2,11 @@
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.catalog import model_row
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.spec import Model, parse_job, preset_model
 from farpipe.core.spec.hugging_face import model_fields
-from farpipe.planning.plan import make_plan
 from job_files import added
 
 MIXTRAL = """
@@ -70,7 +70,7 @@ def test_a_degree_that_no_rank_can_share_says_which_and_what_would():
     job = parse_job(MIXTRAL.format(pins="expert = 8\ntensor = 2\npipeline = 4"))
     message = r"layout.expert: 8 does not divide the devices \(data x context x tensor\) .* 4 at most; 1, 2, 4 would"
     with pytest.raises(InfeasibleError, match=message):
-        make_plan(job)
+        planning.plan(job)
 
 
 def test_experts_of_a_dense_model_are_an_input_error():
@@ -80,7 +80,7 @@ def test_experts_of_a_dense_model_are_an_input_error():
 
 @pytest.mark.slow
 def test_a_pinned_degree_may_fold_experts_over_tensor_parallel_devices():
-    plan = make_plan(parse_job(MIXTRAL.format(pins="expert = 8\ndata = 4\ntensor = 2")))
+    plan = planning.plan(parse_job(MIXTRAL.format(pins="expert = 8\ndata = 4\ntensor = 2")))
     assert (plan.layout.expert, plan.layout.expert_tensor, plan.layout.data, plan.layout.tensor) == (8, 1, 4, 2)
 
 

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import load_job, load_table, parse_job
 from farpipe.core.spec.cluster import windowed_rate
-from farpipe.planning.plan import make_plan
+from farpipe.planning.explain import explained
 from job_files import sites_text
 
 HEAD = """
@@ -117,9 +118,9 @@ def test_a_region_may_be_the_site_s_name():
 
 def test_a_matrix_of_one_direction_joins_no_pipeline_and_the_plan_says_so():
     write("throughput.csv", "src_region,dst_region,throughput_gbit_s", "x:one,x:two,5")
-    plan = make_plan(parse_job(HEAD + SITES + MATRICES))
-    assert len(set(plan.sites)) == 1
-    assert any("no link both ways" in line for line in plan.advice)
+    document = explained(planning.find(parse_job(HEAD + SITES + MATRICES))[0])
+    assert len(set(document.plan.sites)) == 1
+    assert any("no link both ways" in line for line in document.explanation.advice)
 
 
 @pytest.mark.parametrize(

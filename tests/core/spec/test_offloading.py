@@ -2,9 +2,9 @@
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
-from farpipe.planning.plan import make_plan
 from job_files import EIGHT_LAYERS
 
 JOB = f"""
@@ -38,6 +38,6 @@ def test_what_does_not_go_with_offloading_is_an_input_error_with_its_place(train
 
 
 def test_plans_with_offloading_have_one_stage_and_compute_nothing_again():
-    plan = make_plan(parse_job(JOB.format(training="cpu_offloading_num_layers = 4", layout="")))
+    plan = planning.plan(parse_job(JOB.format(training="cpu_offloading_num_layers = 4", layout="")))
     assert (plan.layout.pipeline, plan.layout.virtual) == (1, 1)
     assert set(plan.recompute) == {"none"}

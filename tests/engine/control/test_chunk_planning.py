@@ -16,7 +16,8 @@ from farpipe.core.schedule import check
 from farpipe.core.simulate import simulate
 from farpipe.core.step import Schedule
 from farpipe.engine.control import chunk_planning
-from farpipe.engine.control.chunk_planner import OrderSearch, answers, ordered, plan_step, question, setting
+from farpipe.engine.control.beside import answers
+from farpipe.engine.control.chunk_planner import OrderSearch, ordered, plan_step, prepare, question, setting
 from farpipe.engine.control.chunk_planning import ChunkPlanning
 from farpipe.engine.executor.step_plans import PlannedStep
 from farpipe.engine.launch.run import run as run_here
@@ -46,7 +47,7 @@ def test_questions_and_answers_are_lines(documents):
     lines = [setting(run.chunk_costs, "elastic", 1), question(3, LENGTHS, 0.1), question(4, np.array([10**9]), 0.1)]
     tiny = run.chunk_costs.base.ranks[0].model_copy(update={"memory_bytes": 1e6})
     assert tiny.memory_bytes == 1e6
-    first, second = (json.loads(json.dumps(answer)) for answer in answers(lines))
+    first, second = (json.loads(json.dumps(answer)) for answer in answers(prepare, lines))
     check_chunks(StepPlan.from_data(first["plans"][0], "plan").chunks, LENGTHS)
     assert first["facts"]["num_tokens"] == LENGTHS.sum()
     assert second["step"] == 4

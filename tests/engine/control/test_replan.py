@@ -21,13 +21,14 @@ from farpipe.core.schedule.library import order
 from farpipe.core.spec.training import ReplanSettings
 from farpipe.core.step import Link, Problem
 from farpipe.engine import train
+from farpipe.engine.control.beside import LOWEST_PRIORITY
 from farpipe.engine.control.measured import replaced
 from farpipe.engine.control.replanning import Replanner, SearchRequest
-from farpipe.engine.control.searcher import LOWEST_PRIORITY
 from farpipe.engine.control.watch import LOG_NAME, STATE_NAME, ReplanWatch, Searcher
 from farpipe.engine.executor.commands import REPLAN, OrderSwitch
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import LinkChange, RunSpec
+from farpipe.engine.run_settings import LinkChange
+from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.train import train_rank
 from in_process import run_ranks
 from rank_processes import child_of, processes_of
@@ -135,7 +136,9 @@ def test_a_state_of_another_run_or_none_is_passed_over(text, text_file, tmp_path
 
 def _spec(problem, schedule, **options):
     sites = ("a", "a", "b", "b")
-    return RunSpec(problem=problem, schedule=schedule, sites=sites, num_steps=options.pop("num_steps", 8), **options)
+    return RunSpec.bare(
+        problem=problem, schedule=schedule, sites=sites, num_steps=options.pop("num_steps", 8), **options
+    )
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from engine.control.test_measured import real_problem
 from farpipe.core.schedule import check
 from farpipe.core.simulate import simulate
 from farpipe.core.step import Rank, Schedule
+from farpipe.engine.control.beside import answers
 from farpipe.engine.control.measured import replaced
-from farpipe.engine.control.searcher import answers, question, seek
+from farpipe.engine.control.searcher import prepare, question, seek
 from farpipe.planning.search import search
 from two_sites import two_sites
 
@@ -67,6 +68,6 @@ def test_nothing_fits():
 
 
 def test_questions_and_answers_are_lines():
-    told = [json.loads(json.dumps(answer)) for answer in answers([question(FAR, [FAR], 0.5)] * 2)]
+    told = [json.loads(json.dumps(answer)) for answer in answers(prepare, ["{}", *[question(FAR, [FAR], 0.5)] * 2])]
     assert [answer["is_last"] for answer in told] == [True, True]
     check(FAR, Schedule.from_data(told[0]["schedule"]))

@@ -11,7 +11,7 @@ import pytest
 from farpipe.core.errors import InputError
 from farpipe.core.strict import parse_toml
 from farpipe.engine.launch.grid import RowFile, here, play_grid
-from farpipe.planning.plan.job_grid import FORMAT, Axis, Result, job_points, name_of, row_of
+from farpipe.planning.explain.job_grid import FORMAT, Axis, Result, job_points, name_of, row_of
 from job_files import MODEL_TO_SWEEP, site_text
 
 JOB = f"""

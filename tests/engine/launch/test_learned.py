@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import simulate
 from farpipe.core.spec import parse_job
 from farpipe.engine.launch.directory import write_inputs
-from farpipe.engine.launch.learned import learned_from, with_links
+from farpipe.engine.launch.learned import learn
+from farpipe.planning import PlanDocument
 from farpipe.planning.cost import JobCosts, MeasuredPart, completed_profile, step_cost
-from farpipe.planning.plan import make_plan
 from job_files import cluster_text
 
 JOB = f"""
@@ -48,11 +49,11 @@ def costs_of(plan):
 def run_dir(tmp_path_factory):
     """A run planned with modelled times and a link of 5 ms; in truth a layer is slower and the link has 40 ms."""
     folder = tmp_path_factory.mktemp("run")
-    plan = make_plan(parse_job(JOB.format(latency="5 ms")))
+    plan = planning.plan(parse_job(JOB.format(latency="5 ms")))
     real = parse_job(JOB.format(latency="40 ms"))
     step = step_cost(costs_of(plan), plan.layout, plan.placements, real.cluster)
     timeline = replace(simulate(step.problem, plan.schedule), source="measured")
-    write_inputs(plan, folder)
+    write_inputs(PlanDocument(plan=plan), folder)
     timeline.save(folder / "timeline.json")
     line = {"step_s": timeline.makespan_s + step.overhead_s, "makespan_s": timeline.makespan_s}
     lines = [json.dumps({"step": number, "attempt": 0} | line) for number in range(5)]
@@ -61,14 +62,14 @@ def run_dir(tmp_path_factory):
 
 
 def test_the_next_plan_of_the_same_machines_is_told_within_three_percent(run_dir):
-    learned, told = learned_from(run_dir)
-    job = with_links(parse_job(JOB.format(latency="5 ms").replace("global_batch = 8", "global_batch = 16")), learned)
-    plan = make_plan(job, learned.profiles)
+    learned = learn(run_dir)
+    job = learned.corrected(parse_job(JOB.format(latency="5 ms").replace("global_batch = 8", "global_batch = 16")))
+    plan = planning.plan(job, learned.profiles)
     real = parse_job(JOB.format(latency="40 ms"))
     step = step_cost(costs_of(plan), plan.layout, plan.placements, real.cluster)
     measured_s = simulate(step.problem, plan.schedule).makespan_s + step.overhead_s
     assert plan.prediction.step_s == pytest.approx(measured_s, rel=0.03)
-    assert "Learned from" in told[0]
+    assert "Learned from" in learned.told[0]
 
 
 def test_steps_that_were_not_recorded_teach_as_much(run_dir, tmp_path):
@@ -77,14 +78,14 @@ def test_steps_that_were_not_recorded_teach_as_much(run_dir, tmp_path):
     for line in lines[:-1]:
         line |= {"makespan_s": None, "is_recorded": False}
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert learned_from(tmp_path / "run")[0] == learned_from(run_dir)[0]
+    assert learn(tmp_path / "run") == learn(run_dir)
 
 
 def test_links_of_other_names_stay_and_the_file_no_longer_stands_for_the_job(run_dir):
-    learned, _ = learned_from(run_dir)
+    learned = learn(run_dir)
     renamed = parse_job(JOB.format(latency="5 ms").replace("east", "north"))
-    assert with_links(renamed, learned).cluster == renamed.cluster
-    same = with_links(parse_job(JOB.format(latency="5 ms")), learned)
+    assert learned.corrected(renamed).cluster == renamed.cluster
+    same = learned.corrected(parse_job(JOB.format(latency="5 ms")))
     assert same.cluster.link("west", "east").latency_s == pytest.approx(0.04, rel=0.1)
     assert 'latency = "0.04' in same.to_toml() or 'latency = "0.039' in same.to_toml()
 
@@ -95,7 +96,7 @@ def test_a_directory_that_is_no_run_is_named(run_dir, tmp_path, name):
         if file.name != name:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(InputError, match=name):
-        learned_from(tmp_path)
+        learn(tmp_path)
 
 
 def test_a_predicted_timeline_teaches_nothing(run_dir, tmp_path):
@@ -103,11 +104,11 @@ def test_a_predicted_timeline_teaches_nothing(run_dir, tmp_path):
         text = file.read_text().replace('"source": "measured"', '"source": "predicted"')
         (tmp_path / file.name).write_text(text)
     with pytest.raises(InputError, match="not measured"):
-        learned_from(tmp_path)
+        learn(tmp_path)
 
 
 def test_a_profile_of_another_model_is_refused_at_once(run_dir):
-    learned, _ = learned_from(run_dir)
+    learned = learn(run_dir)
     other = parse_job(JOB.format(latency="5 ms").replace("hidden = 256", "hidden = 512"))
     with pytest.raises(InputError, match="shape: measured with 'hidden 256"):
-        make_plan(other, learned.profiles)
+        planning.plan(other, learned.profiles)

@@ -2,14 +2,15 @@ from types import SimpleNamespace
 
 from farpipe.core.schedule.library import order
 from farpipe.engine.launch.run import changing_links
-from farpipe.engine.run_spec import LinkChange, RunSpec
+from farpipe.engine.run_settings import LinkChange
+from farpipe.engine.run_spec import RunSpec
 from two_sites import two_sites
 
 
 def spec(**settings):
     problem = two_sites((0.02, 0.02, 0.02), (2, 2), num_ranks=2, num_microbatches=2)
     body = {"problem": problem, "schedule": order("1f1b", problem), "sites": ("a", "b"), "num_steps": 4}
-    return RunSpec(**body, device="sleep", emulate_links=False, **settings)
+    return RunSpec.bare(**body, device="sleep", emulate_links=False, **settings)
 
 
 def test_links_of_a_kernel_wan_change_when_the_step_before_is_recorded():

@@ -19,7 +19,7 @@ from farpipe.engine.replicas.places import Places
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.transport.security import authority
 from farpipe.engine.transport.security.tls import TlsFiles
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 from job_files import cluster_text
 from trainings import make_run
 
@@ -34,7 +34,7 @@ def commands(spec, max_restarts=0, devices_per_machine=None, hosts=None):
 
 def placed(*sites, num_replicas=1):
     spec = make_run("text", placement=tuple(range(len(sites))))
-    return spec.model_copy(update={"sites": sites, "replicas": (sites,) * num_replicas})
+    return spec.with_plan(sites=sites, replicas=(sites,) * num_replicas)
 
 
 def test_every_site_gets_its_command():

@@ -18,7 +18,8 @@ from farpipe.core.units import counted
 from farpipe.engine.launch.run import run
 from farpipe.engine.lock import only_run
 from farpipe.engine.processes.leaving import SAME_REQUEST_S
-from farpipe.engine.run_spec import RunSpec, TransportSettings
+from farpipe.engine.run_settings import TransportSettings
+from farpipe.engine.run_spec import RunSpec
 from forked import WITH_FORKS
 from rank_processes import processes_of
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state

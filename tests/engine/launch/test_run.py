@@ -23,7 +23,8 @@ from farpipe.core.step import Hop, Link, Problem, Schedule, Sync, Transfer
 from farpipe.engine.figures.metrics import Summary
 from farpipe.engine.launch.launcher import launch
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import RunSpec, TransportSettings
+from farpipe.engine.run_settings import TransportSettings
+from farpipe.engine.run_spec import RunSpec
 from forked import WITH_FORKS
 from rank_processes import processes_of
 from small_models import (
@@ -56,12 +57,12 @@ def wan_problem(num_microbatches=4, seconds=0.005, num_bytes=50_000):
 def rehearsal(num_steps, **options):
     problem = wan_problem()
     body = {"problem": problem, "schedule": order("1f1b", problem), "sites": ("a", "b"), "device": "sleep"}
-    return RunSpec(num_steps=num_steps, **body, **options)
+    return RunSpec.bare(num_steps=num_steps, **body, **options)
 
 
 def training(num_steps, **options):
     problem = wan_problem()
-    return RunSpec(
+    return RunSpec.bare(
         problem=problem,
         schedule=order("eager", problem),
         sites=("a", "b"),
@@ -128,7 +129,8 @@ def test_results_of_an_earlier_run_are_not_written_over(tmp_path):
 def test_more_weights_than_memory_are_refused_before_anything_starts(tmp_path):
     spec = rehearsal(2)
     heavy = tuple(rank.model_copy(update={"static_bytes": 1e15, "memory_bytes": None}) for rank in spec.problem.ranks)
-    spec = spec.model_copy(update={"problem": spec.problem.model_copy(update={"ranks": heavy}), "device": "cpu"})
+    spec = spec.with_plan(problem=spec.problem.model_copy(update={"ranks": heavy}))
+    spec = spec.model_copy(update={"device": "cpu"})
     with pytest.raises(
         InfeasibleError, match=r"all 2 ranks on this machine: weights.* and .* are free; train a smaller"
     ):
@@ -140,7 +142,7 @@ def test_a_rehearsal_that_would_exchange_more_than_memory_is_refused(tmp_path):
     spec = rehearsal(2)
     sync = Sync(reduce=Transfer(link="a>b", bytes=1e15))
     problem = spec.problem.model_copy(update={"sync": (sync, sync)})
-    spec = spec.model_copy(update={"problem": problem, "replicas": (("a", "a"), ("b", "b"))})
+    spec = spec.with_plan(problem=problem, replicas=(("a", "a"), ("b", "b")))
     with pytest.raises(
         InfeasibleError, match=r"all 4 ranks .*: the gradients that replicas exchange take .*; rehearse"
     ):

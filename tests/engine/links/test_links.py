@@ -6,6 +6,7 @@ import pytest
 
 from farpipe.core.errors import InputError, RunError
 from farpipe.engine.links import EmulatedLinks, LinkShape
+from farpipe.testing import check_link
 
 SHAPES = {"a>b": LinkShape(latency_s=0.020, bandwidth_bytes_per_s=25e6), "b>a": LinkShape(0.05, 1e9)}
 
@@ -15,6 +16,23 @@ def links():
     links = EmulatedLinks.create(SHAPES)
     yield links
     links.close()
+
+
+@pytest.mark.parametrize("shape", [*SHAPES.values(), LinkShape(0.0, float("inf"))])
+def test_emulated_links_pass_the_public_check(shape):
+    check_link(shape)
+
+
+def test_the_check_names_what_links_do_wrong():
+    class Overlapping(EmulatedLinks):
+        def reserve(self, name, num_bytes):
+            return self.reserve_beside(name, num_bytes)
+
+    class OverlappingShape(LinkShape):
+        create, open = Overlapping.create, Overlapping.open
+
+    with pytest.raises(AssertionError, match="before the one in front has left"):
+        check_link(OverlappingShape(0.01, 1e6))
 
 
 def test_a_message_takes_its_bytes_over_the_rate_and_then_the_latency(links):

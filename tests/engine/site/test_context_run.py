@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.shared.jobs import two_sites
 from chunk_runs import write_documents
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 
 pytestmark = pytest.mark.slow  # starts processes
 

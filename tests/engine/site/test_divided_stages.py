@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from farpipe.planning.plan.engine import WITH_CONTEXT, WITH_TENSOR
+from farpipe.planning.planner.engine import WITH_CONTEXT, WITH_TENSOR
 from site_processes import run_processes
 
 ORDERS = ("1f1b", "zb-h1", "zb-2p")

@@ -13,7 +13,7 @@ from benchmarks.engine.soak import result_of
 from benchmarks.engine.twin_faults import Fault, break_all, spec_of
 from benchmarks.shared.twins import write_model
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import TransportSettings
+from farpipe.engine.run_settings import TransportSettings
 from proxies import Proxy
 from trainings import metrics
 from waiting import wait_until

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from farpipe.planning.plan import Plan
+from farpipe.planning import Plan
 from test_printed_output import FINE_TUNING, ROOT, followed
 
 pytestmark = pytest.mark.slow  # starts processes

@@ -11,10 +11,10 @@ from chunk_runs import write_documents
 from farpipe.core.errors import InputError
 from farpipe.core.spec import load_job
 from farpipe.engine.launch.run import run
-from farpipe.engine.launch.spec_of_plan import run_spec_of
+from farpipe.engine.launch.runs import run_spec_of
+from farpipe.planning import find
 from farpipe.planning.cost.chunk_laws import Laws
-from farpipe.planning.plan.engine import plan_obstacle
-from farpipe.planning.plan.find_plans import find_plans
+from farpipe.planning.planner.engine import plan_obstacle
 from site_processes import run_processes
 from trainings import metrics
 
@@ -88,8 +88,8 @@ def spec_of(model, tmp_path):
     def make(num_steps, pins="", batch=6, **settings):
         path = tmp_path / "job.toml"
         path.write_text(JOB.format(model=model.hugging_face, text=text, steps=num_steps, pins=pins, batch=batch))
-        found = find_plans(load_job(path))
-        plan, costs = found.plans[0], found.chunk_costs
+        (found,) = find(load_job(path))
+        plan, costs = found.plan, found.batch.costs
         assert not plan_obstacle(plan)[0]
         group_costs = () if pins else favouring_both(*costs)
         fields = {"chunk_costs": costs[-1], "group_costs": group_costs, "emulate_links": False}

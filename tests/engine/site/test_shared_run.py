@@ -7,7 +7,7 @@ import pytest
 
 from farpipe.engine.checkpoint.export import export_to_hugging_face
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import TransportSettings
+from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.stages.self_check import one_thread
 from trainings import losses, make_run, train
 
@@ -32,7 +32,7 @@ def make(model, text_file):
             checkpoint_every_steps=2,
             **options,
         )
-        return spec.model_copy(update={"model": model, "replicas": homes})
+        return spec.with_plan(model=model, replicas=homes)
 
     return training
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from farpipe.core.errors import RunError
 from farpipe.engine.launch.run import run
-from farpipe.engine.run_spec import TransportSettings
+from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.site.end_hung import GRACE_S
 from farpipe.engine.stages.self_check import one_thread
 from rank_processes import processes_of
@@ -37,7 +37,7 @@ def make(model, text_file):
             **{"method": "zb-h1", "checkpoint_every_steps": 2, "zero": 1} | options,
         )
         degrees = {"tensor": tensor, "context": context}
-        return spec.model_copy(update={"model": model, "sites": homes[0], "replicas": homes} | degrees)
+        return spec.with_plan(model=model, sites=homes[0], replicas=homes, **degrees)
 
     return training
 

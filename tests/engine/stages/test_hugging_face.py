@@ -25,7 +25,7 @@ from farpipe.engine.stages.self_check import (
     shrunk,
 )
 from farpipe.engine.stages.slices import StageSlice
-from farpipe.planning.plan.engine import UNCUT
+from farpipe.planning.planner.engine import UNCUT
 from in_process import run_ranks
 from small_models import placed_problem, relative_error
 from strategies import schedules

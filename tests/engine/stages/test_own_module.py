@@ -24,7 +24,7 @@ PART = StageSlice(1, 3, False, False)
 
 def train_run(text_file, run_dir, recompute, **options):
     run = make_run(text_file, model=MODEL, method="zb-h1", num_steps=3, **options)
-    run = run.model_copy(update={"recompute": (recompute,) * 2})
+    run = run.with_plan(recompute=(recompute,) * 2)
     with one_thread():
         train(run, run_dir)
     return run, [json.loads(line)["loss"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

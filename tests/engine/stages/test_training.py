@@ -31,7 +31,7 @@ def write_model(folder, name, **changes):
 def hf_run(folder, text_file, **options):
     model = read_model(folder)
     run = make_run(text_file, model=model, **{"method": "zb-h1", "num_steps": 4} | options)
-    return run.model_copy(update={"model": model})
+    return run.with_plan(model=model)
 
 
 def train_whole(folder, run):
@@ -141,7 +141,7 @@ def test_what_can_t_be_trained_is_refused_before_the_first_step(text_file, tmp_p
         train(hf_run(write_model(tmp_path / "opt", "opt"), text_file), tmp_path / "run")
     folder = write_model(tmp_path / "gemma", "gemma3_text")
     run = hf_run(folder, text_file)
-    untied = run.model_copy(update={"model": run.model.model_copy(update={"tied_embeddings": False})})
+    untied = run.with_plan(model=run.model.model_copy(update={"tied_embeddings": False}))
     with pytest.raises(InputError, match=r"embedding and head: say model\.tied_embeddings = true"):
         train(untied, tmp_path / "untied")
 

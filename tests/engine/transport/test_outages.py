@@ -13,7 +13,8 @@ from farpipe.core.schedule.library import order
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.engine.launch.run import RANK_PROGRAM, run
 from farpipe.engine.links import Wan
-from farpipe.engine.run_spec import RunSpec, TransportSettings
+from farpipe.engine.run_settings import TransportSettings
+from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.transport import PeerError, Tag, TransportConfig, meeting
 from farpipe.engine.transport.connection import Connection
 from farpipe.engine.transport.control_link import ControlInbox, ControlMessage
@@ -275,7 +276,7 @@ def rehearsal(num_steps, **transport):
             Hop(forward=Transfer(link="west>east", bytes=50_000), backward=Transfer(link="east>west", bytes=50_000)),
         ),
     )
-    return RunSpec(
+    return RunSpec.bare(
         problem=problem,
         schedule=order("1f1b", problem),
         sites=("west", "east"),

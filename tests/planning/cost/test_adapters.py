@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_jobs import A100, layout, llama, site, training
+from cost_jobs import A100, layout, llama, site, stage_cost, training
 from farpipe.core.spec import preset_model, preset_site
-from farpipe.planning.cost import calibration_of, compute, memory, stage_cost, step_flops
+from farpipe.planning.cost import calibration_of, compute, memory, step_flops
 from farpipe.planning.cost.adapters import trained_model_params
 from farpipe.planning.cost.speed import core_speed
 from farpipe.planning.cost.transfer import expert_exchange_s

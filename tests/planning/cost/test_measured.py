@@ -2,9 +2,9 @@
 
 import pytest
 
-from cost_jobs import gpt, layout, site, training
+from cost_jobs import gpt, layout, site, stage_cost, training
 from farpipe.core.spec import Cluster, Job
-from farpipe.planning.cost import MeasuredPart, completed_profile, stage_cost
+from farpipe.planning.cost import MeasuredPart, completed_profile
 
 JOB = Job(model=gpt(), training=training(microbatch_size=2), cluster=Cluster(sites=(site(),)))
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_jobs import gpt, layout, llama, site, training
-from farpipe.planning.cost import flops, memory, stage_cost
+from cost_jobs import gpt, layout, llama, site, stage_cost, training
+from farpipe.planning.cost import flops, memory
 
 SHAPES = {
     "hidden": st.sampled_from([512, 1024, 6144]),

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from cost_jobs import A100, gpt, layout, placed, site, step, training
+from cost_jobs import A100, gpt, layout, placed, site, stage_cost, step, training
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster
-from farpipe.planning.cost import PartTimes, Profile, model_shape, stage_cost
+from farpipe.planning.cost import PartTimes, Profile, model_shape
 from farpipe.planning.cost.profile import MEASURABLE
 from farpipe.planning.cost.stage import stage_params
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_jobs import A100, layout, llama, placed, site, step, training, two_sites
+from cost_jobs import A100, layout, llama, placed, site, stage_cost, step, training, two_sites
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
@@ -22,7 +22,6 @@ from farpipe.planning.cost import (
     place_evenly,
     place_stages,
     settle,
-    stage_cost,
     step_cost,
     step_flops,
 )

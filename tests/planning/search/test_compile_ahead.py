@@ -13,10 +13,10 @@ kernels = (list_kernel.play, greedy_kernel.greedy, local_kernel.anneal)
 compile_ahead.main()
 ahead = [list(kernel.signatures) for kernel in kernels]
 
-from farpipe.planning.plan import make_plan
+from farpipe import planning
 from farpipe.core.spec import load_job
 
-make_plan(load_job({job!r}))
+planning.plan(load_job({job!r}))
 assert [list(kernel.signatures) for kernel in kernels] == ahead
 print(*map(len, ahead))
 """

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.core.spec import Cluster, Job, Model, Pins, SiteLink, Training, preset_site
-from farpipe.planning.workload import BatchOptions, chunk_costs, plan_batch, plan_sequences
+from farpipe.planning.planner.batches import plan_batch
+from farpipe.planning.workload import BatchOptions, chunk_costs, plan_sequences
 from farpipe.planning.workload.batch_plan import exchange_s
 from farpipe.planning.workload.checkpointing import unrecomputed_tokens
 from farpipe.planning.workload.device_groups import Devices, DocumentTimes, assignments, document_times, fewest

@@ -8,7 +8,8 @@ from benchmarks.sequences.sequences_paper import NUM_DEVICES, a800, models
 from benchmarks.sequences.sequences_rivals import work_s
 from farpipe.core.errors import FarpipeError
 from farpipe.core.spec import Cluster, Job, Pins, Training
-from farpipe.planning.workload import BatchOptions, plan_batch
+from farpipe.planning.planner.batches import plan_batch
+from farpipe.planning.workload import BatchOptions
 
 MODEL = models()["30b"]
 FREE = BatchOptions()

@@ -1,5 +1,6 @@
 """Reading job.toml, and parts of a job from the catalogue for use from Python."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,48 @@ from farpipe.core.spec.written import WrittenClusterFile, WrittenDevice, Written
 from farpipe.core.strict import parse_toml, read_text, seen_from, validate
 
 
-def load_job(path: Path | str) -> Job:
-    """The job in the file at `path`.
+def load_job(source: Path | str | Job, changes: Mapping[str, Any] | None = None) -> Job:
+    """Read the job in a file, or take a job, and change values of it.
+
+    `changes` maps keys of job.toml, with dots and counting from 0 (``"cluster.links.0.latency"``), to values as
+    they are written there (``"80 ms"``); None removes a key. The job is checked as a whole, as if its file said so.
 
     Raises InputError that names file, key path and value for a file that can't be read, is not TOML, has unknown or
-    missing keys, or asks for something impossible.
+    missing keys, or asks for something impossible, and for a change of a place that the job does not have.
     """
-    return parse_job(read_text(path), str(path), Path(path).parent)
+    if isinstance(source, Job):
+        return _changed(parse_toml(source.to_toml(), "job"), changes, "job") if changes else source
+    if changes:
+        return _changed(load_table(source), changes, str(source))
+    return parse_job(read_text(source), str(source), Path(source).parent)
+
+
+def _changed(table: dict[str, Any], changes: Mapping[str, Any], source: str) -> Job:
+    for key, value in changes.items():
+        *outer, last = key.split(".")
+        inner: Any = table
+        for depth, word in enumerate(outer, 1):
+            inner = _inside(inner, word, source, key, ".".join(outer[:depth]))
+        at: Any = _index(inner, last, source, key) if isinstance(inner, list) else last
+        if value is not None:
+            inner[at] = value
+        elif isinstance(inner, list) or last in inner:
+            del inner[at]
+    return job_of(table, source)
+
+
+def _inside(table: Any, word: str, source: str, key: str, place: str) -> Any:
+    """The table or list under `word`, made where a table lacks it."""
+    found = table[_index(table, word, source, key)] if isinstance(table, list) else table.setdefault(word, {})
+    if not isinstance(found, dict | list):
+        raise InputError(f"{source}: {key}: {place} is a value, {found!r}, not a table")
+    return found
+
+
+def _index(items: list[Any], word: str, source: str, key: str) -> int:
+    if word.isdecimal() and int(word) < len(items):
+        return int(word)
+    raise InputError(f"{source}: {key}: expected a number from 0 to {len(items) - 1} in the place of {word!r}")
 
 
 def parse_job(text: str, source: str = "job.toml", folder: Path | None = None) -> Job:

@@ -1,4 +1,8 @@
-"""A process beside a run that reads questions and writes answers, a line each, and ends with whoever started it."""
+"""The helper process of rank 0: ``python -m farpipe.engine.control.beside orders`` (or ``chunks``).
+
+It reads one JSON object a line and writes its answers, one a line. The first line says how to answer, every later one
+is a question. It ends when its input ends, and its guard ends it with the process that started it.
+"""
 
 import contextlib
 import json
@@ -8,32 +12,56 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, Final, Literal
 
+from farpipe.core.strict import parse_json
 from farpipe.engine.processes import KILL_S, Guarded, ParentPipe, ignore_requests
 
+Kind = Literal["orders", "chunks"]
+# A search for orders improves a run that is going well without it, so it only takes idle cores. Ranks wait for the
+# plan of their next chunks: that process yields to them while they compute, but not to other work.
 LOWEST_PRIORITY: Final = 19
-"""Niceness of a process that gets a core only where nobody else wants it."""
-Answering = Callable[[Iterable[str]], Iterator[dict[str, Any]]]
-"""Yields the answers to questions, each as soon as it is known; loads what it needs before it takes the first."""
+_KINDS: Final[dict[str, tuple[str, int]]] = {
+    "orders": ("farpipe.engine.control.searcher", LOWEST_PRIORITY),
+    "chunks": ("farpipe.engine.control.chunk_planner", 5),
+}
+"""Module whose `prepare` makes what answers, and the niceness of the process."""
+Answering = Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
+"""Yields the answers to one question, each as soon as it is known."""
 
 
-def serve(answering: Answering, niceness: int) -> None:
-    """Answer whoever started this process, as its main function, until no more questions come."""
+def answers(prepare: Callable[[dict[str, Any]], Answering], lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The answers to all lines but the first, from which `prepare` makes what answers, with everything loaded."""
+    bodies = (parse_json(line, "question") for line in lines)
+    for head in bodies:
+        answering = prepare(head)
+        for question in bodies:
+            yield from answering(question)
+
+
+def main(kind: str) -> None:
+    """Answer the process that started this one until it asks no more."""
+    module, niceness = _KINDS[kind]
     os.nice(niceness)
     ignore_requests()  # they are for the run, which ends this process
-    for answer in answering(sys.stdin):
+    for answer in answers(import_module(module).prepare, sys.stdin):
         print(json.dumps(answer), flush=True)
 
 
 class Beside:
-    """One such process: ``python -m MODULE``. It is started ahead, for to load it takes longer than most questions."""
+    """One such process. It is started ahead of its first question, since loading takes longer than most answers."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, kind: Kind, head: str = "{}\n") -> None:
+        """`head`: the first line, with its end."""
+        self._kind, self._head = kind, head
+        self._start()
+
+    def _start(self) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._parent_pipe = ParentPipe()
         self.process = Guarded.start(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", "farpipe.engine.control.beside", self._kind],
             self._parent_pipe,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -41,8 +69,14 @@ class Beside:
             encoding="utf-8",
         )
         arguments = self.process, self._parent_pipe, self._lines
-        self._reader = threading.Thread(target=_read, args=arguments, name=module, daemon=True)
+        self._reader = threading.Thread(target=_read, args=arguments, name=self._kind, daemon=True)
         self._reader.start()
+        self.send(self._head)
+
+    def restart(self) -> None:
+        """End the process, whose answer is no longer wanted or which has died, and start another."""
+        self.close()
+        self._start()
 
     @property
     def has_ended(self) -> bool:
@@ -85,3 +119,7 @@ def _read(process: Guarded, parent_pipe: ParentPipe, lines: "queue.SimpleQueue[s
     parent_pipe.cut()
     process.wait(KILL_S)  # whoever learns of the end and starts another finds this one gone, not about to go
     lines.put(None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,16 +1,16 @@
-"""A process beside a training on chunks that plans its steps: ``python -m farpipe.engine.control.chunk_planner``.
+"""Plans of the steps of a training on chunks, as the helper process ``chunks`` makes them.
 
-Its first line says what chunks cost and how to plan: ``{"costs": ..., "packing": ..., "num_replicas": ...,
+The first line says what chunks cost and how to plan: ``{"costs": ..., "packing": ..., "num_replicas": ...,
 "seeks_orders": ..., "group_costs": [...], "num_processes": ...}``, the last two for chunks that processes share in
-groups. Then it reads a question a line, ``{"step": ..., "lengths": [...], "budget_s": ..., "search_s":
-...}``, and writes an answer a line: ``{"step": ..., "plans": [...], "cuts": [...], "facts": {...}}``, a plan for every
-replica, or ``{"step": ..., "error": ...}``. Where a faster order is found within `search_s` of the question, one more
-line has it: ``{"step": ..., "schedules": [...], "facts": {...}}``.
+groups. A question is ``{"step": ..., "lengths": [...], "budget_s": ..., "search_s": ...}``, and its answer
+``{"step": ..., "plans": [...], "cuts": [...], "facts": {...}}``, a plan for every replica, or ``{"step": ...,
+"error": ...}``. Where a faster order is found within `search_s` of the question, one more line has it: ``{"step": ...,
+"schedules": [...], "facts": {...}}``.
 """
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
@@ -21,8 +21,7 @@ from farpipe.core.errors import FarpipeError, InfeasibleError
 from farpipe.core.schedule import peak_memory_bytes
 from farpipe.core.simulate import simulate
 from farpipe.core.step import Problem
-from farpipe.core.strict import finite, parse_json
-from farpipe.engine.control.beside import serve
+from farpipe.core.strict import finite
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.search import search
 from farpipe.planning.search.compile_ahead import small_problem
@@ -43,8 +42,6 @@ WORTH: Final = 0.005
 """Smallest gain for which an order replaces the plan's."""
 LEAST_S: Final = 0.02
 """Less time than this is not worth to begin with."""
-LOW_PRIORITY: Final = 5
-"""Niceness: below the ranks, which will wait for its answers."""
 
 
 class OrderSearch:
@@ -113,18 +110,16 @@ def question(step: int, lengths: Ints, budget_s: float, search_s: float = 0.0) -
     return json.dumps(asked) + "\n"
 
 
-def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The answers to all questions behind the first line; a second one where a faster order is found."""
-    questions = iter(lines)
-    head = parse_json(next(questions), "setting")
+def prepare(head: dict[str, Any]) -> Callable[[dict[str, Any]], Iterator[dict[str, Any]]]:
+    """Load everything that a plan needs; what answers questions, with a second answer where a faster order is found."""
     costs, num_replicas = ChunkCosts.from_data(head["costs"], "setting"), int(head["num_replicas"])
     degrees = enumerate(head["group_costs"])
     group_costs = [ChunkCosts.from_data(one, f"setting: group_costs[{index}]") for index, one in degrees]
     orders = OrderSearch() if head["seeks_orders"] and not group_costs else None  # one stage has one order
     preload(costs, head["packing"])
-    for line in questions:
-        began_s, body = time.perf_counter(), parse_json(line, "question")
-        lengths = np.array(body["lengths"], np.int64)
+
+    def answering(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        began_s, lengths = time.perf_counter(), np.array(body["lengths"], np.int64)
         answer: dict[str, Any] = {"step": body["step"]}
         try:
             if group_costs:
@@ -138,6 +133,8 @@ def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             left_s = finite(body["search_s"]) - (time.perf_counter() - began_s)
             if (faster := ordered(orders, costs, answer, left_s)) is not None:
                 yield faster
+
+    return answering
 
 
 def ordered(orders: OrderSearch, costs: ChunkCosts, first: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
@@ -222,7 +219,3 @@ def preload(costs: ChunkCosts, packing: Packing) -> None:
         plan_step(costs, packing, np.array([4, 2, 1]), 1, 0.1)
     except InfeasibleError:
         return
-
-
-if __name__ == "__main__":
-    serve(answers, LOW_PRIORITY)

@@ -36,7 +36,6 @@ LATE_S: Final = 60.0
 """Time after which a plan that no earlier cut can replace is given up."""
 LOADING_S: Final = 300.0
 """Time after which the first plan is given up: before it the process loads all that it needs, and numba may compile."""
-_MODULE: Final = "farpipe.engine.control.chunk_planner"
 
 
 class ChunkPlanning:
@@ -50,18 +49,13 @@ class ChunkPlanning:
         self._lengths: dict[int, Ints] = {}
         self._cuts: list[Cut] = []
         """Cut of every replica, from the last plan that was searched."""
-        self._predicted_s, self._seeks_orders = BUDGET_S / SHARE, run.seeks_orders
-        self._start()
-
-    def _start(self) -> None:
-        self.beside = Beside(_MODULE)
-        head = setting(self._costs, self._packing, self._num_replicas, seeks_orders=self._seeks_orders, **self._groups)
-        self.beside.send(head)
+        self._predicted_s, seeks_orders = BUDGET_S / SHARE, run.seeks_orders
+        head = setting(self._costs, self._packing, self._num_replicas, seeks_orders=seeks_orders, **self._groups)
+        self.beside = Beside("chunks", head)
 
     def ask(self, step: int, lengths: Ints) -> None:
         if self.beside.has_ended:
-            self.beside.close()
-            self._start()
+            self.beside.restart()
         self._lengths[step] = lengths
         budget_s = min(BUDGET_S, max(LEAST_S, SHARE * self._predicted_s))
         self.beside.send(question(step, lengths, budget_s, min(MAX_SEARCH_S, SEARCH_SHARE * self._predicted_s)))

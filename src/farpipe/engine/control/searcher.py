@@ -1,17 +1,14 @@
-"""A process beside a run that seeks orders: ``python -m farpipe.engine.control.searcher``.
+"""Orders that are sought beside a run, as the helper process ``orders`` does it.
 
-It reads a question a line, ``{"problem": ..., "samples": [...], "search_s": ...}``, and writes an answer a line,
-``{"schedule": ..., "is_last": ...}``: first the best of the named and greedy orders, which takes milliseconds, then the
-best of all, found by a search in all the time. The best is the one with the smallest mean over the samples: the problem
-with durations as they happened to be in single steps. An order without any slack is the best only in theory.
-
-The process ends when its input does, and its guard ends it with whoever started it. It has loaded everything before the
-first question, and gets a core only where nobody else wants it.
+A question is ``{"problem": ..., "samples": [...], "search_s": ...}``, an answer ``{"schedule": ..., "is_last": ...}``:
+first the best of the named and greedy orders, which takes milliseconds, then the best of all, found by a search in all
+the time. The best is the one with the smallest mean over the samples: the problem with durations as they happened to
+be in single steps. An order without any slack is the best only in theory.
 """
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from statistics import fmean
 from typing import Any, Final
@@ -20,8 +17,7 @@ from farpipe.core.errors import FarpipeError, InfeasibleError, InputError
 from farpipe.core.schedule.library import ORDERS, order
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.step.player import CodedSchedule, Player
-from farpipe.core.strict import finite, parse_json
-from farpipe.engine.control.beside import LOWEST_PRIORITY, serve
+from farpipe.core.strict import finite
 from farpipe.planning.search import FoundOrder, search
 from farpipe.planning.search.compile_ahead import small_problem
 from farpipe.planning.search.step import (
@@ -43,14 +39,17 @@ def question(problem: Problem, samples: Sequence[Problem], search_s: float) -> s
     return json.dumps(data | {"search_s": search_s}) + "\n"
 
 
-def answers(questions: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The answers to all questions, one or two to each."""
+def prepare(_head: dict[str, Any]) -> Callable[[dict[str, Any]], Iterator[dict[str, Any]]]:
+    """Load everything that a search needs; what answers questions."""
     preload()
-    for line in questions:
-        body = parse_json(line, "question")
-        problem, *samples = (Problem.from_data(item, "question") for item in (body["problem"], *body["samples"]))
-        for schedule, is_last in seek(problem, samples, finite(body["search_s"])):
-            yield {"schedule": None if schedule is None else schedule.to_data(), "is_last": is_last}
+    return _answers
+
+
+def _answers(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One or two answers."""
+    problem, *samples = (Problem.from_data(item, "question") for item in (body["problem"], *body["samples"]))
+    for schedule, is_last in seek(problem, samples, finite(body["search_s"])):
+        yield {"schedule": None if schedule is None else schedule.to_data(), "is_last": is_last}
 
 
 def seek(problem: Problem, samples: Sequence[Problem], search_s: float) -> Iterator[tuple[Schedule | None, bool]]:
@@ -95,7 +94,3 @@ def preload() -> None:
     for _ in seek(problem, [problem], 0.5):
         pass
     search(problem, 0.5)
-
-
-if __name__ == "__main__":
-    serve(answers, LOWEST_PRIORITY)

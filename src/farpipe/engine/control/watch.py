@@ -12,6 +12,7 @@ from farpipe.core.simulate.timeline import Timeline
 from farpipe.core.step import Schedule
 from farpipe.core.strict import parse_json, read_text, write_text
 from farpipe.engine.control.beside import Beside
+from farpipe.engine.processes import Guarded
 from farpipe.engine.run_spec import RunSpec
 
 if TYPE_CHECKING:  # the planner's modules take time to load and are for rank 0 only
@@ -121,20 +122,20 @@ class Searcher:
     """The process that seeks orders beside the run; see `farpipe.engine.control.searcher`."""
 
     def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
         self._until_s: float | None = None
-        self._beside = Beside("farpipe.engine.control.searcher")
-        self.process = self._beside.process
+        self._beside = Beside("orders")
+
+    @property
+    def process(self) -> Guarded:
+        """The process that is searching, or waiting for a question."""
+        return self._beside.process
 
     def ask(self, search: "SearchRequest", search_s: float) -> None:
         """Begin a search; one that is going on is given up."""
         from farpipe.engine.control.searcher import question
 
         if self._until_s is not None or self._beside.has_ended:
-            self.close()
-            self._start()
+            self._beside.restart()
         self._until_s = time.monotonic() + search_s + LATE_S
         self._beside.send(question(search.problem, search.samples, search_s))
 

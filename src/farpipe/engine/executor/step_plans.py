@@ -1,7 +1,7 @@
 """A plan of its own for every step, for training on chunks: made on rank 0 while the step before runs, sent to all.
 
 The lengths of a step's sequences follow from its number, so the plan of step t + 1 is asked for when step t begins, of
-a process of its own (`engine.control.chunk_planner`). It is sent ahead of the exchange that ends step t: a rank that
+a helper process (`engine.control.chunk_planner`). It is sent ahead of the exchange that ends step t: a rank that
 leaves that exchange has it, or will in a moment.
 """
 

@@ -96,7 +96,7 @@ class Recorder:
 
     def order_from(self, step: int, schedule: Schedule) -> None:
         """Take note of the order in which ranks work from `step` on, before that step's reports are collected."""
-        assembler = Assembler(self._run.model_copy(update={"schedule": schedule}))
+        assembler = Assembler(self._run.with_plan(schedule=schedule))
         self._writer.eras.append(_Era(step, (assembler,)))
 
     def plan_from(self, step: int, planned: PlannedStep) -> None:
@@ -194,9 +194,9 @@ def _lit_makespans_s(run: RunSpec) -> list[float]:
 def _era_of(run: RunSpec, step: int, planned: PlannedStep) -> _Era:
     found = []
     for replica, plan in enumerate(planned.plans):
-        changed = {"problem": run.problem_of(plan), "schedule": plan.schedule}
         only = None if len(planned.plans) == 1 else replica
-        found.append(Assembler(run.model_copy(update=changed), only))
+        of_step = run.with_plan(problem=run.problem_of(plan), schedule=plan.schedule)
+        found.append(Assembler(of_step, only))
     return _Era(step, tuple(found), planned)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import remove_unfinished, write_text
 from farpipe.core.units import counted
+from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.folders import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
@@ -30,7 +31,7 @@ from farpipe.engine.figures.metrics import (
 
 if TYPE_CHECKING:
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning.plan import Plan
+    from farpipe.planning import Explanation, PlanDocument
 
 JOB_NAME: Final = "job.toml"
 LOGS_NAME: Final = "logs"
@@ -72,8 +73,9 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     return RunPlace(place, None if resume is None else str(resume.absolute()))
 
 
-def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool) -> None:
-    """Put ``run.json`` into a directory that is new, or that with `resume` has checkpoints to go on from.
+def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool, explanation: "Explanation | None" = None) -> None:
+    """Put the run into a directory that is new, or that with `resume` has checkpoints to go on from: ``run.json`` and,
+    where a planner made its plan, ``plan.json`` with the `explanation`, and the job.
 
     The caller holds the directory's lock. InputError when it has results, or none to go on from; then nothing is
     changed.
@@ -84,6 +86,10 @@ def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool) -> None:
         refuse_results(run_dir)
     for name in WRITTEN:
         remove_unfinished(run_dir / name)
+    if not isinstance(spec.plan, BarePlan):
+        from farpipe.planning import Explanation, PlanDocument
+
+        write_inputs(PlanDocument(plan=spec.plan, explanation=explanation or Explanation()), run_dir)
     spec.save(run_dir / RUN_NAME)
 
 
@@ -156,11 +162,11 @@ def _check_same_training(spec: "RunSpec", checkpoints: Path) -> None:
         raise all_done(checkpoints, max(found), spec.num_steps)
 
 
-def write_inputs(plan: "Plan", run_dir: Path) -> None:
+def write_inputs(document: "PlanDocument", run_dir: Path) -> None:
     """Put the plan, and the job as the user wrote it, into a run directory."""
-    plan.save(run_dir / PLAN_NAME)
-    if plan.job.text:
-        write_text(run_dir / JOB_NAME, plan.job.text)
+    document.save(run_dir / PLAN_NAME)
+    if document.plan.job.text:
+        write_text(run_dir / JOB_NAME, document.plan.job.text)
 
 
 def next_log_dir(run_dir: Path) -> Path:

@@ -16,7 +16,7 @@ from farpipe.core.errors import RunError
 from farpipe.core.spec import Model, Training
 from farpipe.core.strict import validate
 from farpipe.engine.launch.launcher import launch
-from farpipe.engine.run_spec import DeviceKind
+from farpipe.engine.run_settings import DeviceKind
 from farpipe.engine.stages.profile_request import KINDS, STACK_NAMES, ChunkTimes, ProfileRequest, StackTimes
 from farpipe.planning.cost.chunk_laws import Floats, Law, fit_law
 from farpipe.planning.cost.chunk_profile import ChunkProfile, MeasuredLaw, PartCosts

@@ -77,7 +77,7 @@ def main(
         try:
             with reporting_errors():
                 with _telling_others():
-                    run = _load(run_dir / RUN_NAME)
+                    run = _load(run_dir)
                     config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
                 _run_rank(run, run_dir, config, lambda: bool(request))
             exit_code = 0
@@ -128,11 +128,11 @@ def _telling_others() -> Iterator[None]:
         raise
 
 
-def _load(path: Path) -> RunSpec:
-    """The run that the launcher has started; InputError if the file was changed since."""
-    run, digest = RunSpec.load(path), os.environ.get(RUN_SHA256_VARIABLE)
-    if digest not in (None, digest_of(path)):
-        raise InputError(f"{path}: was changed while the run started; start the run again")
+def _load(run_dir: Path) -> RunSpec:
+    """The run that the launcher has started; InputError if its files have changed since."""
+    run, digest = RunSpec.load(run_dir / RUN_NAME), os.environ.get(RUN_SHA256_VARIABLE)
+    if digest not in (None, digest_of(run_dir)):
+        raise InputError(f"{run_dir / RUN_NAME}: was changed while the run started; start the run again")
     return run
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from farpipe.core.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
-from farpipe.engine.figures.metrics import METRICS_NAME, RUN_NAME, SUMMARY_NAME, Summary, good_lines, last_line
+from farpipe.engine.figures.metrics import METRICS_NAME, SUMMARY_NAME, Summary, good_lines, last_line
 from farpipe.engine.launch.directory import next_log_dir, open_run_dir, refuse_results, what_is_left
 from farpipe.engine.launch.host_memory import expect_memory
 from farpipe.engine.launch.launcher import launch
@@ -19,6 +19,7 @@ from farpipe.engine.links import Namespace, Wan
 from farpipe.engine.lock import LOCK_VARIABLE, RUN_SHA256_VARIABLE, digest_of, only_run
 from farpipe.engine.processes import LeaveRequest, interrupt, leave_request
 from farpipe.engine.run_spec import RunSpec
+from farpipe.planning import Explanation
 
 RANK_PROGRAM: Final = ("-m", "farpipe.engine.launch.rank_main")
 LEAVE_S: Final = 600.0
@@ -64,6 +65,7 @@ def run(
     wan: Wan | None = None,
     allow_plaintext: bool = False,
     resume: bool = False,
+    explanation: Explanation | None = None,
     lock: int | None = None,
     max_restarts: int = 0,
     on_restart: Callable[[str], None] | None = None,
@@ -74,13 +76,12 @@ def run(
 
     `on_step` gets every line of ``metrics.jsonl`` soon after it was written. With a `wan` each rank runs in the
     namespace of its site, and `spec` should not emulate links a second time; its links change as `link_changes` say,
-    soon after the step before them has ended. As between real sites all goes through
-    TLS, with certificates of its own that are gone after the run, unless `allow_plaintext`. With `resume` the run that
-    `run_dir` has goes on from its newest checkpoint; with `lock`, the descriptor of `only_run`, the caller holds the
-    directory and has called `open_run_dir`. When the run breaks, it is started again up to `max_restarts` times, from
-    its newest checkpoint or else from the beginning; `on_restart` gets the reason. `on_notice` hears of ranks
-    that did not end by themselves when their work was done. `rank_program` is what the ranks
-    run, with the run directory behind it.
+    soon after the step before them has ended. As between real sites, everything goes through TLS, with certificates
+    that are deleted after the run, unless `allow_plaintext`. With `resume` the run in `run_dir` continues from its
+    newest checkpoint. With `lock`, the descriptor of `only_run`, the caller holds the directory. The `explanation` of
+    the plan is kept in ``plan.json``. A run that breaks is started again up to `max_restarts` times, from its newest
+    checkpoint or else from the beginning; `on_restart` gets the reason. `on_notice` hears of ranks that did not end by
+    themselves when their work was done. `rank_program` is what the ranks run, followed by the run directory.
 
     SIGTERM and SIGHUP are passed on to the ranks: they write a checkpoint and leave, and RunStoppedError says so;
     RunInterruptedError where there is no checkpoint. Raises InputError when `run_dir` has results already, another run
@@ -95,7 +96,7 @@ def run(
             if not resume:
                 refuse_results(run_dir)  # before a lock is put there
             lock = stack.enter_context(only_run(run_dir, make=True))
-            open_run_dir(spec, run_dir, resume=resume)
+        open_run_dir(spec, run_dir, resume=resume, explanation=explanation)
         follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
         places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_processes)] if wan else None
         command = [sys.executable, *rank_program, str(run_dir)]
@@ -131,7 +132,7 @@ def _reason_to_restart(
     Raises what ends the run: any error of the last attempt or that another attempt would not mend, and after a request
     to leave what is left of the run.
     """
-    environment = {LOCK_VARIABLE: str(lock), RUN_SHA256_VARIABLE: digest_of(run_dir / RUN_NAME)}
+    environment = {LOCK_VARIABLE: str(lock), RUN_SHA256_VARIABLE: digest_of(run_dir)}
     try:
         attempt(log_dir=next_log_dir(run_dir), env=environment)
     except RunError as error:

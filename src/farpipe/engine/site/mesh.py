@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from farpipe.core.errors import InputError
-from farpipe.engine.run_spec import TransportSettings
+from farpipe.engine.run_settings import TransportSettings
 
 DATA: Final = "data"
 """Mesh dimension of the replicas of a stage that share its weights by FSDP2."""

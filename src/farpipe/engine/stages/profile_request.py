@@ -5,7 +5,7 @@ from typing import Final, Self
 from farpipe.core.spec import Model, Training
 from farpipe.core.spec.part import Flag, Part, Positive, Text
 from farpipe.core.strict import parse_json, validate
-from farpipe.engine.run_spec import DeviceKind
+from farpipe.engine.run_settings import DeviceKind
 
 KINDS: Final = ("forward_s", "input_grad_s", "weight_grad_s")
 STACK_NAMES: Final = ("one_layer", "three_layers", "embedding_and_layer", "layer_and_head")

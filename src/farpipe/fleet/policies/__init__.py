@@ -3,6 +3,7 @@
 from typing import Final
 
 from farpipe.core.errors import UsageError
+from farpipe.core.plugins import Plugins
 from farpipe.core.strict import nearest
 from farpipe.fleet.policies import orders, places
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
@@ -28,7 +29,9 @@ POLICIES: Final[dict[str, Policy]] = {
         FarpipePolicy(),
     )
 }
-"""Policies by their names."""
+"""Farpipe's own policies by their names."""
+ADDED: Final = Plugins("policy", "farpipe.policies", POLICIES, lambda found: callable(getattr(found, "decide", None)))
+"""Policies of other distributions."""
 ABOUT: Final[dict[str, str]] = {
     "fcfs": "first come, first served; one site, else the fewest sites that don't stall; all wait for the first",
     "easy": "fcfs, and later jobs go ahead where that does not delay the first (EASY backfilling)",
@@ -48,11 +51,24 @@ ABOUT: Final[dict[str, str]] = {
 """Descriptions of the policies, a line each."""
 
 
+def known_policies() -> dict[str, str]:
+    """What every policy does, by name, those of other distributions last."""
+    return ABOUT | {name: _about(ADDED.load(name)) for name in ADDED.names}
+
+
+def _about(policy: Policy) -> str:
+    return (policy.__doc__ or "no description").strip().splitlines()[0]
+
+
 def policy_of(name: str) -> Policy:
-    """The policy called `name`; UsageError with the nearest one if there is none."""
-    if name not in POLICIES:
-        raise UsageError(f"there is no policy {name!r}; known: {', '.join(POLICIES)}{nearest(name, POLICIES)}")
-    return POLICIES[name]
+    """The policy called `name`, farpipe's own or a distribution's; UsageError with the nearest one if there is none."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if name not in ADDED:
+        names = [*POLICIES, *ADDED.names]
+        raise UsageError(f"there is no policy {name!r}; known: {', '.join(names)}{nearest(name, names)}")
+    found: Policy = ADDED.load(name)
+    return found
 
 
-__all__ = ["ABOUT", "POLICIES", "Decision", "Policy", "View", "policy_of"]
+__all__ = ["ABOUT", "ADDED", "POLICIES", "Decision", "Policy", "View", "known_policies", "policy_of"]

@@ -5,7 +5,7 @@ from farpipe.planning.cost.flops import causal_share, step_flops
 from farpipe.planning.cost.layout import Layout, Placement, place_evenly, place_stages, round_robin, settle, v_shape
 from farpipe.planning.cost.measured import MeasuredPart, completed_profile
 from farpipe.planning.cost.profile import PartTimes, Profile, busy_notes, model_shape
-from farpipe.planning.cost.stage import JobCosts, StageCost, stage_cost
+from farpipe.planning.cost.stage import JobCosts, StageCost
 from farpipe.planning.cost.step import StepCost, step_cost
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "place_stages",
     "round_robin",
     "settle",
-    "stage_cost",
     "step_cost",
     "step_flops",
     "v_shape",

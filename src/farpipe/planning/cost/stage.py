@@ -143,7 +143,10 @@ class JobCosts:
     def stage(
         self, layout: Layout, site: Site, num_layers: int, recompute: Recompute, *, embedding: bool, head: bool
     ) -> StageCost:
-        """Costs of one stage at `site` that recomputes so; errors as for `stage_cost`."""
+        """Costs of one stage at `site` that recomputes so.
+
+        InputError when the profile was measured for something else, InfeasibleError without the precision.
+        """
         key = (self._kind(site), num_layers, recompute, embedding, head, *self._shape(layout))
         if key not in self._known:
             training = self.settled(layout).model_copy(update={"recompute": recompute})
@@ -170,36 +173,10 @@ class JobCosts:
         return self._apart[key]
 
 
-def stage_cost(
-    model: Model,
-    training: Training,
-    layout: Layout,
-    site: Site,
-    num_layers: int,
-    *,
-    embedding: bool = False,
-    head: bool = False,
-    profile: Profile | None = None,
-    calibration: Calibration | None = None,
-) -> StageCost:
-    """Costs of `num_layers` layers at `site`, with the embedding and the head where asked for.
-
-    What they recompute is `training.recompute`, for which ``auto`` counts as none. `profile` gives measured times in
-    place of modelled ones; `calibration` is that of the catalogue if not given.
-    Raises InputError when the profile was measured for something else, InfeasibleError when the device lacks the
-    precision.
-    """
-    training = settle(training, layout)
-    if training.recompute == "auto":
-        training = training.model_copy(update={"recompute": "none"})
-    parts = _parts(model, training, layout, site, profile, calibration or calibration_of(site.device))
-    return _summed(_Slice(num_layers, embedding, head), parts, model, training, layout, site)
-
-
 def _parts(
     model: Model, training: Training, layout: Layout, site: Site, profile: Profile | None, calibration: Calibration
 ) -> _Parts:
-    """Figures that depend on no stage's number of layers; errors as for `stage_cost`."""
+    """Figures that depend on no stage's number of layers; errors as for `JobCosts.stage`."""
     job = (model, training, layout)
     times, overhead_s = _times(*job, site, profile, calibration)
     kinds = model.kinds()

@@ -2,11 +2,10 @@
 
 from farpipe.planning.workload.batch_options import BatchOptions
 from farpipe.planning.workload.batch_plan import BatchPlan
-from farpipe.planning.workload.batch_planner import plan_batch
 from farpipe.planning.workload.chunk import Chunk, Slice, followed
 from farpipe.planning.workload.group_steps import group_problem, plan_group_step
 from farpipe.planning.workload.layout import chunk_costs, shares
-from farpipe.planning.workload.length_summary import gain_of_chunks, summarize
+from farpipe.planning.workload.length_summary import summarize
 from farpipe.planning.workload.lengths import has_documents, read_lengths, sample_lengths
 from farpipe.planning.workload.planner import SequencePlan, plan_sequences, plan_with_cut
 from farpipe.planning.workload.step_plan import Packing, StepPlan, options_of, step_plan
@@ -21,11 +20,9 @@ __all__ = [
     "StepPlan",
     "chunk_costs",
     "followed",
-    "gain_of_chunks",
     "group_problem",
     "has_documents",
     "options_of",
-    "plan_batch",
     "plan_group_step",
     "plan_sequences",
     "plan_with_cut",

@@ -35,8 +35,6 @@ class GroupPlace(NamedTuple):
 class BatchPlan:
     """One batch: a layout, the plan of every replica, and what other kinds of layouts would take."""
 
-    kind: str
-    """``one site``, ``pipeline over sites`` or ``replicas across sites``; ``, no pipeline`` is added for one stage."""
     zero: int
     layout: ChunkLayout
     replicas: tuple[SequencePlan, ...]
@@ -79,8 +77,13 @@ class BatchPlan:
 
     @property
     def use(self) -> str:
-        """Use of the sites: `kind` without its stages."""
-        return self.kind.partition(",")[0]
+        """Use of the sites, as `ChunkLayout.use`."""
+        return self.layout.use
+
+    @property
+    def kind(self) -> str:
+        """The same with ``, no pipeline`` for one stage, or ``, groups of devices``."""
+        return f"{self.use}, groups of devices" if self.places else self.layout.kind
 
     @cached_property
     def exchange_s(self) -> float:

@@ -306,8 +306,7 @@ def plan_assigned(
     found.sort(key=lambda one: (-int(one[1].batch.sequence_length.max()), -one[1].step_s))
     places, plans = zip(*found, strict=True)
     widest = family.dividing.layouts[-1]
-    kind = "replicas across sites" if widest.layout.replica_sites else "one site"
-    return BatchPlan(f"{kind}, groups of devices", family.zero, widest, plans, places=places)
+    return BatchPlan(family.zero, widest, plans, places=places)
 
 
 def placed_plans(

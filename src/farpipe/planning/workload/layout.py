@@ -25,6 +25,18 @@ class ChunkLayout(NamedTuple):
     costs: ChunkCosts
 
     @property
+    def use(self) -> str:
+        """``one site``, ``pipeline over sites`` or ``replicas across sites``."""
+        if self.layout.replica_sites:
+            return "replicas across sites"
+        return "pipeline over sites" if len({one.site for one in self.placements}) > 1 else "one site"
+
+    @property
+    def kind(self) -> str:
+        """The same; ``, no pipeline`` is added for one stage."""
+        return self.use + ", no pipeline" * (self.costs.num_stages == 1)
+
+    @property
     def devices_per_stage(self) -> int:
         """Devices that have each stage of one replica: tensor degree x devices that share chunks."""
         return self.layout.tensor * self.costs.context

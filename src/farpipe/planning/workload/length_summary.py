@@ -1,14 +1,10 @@
-"""Summary of a corpus' lengths: tokens beyond each length, slices, what chunks would gain on a job's cluster."""
+"""Summary of a corpus' lengths: tokens beyond each length, and slices."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from farpipe.core.errors import InfeasibleError
-from farpipe.core.spec import Job
-from farpipe.planning.workload.batch_options import BatchOptions
-from farpipe.planning.workload.batch_planner import plan_batch
 from farpipe.planning.workload.chunk import Ints
 
 _QUANTILES: Final = (0.5, 0.9, 0.99)
@@ -76,32 +72,3 @@ def _beyond(lengths: Ints, tokens: int) -> Beyond:
         float(slices.mean()) if longer.size else 0.0,
         int(slices.max(initial=0)),
     )
-
-
-@dataclass(frozen=True)
-class Gain:
-    """One batch on a job's cluster, with long sequences cut and with all sequences whole."""
-
-    step_s: float
-    num_slices: int
-    num_chunks: int
-    whole_step_s: float | None
-    """Step time with every sequence whole in one chunk; None: it does not fit."""
-    whole_obstacle: str = ""
-
-    @property
-    def speedup(self) -> float | None:
-        """Time of a step whose sequences stay whole over that of this one."""
-        return None if self.whole_step_s is None else self.whole_step_s / self.step_s
-
-
-def gain_of_chunks(job: Job, batch: Ints, devices_per_stage: int | None = None) -> Gain:
-    """Gain of cutting long sequences for one batch, both in their best layout; errors as for `plan_batch`."""
-    best = plan_batch(job, batch, None, devices_per_stage)
-    try:
-        whole_s, obstacle = plan_batch(job, batch, BatchOptions(num_slices=1), devices_per_stage).step_s, ""
-    except InfeasibleError as error:
-        whole_s, obstacle = None, str(error)
-    if whole_s is not None and best.num_slices == 1:
-        whole_s = best.step_s
-    return Gain(best.step_s, best.num_slices, sum(len(plan.chunks) for plan in best.replicas), whole_s, obstacle)

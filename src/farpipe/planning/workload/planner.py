@@ -1,4 +1,4 @@
-"""Planner of one replica's sequences on a layout that `batch_planner` chose: chunks, recomputation, orders, time."""
+"""Planner of one replica's sequences on a layout that `planner.batches` chose: chunks, recomputation, orders, time."""
 
 import math
 import time

@@ -1,12 +1,13 @@
-"""The named orders, and those in files of users. Adding one is one short file and one line in ORDERS."""
+"""The named orders: farpipe's own, those that installed distributions add, and those in files of users."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.core.errors import FarpipeError, InputError, UsageError, UsersCodeError, fault_in
+from farpipe.core.plugins import Plugins
 from farpipe.core.schedule.library.breadth_first import breadth_first
 from farpipe.core.schedule.library.controllable_memory import v_half, v_min
 from farpipe.core.schedule.library.eager import eager, extra_forwards
@@ -38,32 +39,45 @@ ORDERS: Final[dict[str, Callable[..., Schedule]]] = {
     "v-min": v_min,
     "wave": wave,
 }
-"""Every named order by the name that users write."""
-
+"""Farpipe's own orders by the names that users write."""
+ADDED: Final = Plugins("order", "farpipe.orders", ORDERS, callable)
+"""Orders of other distributions, functions from a Problem to a Schedule. The planner tries one only where it is named:
+a job's plan does not depend on what else is installed."""
 
 Order = Callable[..., Schedule]
 
 
 def order(method: str | Order, problem: Problem, **options: Any) -> Schedule:
-    """The order `method` for `problem`: a name of ORDERS, ``FILE.py:FUNCTION``, or a function.
+    """The order `method` for `problem`: a name, ``FILE.py:FUNCTION``, or a function.
 
     UsageError for an unknown name; InputError when the order is not defined for such a problem, and UsersCodeError
     where a function of the user's gives none or breaks.
     """
     if not isinstance(method, str):
         return _expect_schedule(method(problem, **options), getattr(method, "__name__", repr(method)))
-    if is_in_file(method):
-        function = _from_file(method)
-        try:
-            found = function(problem, **options)
-        except FarpipeError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise UsersCodeError(f"{method}: {fault_in(error)}") from error
-        return _expect_schedule(found, method).renamed(method)
-    if method not in ORDERS:
-        raise UsageError(f"there is no schedule {method!r}{nearest(method, ORDERS)}; known: {', '.join(ORDERS)}")
-    return ORDERS[method](problem, **options)
+    if method in ORDERS:
+        return ORDERS[method](problem, **options)
+    expect_order(method)
+    function = _from_file(method) if is_in_file(method) else ADDED.load(method)
+    try:
+        found = function(problem, **options)
+    except FarpipeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsersCodeError(f"{method}: {fault_in(error)}") from error
+    return _expect_schedule(found, method).renamed(method)
+
+
+def is_order(method: str) -> bool:
+    """True for the name of an order, of ORDERS, a distribution's or in a user's file; False for a search's."""
+    return method in ORDERS or is_in_file(method) or method in ADDED
+
+
+def expect_order(method: str, more: Sequence[str] = ()) -> None:
+    """UsageError for a name that is neither an order's nor among `more`; it has the nearest one."""
+    if method not in more and not is_order(method):
+        names = [*more, *ORDERS, *ADDED.names]
+        raise UsageError(f"there is no schedule {method!r}{nearest(method, names)}; known: {', '.join(names)}")
 
 
 def _expect_schedule(found: object, function: str) -> Schedule:
@@ -100,4 +114,4 @@ def _from_file(method: str) -> Order:
     return found
 
 
-__all__ = ["ORDERS", "Order", "extra_forwards", "is_in_file", "order"]
+__all__ = ["ADDED", "ORDERS", "Order", "expect_order", "extra_forwards", "is_in_file", "is_order", "order"]

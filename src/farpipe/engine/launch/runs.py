@@ -1,0 +1,141 @@
+"""Train a plan in a run directory, and read the run back: ``train(plan, run_dir)``, ``Run.load(run_dir)``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from farpipe.core.errors import InputError
+from farpipe.core.simulate import Timeline
+from farpipe.engine.figures.metrics import (
+    METRICS_NAME,
+    PLAN_NAME,
+    RUN_NAME,
+    SUMMARY_NAME,
+    TIMELINE_NAME,
+    Summary,
+    read_metrics,
+)
+from farpipe.engine.launch.directory import choose_run_dir
+from farpipe.engine.launch.run import run
+from farpipe.engine.run_settings import DeviceKind, RunSettings
+from farpipe.engine.run_spec import RunSpec
+from farpipe.planning import Plan, PlanDocument
+from farpipe.planning.cost.speed import peak_flops_per_s
+from farpipe.planning.planner.chunked import SEARCHED
+from farpipe.planning.planner.engine import plan_obstacle
+
+if TYPE_CHECKING:
+    from farpipe.core.spec import Job
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory: the plan, the settings it ran with, and what was measured."""
+
+    run_dir: Path
+    document: PlanDocument
+    """The plan with its explanation."""
+    settings: RunSettings | None
+    """None for the run of a user's own pipeline, which has no ``run.json``."""
+    timeline: Timeline | None
+    """The measured step; None while the run has not ended."""
+    metrics: tuple[dict[str, Any], ...]
+    """The lines of ``metrics.jsonl``, a step each."""
+    summary: Summary | None
+    """None while the run has not ended."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that ran."""
+        return self.document.plan
+
+    @classmethod
+    def load(cls, run_dir: Path | str) -> Self:
+        """Read a run directory, whole or broken off; InputError when it is none, or a file is damaged."""
+        run_dir = Path(run_dir)
+        if not (run_dir / PLAN_NAME).is_file():
+            raise no_run(run_dir)
+        document = PlanDocument.load(run_dir / PLAN_NAME)
+
+        timeline, metrics, summary = (run_dir / name for name in (TIMELINE_NAME, METRICS_NAME, SUMMARY_NAME))
+        return cls(
+            run_dir,
+            document,
+            settings=RunSpec.load(run_dir / RUN_NAME, document.plan) if (run_dir / RUN_NAME).exists() else None,
+            timeline=Timeline.load(timeline) if timeline.exists() else None,
+            metrics=tuple(read_metrics(metrics)) if metrics.exists() else (),
+            summary=Summary.load(summary) if summary.exists() else None,
+        )
+
+
+def no_run(folder: Path) -> InputError:
+    """Error for a folder in which nothing was ever trained."""
+    return InputError(f"{folder}: not a run directory: it has no {PLAN_NAME}; `farpipe train` makes one")
+
+
+def train(
+    plan: Plan | PlanDocument,
+    run_dir: Path | str | None = None,
+    *,
+    resume: Path | str | None = None,
+    launching: dict[str, Any] | None = None,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+    **settings: Any,
+) -> Run:
+    """Train `plan` on this machine, one process per rank; the results go to `run_dir` (default: ``runs/last``).
+
+    `resume` continues another run, or this one, from its newest checkpoint, or continues from one checkpoint. `on_step`
+    gets every line of ``metrics.jsonl`` soon after it is written. `settings` are those of RunSettings: without
+    `num_steps` the job's steps, without `device` that of its sites. `launching` has further options of `run`. Raises
+    what `run` raises, and InputError for a plan that the engine can't run.
+    """
+    document = plan if isinstance(plan, PlanDocument) else PlanDocument(plan=plan)
+    place = choose_run_dir(*(None if path is None else Path(path) for path in (run_dir, resume)))
+    spec = run_spec_of(document.plan, resume=place.resume, **settings)
+    why, launching = document.explanation, launching or {}
+    run(spec, place.run_dir, resume=place.in_place, explanation=why, on_step=on_step, **launching)
+    return Run.load(place.run_dir)
+
+
+def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
+    """The run of `plan` with these settings; by default the job's steps, and the device of its sites.
+
+    InputError for what the engine can't run yet: mixtures of experts of its own, expert parallelism, dropout.
+    """
+    device = settings.pop("device", None) or device_of(plan.job)
+    obstacle, change = plan_obstacle(plan)
+    if obstacle:
+        raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}")
+    if device == "sleep" and settings.get("group_costs"):
+        raise InputError("--device sleep: a rehearsal has one process for all of a stage; pin layout.context and data")
+    defaults: dict[str, Any] = {
+        "num_steps": plan.job.training.num_steps,
+        "metrics": plan.job.metrics,
+        "transport": {"timeout_s": max(60.0, 10 * plan.prediction.step_s)},
+        "seeks_orders": plan.job.schedule == SEARCHED,
+        "peak_flops_per_s": _peak_flops_per_s(plan, device),
+    }
+    return RunSpec(plan=plan, device=device, **(defaults | settings))
+
+
+def device_of(job: "Job") -> DeviceKind:
+    """The kind of device of the sites that a run may use, on which it computes by default. InputError where they have
+    both kinds."""
+    by_kind = {site.device.is_cpu: f"{site.name} has {site.device.name}" for _, site in job.used_sites()}
+    if len(by_kind) > 1:
+        raise InputError(
+            f"a run computes on one kind of device, and {', '.join(by_kind.values())}: say --device cuda or --device "
+            "cpu, or leave one of them out with layout.sites"
+        )
+    return "cpu" if True in by_kind else "cuda"
+
+
+def _peak_flops_per_s(plan: Plan, device: str | None) -> float | None:
+    """Peak FLOP/s of all devices of the plan together; None if the run computes on others than planned."""
+    by_name = {site.name: site.device for site in plan.job.cluster.sites}
+    devices = [by_name[site] for site in plan.sites]
+    if device != "cuda" and any(planned.name != device for planned in devices):
+        return None
+    of_ranks = sum(peak_flops_per_s(planned, plan.job.training) for planned in devices)
+    return of_ranks * plan.layout.data * plan.layout.tensor * plan.layout.context

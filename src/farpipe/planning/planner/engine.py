@@ -1,0 +1,196 @@
+"""Limits of farpipe's own engine, stated once: `plan` tells it, `train` plans under it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Job, Model, Training
+from farpipe.core.spec.hugging_face import quantization_of, type_of
+from farpipe.planning.cost import Layout, settle
+from farpipe.planning.planner.candidates import context_degrees, tensor_degrees
+
+if TYPE_CHECKING:
+    from farpipe.planning.planner.plan import Plan
+    from farpipe.planning.workload import BatchPlan
+
+RUNNABLE: Final[dict[str, int]] = {"tensor": 1, "context": 1, "expert": 1}
+"""Degrees that the engine can run no other value of, but for those of some models."""
+WITH_TENSOR: Final = (
+    *("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi", "phi3"),
+    *("gpt_neox", "starcoder2", "glm4", "smollm3"),
+)
+"""Types of transformers' models whose layers the engine divides over tensor-parallel processes, each tested."""
+WITH_CONTEXT: Final = (*WITH_TENSOR, "mixtral", "qwen3_moe", "deepseek_v3", "olmo2", "olmoe", "gpt2")
+"""Types whose sequences the engine divides over context-parallel processes, by Ulysses, each tested."""
+UNCUT: Final = ("opt", "bloom", "falcon")
+"""Types that can't be cut into stages: the check before a training refuses them, as it does others of their kind."""
+TRAINABLE: Final = ("fp32", "bf16")
+"""Precisions without loss scaling."""
+ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_store": False} | {
+    "cpu_offloading_num_layers": 0,
+    "cuda_graphs": False,
+}
+"""The values of a training's keys that the engine has, of those with one alone."""
+PLANNED_ONLY: Final = (
+    *("experts", "latent_attention", "attention_bias", "qk_norm", "attention_sinks"),
+    *("sliding_window", "mtp_num_layers"),
+)
+"""Keys of a model that only the cost model knows; transformers and users' modules know more."""
+
+
+def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str, str]:
+    """The part of a training that the engine can't run, as ``training.dropout = true``, and what to say instead.
+
+    `shares_weights`: whether replicas of this model can share its weights, as with ZeRO-2 and 3.
+    """
+    found = {}
+    if training.precision not in TRAINABLE:
+        found[f'training.precision = "{training.precision}"'] = 'training.precision = "bf16"'
+    if training.zero in (2, 3) and not shares_weights:
+        found[f"training.zero = {training.zero}"] = "training.zero = 1"
+    if training.lora is not None:
+        found["training.lora"] = "a training of all weights, without training.lora"
+    if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
+        found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
+    for key, able in ABLE.items():
+        if getattr(training, key) != able:
+            found[f"training.{key} = {json.dumps(getattr(training, key))}"] = f"training.{key} = {json.dumps(able)}"
+    return found
+
+
+def plan_obstacle(plan: "Plan") -> tuple[str, str]:
+    """The part of a plan that the engine can't run, and what to change in the job; both empty where it can run all."""
+    is_ours = plan.job.model.hugging_face is None and plan.job.model.module is None
+    special = [f"model.{key}" for key in PLANNED_ONLY if is_ours and getattr(plan.job.model, key)]
+    model = dict.fromkeys(special, "model.hugging_face, the folder of such a model")
+    free, groups = divided(plan.job), groups_documents(plan.job)
+    degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key] and key not in free]
+    shares_weights, training = not is_ours and plan.job.data.packing is None, settle(plan.job.training, plan.layout)
+    of_training = training_obstacles(training, shares_weights=shares_weights)
+    layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
+    at = plan.layout
+    tensor, context = (1 if key in degrees else getattr(at, key) for key in ("tensor", "context"))
+    layout |= {} if groups else _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
+    kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
+    uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
+    changes = model | uncut | _narrow(plan.job.model) | layout | of_training
+    return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
+
+
+def _narrow(model: Model) -> dict[str, str]:
+    """Weights of 8 or 4 bits, which can be planned, but not read."""
+    try:
+        kind = "" if model.hugging_face is None else quantization_of(model.hugging_face)
+    except InputError:  # a plan that is read elsewhere
+        kind = ""
+    return (
+        {f"weights in {kind} (quantization_config)": "a folder with 16-bit weights in model.hugging_face"}
+        if kind
+        else {}
+    )
+
+
+def batch_obstacle(job: Job, plan: "BatchPlan") -> tuple[str, str]:
+    """The part of a plan of one batch that the engine can't run, and what to pin for the best that it can; both empty
+    where it can."""
+    tensor, context, is_shared = plan.layout.layout.tensor, plan.layout.costs.context, "context" in divided(job)
+    found = {}
+    if plan.places and (plan.use != "one site" or not is_shared):
+        found["groups of devices of several context degrees"] = "layout.context = 1"
+    elif not plan.places and context > 1 and (not is_shared or job.model.num_kv_heads % context):
+        found[f"context = {context}"] = "layout.context = 1"
+    if tensor > 1:
+        found[f"tensor = {tensor}"] = "layout.tensor = 1"
+    if plan.zero > 1:
+        found[f"training.zero = {plan.zero}"] = "training.zero = 1"
+    if not found:
+        return "", ""
+    open_ones = {  # the next best plan may have what this one has not
+        "layout.context = 1": job.layout.context is None and not is_shared,
+        "layout.tensor = 1": job.layout.tensor is None,
+        "training.zero = 1": job.training.zero == "auto",
+    }
+    pins = dict.fromkeys([*found.values(), *(pin for pin, is_open in open_ones.items() if is_open)])
+    return ", ".join(found), ", ".join(pins)
+
+
+def groups_documents(job: Job) -> bool:
+    """True if each document of a training on chunks gets a number of devices of its own: in one stage at one site whose
+    replicas and context are left open."""
+    at, sites = job.layout, [site for _, site in job.used_sites()]
+    is_open = {at.data, at.context} == {None} and at.pipeline == 1 and {at.tensor, at.virtual} <= {None, 1}
+    has_choice = is_open and job.data.packing == "elastic" and "context" in divided(job)
+    return has_choice and len(sites) == 1 and sites[0].num_devices > 1
+
+
+def divided(job: Job) -> tuple[str, ...]:
+    """The degrees by which the engine divides this job's model over processes of a rank."""
+    kind, by = _type_of(job.model), {"tensor": WITH_TENSOR if job.data.packing is None else (), "context": WITH_CONTEXT}
+    return tuple(key for key, kinds in by.items() if kind in kinds)
+
+
+def _type_of(model: Model) -> str | None:
+    """The type of a model of transformers; None for others, and where its folder is not."""
+    if model.hugging_face is None:
+        return None
+    try:
+        return type_of(model.hugging_face)
+    except InputError:  # a plan that is read elsewhere
+        return None
+
+
+def _twin_obstacles(job: Job, training: Training, layout: Layout) -> dict[str, str]:
+    """Obstacles to dividing layers and sequences over `layout.tensor` x `layout.context` processes, and what to say
+    instead."""
+    degrees = {key: getattr(layout, key) for key in ("tensor", "context") if getattr(layout, key) > 1}
+    found, size = {}, prod(degrees.values())
+    if layout.tensor > 1 and training.sequence_parallel is not True:
+        found["training.sequence_parallel = false"] = "training.sequence_parallel = true"
+    shared = {"model.num_kv_heads": job.model.num_kv_heads}
+    if job.data.packing is None:
+        shared["training.sequence_length"] = training.sequence_length
+    for name, count in shared.items():
+        if count % size:
+            change = f"layout.{[*degrees][-1]} = 1"
+            found[f"{' x '.join(degrees)} = {size}, which does not divide {name} = {count}"] = change
+    if layout.context > 1 and layout.context_exchange != "ulysses" and job.model.divides_heads(size):
+        found['context_exchange = "ring"'] = 'layout.context_exchange = "ulysses"'
+    return found
+
+
+def _runs_all(job: Job, tensor: Sequence[int], context: Sequence[int]) -> bool:
+    """True if the engine can run each of these degrees with each, as far as the planner may choose them."""
+    free, training = divided(job), job.training.model_copy(update={"sequence_parallel": True})
+    if max(tensor) > 1 and ("tensor" not in free or job.training.sequence_parallel is False):
+        return False
+    pairs = [(t, c) for t, c in product(tensor, context) if c == 1 or job.model.divides_heads(t * c)]
+    layouts = [Layout(1, 1, t, 1, 1, 1, (), c, "ulysses") for t, c in pairs]
+    is_shared = max(context) > 1 and "context" not in free
+    return not is_shared and not any(_twin_obstacles(job, training, at) for at in layouts)
+
+
+def within_engine(job: Job) -> tuple[Job, str]:
+    """The job with what the user left open pinned to what the engine can run, and these pins in words.
+
+    What the user has pinned to another value stays; `plan_obstacle` tells of it.
+    """
+    pins, pinned = job.layout, dict[str, Any]()
+    tensor = tensor_degrees(job, [site for _, site in job.used_sites()])
+    context = context_degrees(job, job.cluster.num_devices)
+    if pins.tensor is None and not _runs_all(job, tensor, [pins.context or 1]):
+        pinned["tensor"], tensor = RUNNABLE["tensor"], [RUNNABLE["tensor"]]
+    if pins.context is None and max(context) > 1 and not _runs_all(job, tensor, context):
+        pinned["context"] = RUNNABLE["context"]
+    elif (
+        max(context) > 1
+        and pins.context_exchange is None
+        and "context" in divided(job)
+        and job.model.divides_heads((pins.tensor or 1) * (pins.context or 1))
+    ):
+        pinned["context_exchange"] = "ulysses"
+    told = ", ".join(f"layout.{key} = {json.dumps(value)}" for key, value in pinned.items())
+    return job.model_copy(update={"layout": pins.model_copy(update=pinned)}), told

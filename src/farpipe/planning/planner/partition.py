@@ -1,0 +1,295 @@
+"""Partition of the layers into stages, each with its recomputation: exact, by dynamic programming."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec import Model, Recompute, Site, Training, possible_operations
+from farpipe.core.spec.recompute import spelled
+from farpipe.planning.cost import JobCosts, StageCost
+from farpipe.planning.planner.candidates import Candidate
+
+Floats = NDArray[np.float64]
+
+MAX_KNOWN: Final = 4096
+"""Largest number of divisions that are remembered: three in four of a plan's, of its strategies' and of its changes'
+have the same stages as one before."""
+
+
+class StageOption(NamedTuple):
+    """One recompute mode of a stage: what it takes and holds, by its number of layers."""
+
+    layer_s: float
+    """Forward and backward of one layer for one microbatch."""
+    extra_s: float = 0.0
+    """The same of what the stage does besides layers: embedding, head."""
+    most_layers: int | None = None
+    """The largest number that its memory holds; None: any number."""
+    recompute: Recompute = "none"
+
+    def most_of(self, num_layers: int) -> int:
+        """Largest number of `num_layers` layers that fit."""
+        return num_layers if self.most_layers is None else min(num_layers, self.most_layers)
+
+
+@dataclass(frozen=True)
+class StageMode:
+    """One stage with one mode of recomputing; all that it costs is linear in its number of layers."""
+
+    recompute: Recompute
+    none: StageCost
+    """Costs without layers: embedding, head, fixed overhead."""
+    one: StageCost
+    """Costs with one layer."""
+
+    @property
+    def layer_s(self) -> float:
+        """Seconds that a layer adds to forward and backward of one microbatch."""
+        return self.one.seconds - self.none.seconds
+
+    def layer_bytes(self, in_flight: int) -> float:
+        """Bytes that a layer adds with `in_flight` microbatches."""
+        return self.one.held_bytes(in_flight) - self.none.held_bytes(in_flight)
+
+
+def open_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
+    """The modes of recomputing that the job leaves open; under flash attention there are no scores to select.
+
+    Where a device was measured, only those that its profile tells of.
+    """
+    wanted = "none" if costs.training.cpu_offloading_num_layers else costs.training.recompute
+    if wanted != "auto":
+        return (wanted,)
+    profiles = [costs.profiles[name] for name in {site.device.name for site in sites} if name in costs.profiles]
+    useful = every_mode(costs.model, costs.training)
+    return tuple(mode for mode in useful if all(profile.tells_of(mode) for profile in profiles)) or ("none",)
+
+
+def coarse_modes(costs: JobCosts, sites: Sequence[Site]) -> tuple[Recompute, ...]:
+    """Modes of `open_modes` that are tried first: no sets of operations but attention's core."""
+    modes = open_modes(costs, sites)
+    return tuple(mode for mode in modes if mode in ("none", "selective", "full")) or modes
+
+
+def every_mode(model: Model, training: Training) -> tuple[Recompute, ...]:
+    """``none``, every set of operations that frees something, ``full``."""
+    useful = [o for o in possible_operations(model) if o != "core_attn" or not training.flash_attention]
+    sets = (spelled(some) for count in range(len(useful) + 1) for some in combinations(useful, count))
+    return (*dict.fromkeys(sets), "full")
+
+
+class StageModes:
+    """The stages of one candidate, taken apart; identical ones (site, first, last) once."""
+
+    def __init__(self, costs: JobCosts, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.open = open_modes(costs, candidate.sites)
+        """The modes of recomputing that the job leaves open, the lightest first."""
+        self.coarse = coarse_modes(costs, candidate.sites)
+        self._costs, self._last = costs, candidate.layout.num_stages - 1
+        self._known: dict[tuple[str, bool, bool, Recompute], StageMode] = {}
+
+    def of(self, index: int, recompute: Recompute) -> StageMode:
+        """Stage `index` if it recomputes so."""
+        site = self.candidate.sites[self.candidate.ranks[index]]
+        key = (site.name, index == 0, index == self._last, recompute)
+        if key not in self._known:
+            layout = self.candidate.layout
+            parts = self._costs.apart(layout, site, recompute, embedding=key[1], head=key[2])
+            self._known[key] = StageMode(recompute, *parts)
+        return self._known[key]
+
+    def all(self, recompute: Recompute) -> list[StageMode]:
+        """Every stage if it recomputes so."""
+        return [self.of(index, recompute) for index in range(self._last + 1)]
+
+
+def stage_options(
+    stages: StageModes, in_flight: Sequence[int], modes: Sequence[Recompute], pinned: Sequence[int] | None = None
+) -> list[list[StageOption]]:
+    """The `modes` of every stage, each with as many layers as fit with `in_flight[stage]` microbatches under way.
+
+    Stages of one rank share its memory so that all could hold equally many layers, or in proportion to `pinned`, in the
+    first of the modes; so whichever modes they take, together they fit. With one mode what is left over holds one layer
+    more of as many stages as it is enough for, the last ones first, which need least.
+    """
+    candidate = stages.candidate
+    parts = [stages.all(mode) for mode in modes]
+    shares = _shares(candidate, parts[0], in_flight, pinned or [1] * len(parts[0]))
+    options: list[list[StageOption]] = [[] for _ in candidate.ranks]
+    for mine in parts:
+        free = _free_bytes(candidate, mine if candidate.layout.virtual == 1 else parts[-1], in_flight)
+        each = zip(mine, shares, candidate.ranks, in_flight, strict=True)
+        most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
+        if len(modes) == 1 and pinned is None and candidate.layout.virtual > 1:
+            _use_rest(candidate, [part.layer_bytes(n) for part, n in zip(mine, in_flight, strict=True)], free, most)
+        for of_stage, part, number in zip(options, mine, most, strict=True):
+            of_stage.append(StageOption(part.layer_s, part.none.seconds, number, part.recompute))
+    return options
+
+
+def _use_rest(candidate: Candidate, sizes: Sequence[float], free: Sequence[float], most: list[int]) -> None:
+    """Add a layer to the stages of every rank, the last one first, as long as its memory is enough."""
+    rest = list(free)
+    for rank, size, number in zip(candidate.ranks, sizes, most, strict=True):
+        rest[rank] -= size * number
+    for index in reversed(range(len(most))):
+        rank = candidate.ranks[index]
+        if sizes[index] <= rest[rank]:
+            rest[rank] -= sizes[index]
+            most[index] += 1
+
+
+def _shares(
+    candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int], layers: Sequence[int]
+) -> list[float]:
+    """The part of its rank's memory that every stage takes which has so many `layers`."""
+    each = zip(parts, in_flight, layers, strict=True)
+    sizes = [count * part.layer_bytes(number) for part, number, count in each]
+    of_rank = [0.0] * candidate.layout.pipeline
+    for rank, size in zip(candidate.ranks, sizes, strict=True):
+        of_rank[rank] += size
+    return [size / (of_rank[rank] or 1.0) for rank, size in zip(candidate.ranks, sizes, strict=True)]
+
+
+def _free_bytes(candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
+    """Bytes that each rank has for layers; of all modes, recomputing most has the largest working memory."""
+    free = [site.plannable_bytes - part.one.working_bytes for site, part in zip(candidate.sites, parts, strict=False)]
+    for part, rank, number in zip(parts, candidate.ranks, in_flight, strict=True):
+        free[rank] -= part.none.held_bytes(number)
+    return free
+
+
+def _most_layers(part: StageMode, free_bytes: float, in_flight: int) -> int:
+    return math.floor(free_bytes / part.layer_bytes(in_flight) * (1 + 1e-9))
+
+
+def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int]) -> float:
+    """Memory that all ranks together lack for the layers, recomputing most; bytes of one tensor-parallel device each.
+
+    Zero where every stage holds a layer and all of them together all layers.
+    """
+    stages = StageModes(costs, candidate)
+    parts = stages.all(stages.open[-1])
+    shares = _shares(candidate, parts, in_flight, [1] * len(parts))
+    free = _free_bytes(candidate, parts, in_flight)
+    each = zip(parts, shares, candidate.ranks, in_flight, strict=True)
+    most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
+    if sum(most) >= costs.model.num_layers and min(most) >= 1:
+        return 0.0
+    sizes = [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
+    return max(1.0, costs.model.num_layers * sum(sizes) / len(sizes) - sum(free))
+
+
+class Division(NamedTuple):
+    """Layers and recomputation of every stage."""
+
+    layers: tuple[int, ...]
+    recompute: tuple[Recompute, ...]
+    slowest_s: float
+    """Seconds of the slowest stage."""
+
+
+def divide_layers(
+    num_layers: int, stages: Sequence[Sequence[StageOption]], pinned: Sequence[int] | None = None
+) -> Division:
+    """The division that makes the slowest stage as fast as possible, each stage with a layer at least.
+
+    `stages` has the options of every stage; for its number of layers it takes the fastest that holds them.
+    `pinned` fixes the number of layers of every stage. Among divisions with the same slowest stage one with the
+    smallest sum of squared stage times is taken. Exact, in O(stages x layers^2). Raises InfeasibleError when the stages
+    can't hold all layers.
+    """
+    if pinned is None and len(stages) > num_layers:
+        raise InfeasibleError(f"{num_layers} layers are too few for {len(stages)} stages of at least 1")
+    most = [max(option.most_of(num_layers) for option in options) for options in stages]
+    wanted = [1] * len(stages) if pinned is None else pinned
+    if sum(most) < num_layers or any(n < w for n, w in zip(most, wanted, strict=True)):
+        raise InfeasibleError(_out_of_memory(num_layers, most, wanted))
+    return _divided(num_layers, tuple(map(tuple, stages)), None if pinned is None else tuple(pinned))
+
+
+@lru_cache(MAX_KNOWN)
+def _divided(num_layers: int, stages: tuple[tuple[StageOption, ...], ...], pinned: tuple[int, ...] | None) -> Division:
+    """The division of layers that fit."""
+    counts = np.arange(num_layers + 1)
+    seconds, choice = _fastest(stages, counts)
+    allowed = counts >= 1 if pinned is None else counts == np.array(pinned)[:, None]
+    seconds = np.where(allowed, seconds, np.inf)
+    slowest = _least_slowest(seconds) if pinned is None else float(seconds[:, pinned].diagonal().max())
+    even = np.where(seconds <= slowest * (1 + 1e-9), seconds**2, np.inf)
+    layers = _cheapest(even)
+    recompute = tuple(
+        options[choice[i, n]].recompute for i, (options, n) in enumerate(zip(stages, layers, strict=True))
+    )
+    return Division(tuple(layers), recompute, slowest)
+
+
+def _out_of_memory(num_layers: int, most: Sequence[int], wanted: Sequence[int]) -> str:
+    short = [index for index, (n, w) in enumerate(zip(most, wanted, strict=True)) if n < w]
+    if not short:
+        all_stages = f"its {len(most)} stages together hold" if len(most) > 1 else "its only stage holds"
+        return f"out of memory: {all_stages} {sum(most)} of {num_layers} layers"
+    first = short[0]
+    holds = f"{most[first]} of its {wanted[first]} layers" if most[first] > 0 else "not a single layer"
+    others = f", nor do {len(short) - 1} others what they should" if len(short) > 1 else ""
+    return f"out of memory: stage {first} of {len(most)} holds {holds}{others}"
+
+
+def _least_slowest(seconds: Floats) -> float:
+    """The least time of the slowest stage, `seconds` [num_stages, num_layers + 1] by number of layers.
+
+    A stage that may take longer never holds fewer layers, so the least time in which all together hold them all can be
+    found by halving.
+    """
+    num_layers = seconds.shape[1] - 1
+    times = np.unique(seconds[np.isfinite(seconds)])
+    low, high = 0, times.size - 1
+    while low < high:
+        middle = (low + high) // 2
+        holds = (seconds <= times[middle]).sum(axis=1)
+        low, high = (low, middle) if holds.min() and holds.sum() >= num_layers else (middle + 1, high)
+    return float(times[low])
+
+
+def _fastest(stages: Sequence[Sequence[StageOption]], counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+    """Time of the fastest option that holds the layers, by stage and number of layers, and its index."""
+    num_layers, most_options = int(counts[-1]), max(map(len, stages))
+    nothing = StageOption(0.0, most_layers=-1)
+    padded = [[*options, *[nothing] * (most_options - len(options))] for options in stages]
+    figures = [
+        [(option.extra_s, option.layer_s, option.most_of(num_layers)) for option in options] for options in padded
+    ]
+    extra_s, layer_s, most = np.moveaxis(np.array(figures), 2, 0)[:, :, :, None]
+    seconds = np.where(counts <= most, extra_s + counts * layer_s, np.inf)
+    return seconds.min(axis=1), seconds.argmin(axis=1)
+
+
+def _cheapest(price: Floats) -> list[int]:
+    """The counts that add up to all layers with the lowest sum of prices.
+
+    `price` [num_stages, num_layers + 1] is what a stage costs by its number of layers; infinite where it can't have so
+    many.
+    """
+    num_stages, width = price.shape
+    most = int(np.isfinite(price).nonzero()[1].max()) + 1
+    rest = np.arange(width)[:, None] - np.arange(most)
+    outside = np.where(rest >= 0, 0.0, np.inf)
+    best, choice = price[0], np.zeros((num_stages, width), np.int64)
+    choice[0] = np.arange(width)
+    for stage in range(1, num_stages):
+        joined = best[rest] + price[stage, :most] + outside
+        choice[stage] = joined.argmin(axis=1)
+        best = joined.min(axis=1)
+    counts, left = [], width - 1
+    for stage in reversed(range(num_stages)):
+        counts.append(int(choice[stage, left]))
+        left -= counts[-1]
+    return counts[::-1]

@@ -1,0 +1,327 @@
+"""Plan: layout, placement, partition, schedule and prediction - all that a run needs; and its file, with why."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from farpipe.core.document import Document, Table
+from farpipe.core.errors import InputError
+from farpipe.core.schedule import check
+from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.spec import Data, Job, Model, Recompute, Training
+from farpipe.core.step import Problem, Schedule
+from farpipe.core.strict import expect_format, validate
+from farpipe.core.units import counted, format_bytes, format_percent, format_seconds
+from farpipe.planning.cost import Layout, Placement, settle, v_shape
+from farpipe.planning.planner.candidates import Candidate
+
+CostClass = Literal["a setting", "other numbers", "a pin", "another batch", "bandwidth", "devices"]
+"""Classes of cost of a change, the cheapest first."""
+StrategyKind = Literal["one site", "pipeline", "replicas", "local steps"]
+
+
+def _read_problem(value: Any) -> Any:
+    if isinstance(value, Problem) or not isinstance(value, Mapping):
+        return value
+    return _as_value_error(lambda: expect_format(value, Problem.FORMAT, "problem"))
+
+
+def _read_schedule(value: Any) -> Any:
+    return value if isinstance(value, Schedule) else _as_value_error(lambda: Schedule.from_data(value))
+
+
+def _as_value_error(read: Any) -> Any:
+    try:
+        return read()
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+ProblemData = Annotated[Problem, BeforeValidator(_read_problem), PlainSerializer(lambda problem: problem.to_data())]
+ScheduleData = Annotated[
+    Schedule, BeforeValidator(_read_schedule), PlainSerializer(lambda schedule: schedule.to_data())
+]
+
+
+class Spread(Table):
+    """The step time as a distribution, of steps over links that lose packets or jitter."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    """Time that nine of ten steps do not exceed."""
+    num_samples: int
+
+    def to_figures(self) -> dict[str, float]:
+        """Figures for ``--json``: `step_mean_s`, `step_p50_s`, `step_p90_s`."""
+        return {"step_mean_s": self.mean_s, "step_p50_s": self.p50_s, "step_p90_s": self.p90_s}
+
+    def __str__(self) -> str:
+        mean, p50, p90 = map(format_seconds, (self.mean_s, self.p50_s, self.p90_s))
+        return f"step over {self.num_samples} samples: mean {mean}, half within {p50}, nine of ten within {p90}"
+
+
+class Prediction(Table):
+    """Figures that the simulator expects of one step."""
+
+    step_s: float
+    """Seconds from one step's start to the next one's; where links lose packets or jitter, the mean."""
+    makespan_s: float
+    overhead_s: float
+    """Optimizer, clipping, and whatever else is outside the pipeline."""
+    bubble_ratio: float
+    tokens_per_s: float
+    exposed_inter_site_s: float
+    """Seconds of waiting for messages between sites, mean over ranks."""
+    exposed_intra_site_s: float
+    peak_memory_bytes: tuple[float, ...]
+    """Peak of one device, by rank."""
+    link_bytes: dict[str, float]
+    spread: Spread | None = Field(default=None, exclude_if=lambda spread: spread is None)
+    """None where every step takes the same time."""
+
+
+class RunnerUp(Table):
+    """A layout that was evaluated and not taken: its step, and why it lost."""
+
+    what: str
+    method: str
+    step_s: float
+    reason: str
+
+
+class Strategy(Table):
+    """One site set and its links, used as well as can be under the cost model that all strategies share."""
+
+    kind: StrategyKind
+    where: str
+    """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them, ``a > b + c > d`` for both."""
+    what: str
+    """Layout in words."""
+    step_s: float
+    tokens_per_s: float
+    num_devices: int
+    inter_site_bytes: float
+    """Per step, over all links between sites together."""
+    usd_per_million_tokens: float
+    unpriced: tuple[str, ...] = ()
+    """Prices that are missing, as in `Money.unpriced`."""
+    limited_by: str = ""
+    training: str = ""
+    """Differences from the training that the job asks for; empty where losses are the same but for rounding."""
+
+    @property
+    def same_training(self) -> bool:
+        """True if it trains as the job says."""
+        return not self.training
+
+
+class Change(Table):
+    """A change of the job that would help, and by how much as simulated."""
+
+    what: str
+    step_s: float
+    gain: float
+    """Relative gain in tokens per second."""
+    costs: CostClass
+    training: str = ""
+    """Differences of the training; empty where it would not."""
+    runs_on: tuple[str, ...] | None = None
+    """Programs left to run the changed plan, ``farpipe`` or formats of ``export``; None: whatever runs the plan."""
+
+
+class Explanation(Table):
+    """What people ask about a plan: why not another, what limits it, what would help, how sure it is."""
+
+    runners_up: tuple[RunnerUp, ...] = ()
+    verdict: str = ""
+    """Sentence on the use of the sites: one or several, and how much faster; empty where none were compared."""
+    advice: tuple[str, ...] = ()
+    strategies: tuple[Strategy, ...] = ()
+    """Strategies that were compared, the plan's own among them, the fastest first; empty unless asked for."""
+    limited_by: str = ""
+    residual: float = 0.0
+    """Mean relative error of predictions for the least known of what is in use; 0 where all times are measured ones."""
+    unmeasured: tuple[str, ...] = ()
+    """Devices in use whose times nobody has compared with a measurement; ``gh200 (bf16)``: not for these products."""
+    uncompared: tuple[str, ...] = ()
+    """Properties of the job, such as ``mixtures of experts``, that no measured step had that predictions were compared
+    with."""
+    changes: tuple[Change, ...] = ()
+    """Changes that would help, from those that cost nothing to those that cost most."""
+
+    @property
+    def is_rough(self) -> bool:
+        """True if the plan's figures rest on devices or kinds of models that nobody compared with a measurement."""
+        return bool(self.unmeasured or self.uncompared)
+
+    def of_another_order(self) -> Self:
+        """What holds in any order of the same step: how sure its figures are."""
+        return type(self)(residual=self.residual, unmeasured=self.unmeasured, uncompared=self.uncompared)
+
+
+class Plan(Document, Table, arbitrary_types_allowed=True):
+    """All that a run needs."""
+
+    FORMAT: ClassVar[str] = "farpipe/plan/1"
+    INDENT: ClassVar[int | None] = 1
+
+    job: Job
+    layout: Layout
+    placements: tuple[Placement, ...]
+    problem: ProblemData
+    schedule: ScheduleData
+    prediction: Prediction
+
+    @property
+    def candidate(self) -> Candidate:
+        """Layout and sites, without times."""
+        by_rank = {placement.rank: placement.site for placement in self.placements}
+        sites = tuple(self.job.cluster.site(by_rank[rank]) for rank in range(self.layout.pipeline))
+        ranks = [placement.rank for placement in self.placements]
+        return Candidate(self.layout, sites, self.layout.virtual == 2 and ranks == v_shape(self.layout.pipeline))
+
+    @property
+    def degrees(self) -> str:
+        """Degrees and microbatches in words; with `data.packing` a replica computes chunks of any length."""
+        at, degrees = self.layout, self.candidate.degrees
+        if self.job.data.packing is None:
+            return degrees
+        if at.context > 1 and self.job.layout.context is None:
+            own = f", each document over a group of the {at.context} devices ({at.context_exchange})"
+            degrees = degrees.replace(at.sharing, own)
+        return f"{degrees.rpartition(', ')[0]}, {counted(at.num_microbatches, 'chunk')} in the first batch"
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The site of every rank."""
+        return tuple(site.name for site in self.candidate.sites)
+
+    @property
+    def replicas(self) -> tuple[tuple[str, ...], ...]:
+        """`[data][pipeline]`: the site of every rank in every replica; those at one site are neighbours."""
+        at = self.layout
+        homes = [(name,) * at.pipeline for name in at.replica_sites for _ in range(at.data_inside)]
+        return tuple(homes) or (self.sites,) * at.data
+
+    @property
+    def timeline(self) -> Timeline:
+        """The predicted step, action by action; it has the planned figures of the links, not a sample of them."""
+        return simulate(self.problem, self.schedule, checked=True)
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Devices in use by site."""
+        return self.candidate.devices
+
+    @property
+    def where(self) -> str:
+        """``a > b`` for a pipeline over both sites, ``a + b`` for replicas at each of them."""
+        return self.candidate.where
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the predicted step; with `data.packing` those of the first batch."""
+        return round(self.prediction.tokens_per_s * self.prediction.step_s)
+
+    @property
+    def inter_site_bytes(self) -> dict[str, float]:
+        """Bytes of a step over every directed link between sites, all replicas together."""
+        between = self.problem.between_sites
+        return {name: size for name, size in self.prediction.link_bytes.items() if between[name]}
+
+    @property
+    def recompute(self) -> tuple[Recompute, ...]:
+        """Operations that every stage computes again in its backward pass."""
+        return tuple(placement.recompute for placement in self.placements)
+
+    @property
+    def model(self) -> Model:
+        """The job's model."""
+        return self.job.model
+
+    @property
+    def data(self) -> Data:
+        """The job's text."""
+        return self.job.data
+
+    @property
+    def training(self) -> Training:
+        """The job's training with all that was left to the planner decided."""
+        settled = settle(self.job.training, self.layout)
+        return settled.model_copy(update={"microbatch_size": self.layout.microbatch_size})
+
+    @property
+    def partition(self) -> tuple[tuple[int, int], ...]:
+        """(first layer, end layer) of every stage."""
+        return tuple((placement.first_layer, placement.end_layer) for placement in self.placements)
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel devices of every rank in every replica."""
+        return self.layout.tensor
+
+    @property
+    def context(self) -> int:
+        """Devices that share each sequence, each `tensor` of them."""
+        return self.layout.context
+
+    def to_body(self) -> dict[str, Any]:
+        """Body of the JSON file, with an empty explanation."""
+        return PlanDocument(plan=self).to_body()
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """Plan in the body of a file, whose explanation is checked and left out."""
+        return cast("Self", PlanDocument.from_body(body, source).plan)
+
+    def __repr__(self) -> str:
+        expected = self.prediction
+        lines = [
+            f"Plan for {self.job.model.name} over {self.where}: {self.degrees}, order {self.schedule.method}",
+            f"  step {format_seconds(expected.step_s)}, bubble {format_percent(expected.bubble_ratio)}, "
+            f"{expected.tokens_per_s:,.0f} tokens/s",
+        ]
+        lines += [
+            f"  stage {index}: rank {p.rank} at {p.site}, layers {p.layers}, "
+            f"peak {format_bytes(expected.peak_memory_bytes[p.rank])}"
+            + ("" if p.recompute == "none" else f", recompute {p.recompute}")
+            for index, p in enumerate(self.placements)
+        ]
+        return "\n".join(lines)
+
+    __str__ = __repr__
+
+
+class _Body(Plan, Explanation):
+    """The keys of both side by side, so that one that neither has is told with the nearest of all."""
+
+
+class PlanDocument(Document, Table):
+    """A plan with its explanation: the file plan.json, where the keys of both lie side by side."""
+
+    FORMAT: ClassVar[str] = Plan.FORMAT
+    INDENT: ClassVar[int | None] = Plan.INDENT
+
+    plan: Plan
+    explanation: Explanation = Explanation()
+
+    @property
+    def step_range_s(self) -> tuple[float, float]:
+        """The range in which the step is expected: the residual to both sides."""
+        step_s, factor = self.plan.prediction.step_s, 1 + self.explanation.residual
+        return step_s / factor, step_s * factor
+
+    def to_body(self) -> dict[str, Any]:
+        """Body of the JSON file."""
+        of_plan, why = (one.model_dump(mode="json") for one in (self.plan, self.explanation))
+        return of_plan | why
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any], source: str) -> Self:
+        """Plan and explanation in the body of a file; a plan whose schedule does not fit its problem is refused."""
+        read = dict(validate(_Body, body, source))
+        plan = Plan(**{key: read[key] for key in Plan.model_fields})
+        check(plan.problem, plan.schedule)
+        return cls(plan=plan, explanation=Explanation(**{key: read[key] for key in Explanation.model_fields}))
