@@ -83,7 +83,7 @@ SHOWN = [(page_name(page), *call) for page in PAGES for call in command_lines(pa
 
 def test_there_are_command_lines_to_check():
     assert {command.name for _, _, command, _ in SHOWN} >= {"plan", "profile", "simulate", "train", "report"}
-    assert sum("rank_main" in line for _, line, _, _ in SHOWN) >= 4
+    assert sum("rank_main" in line for _, line, _, _ in SHOWN) >= 2
 
 
 @pytest.mark.parametrize(("page", "line", "command", "words"), SHOWN, ids=[f"{p}: {c}" for p, c, *_ in SHOWN])

@@ -28,7 +28,7 @@ from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.spec import Cluster, Job, Pins, SiteLink, Training, preset_model, preset_site
 from farpipe.planning.search import search
 from farpipe.planning.workload import BatchOptions, chunk_costs, plan_sequences, read_lengths, sample_lengths
-from farpipe.planning.workload.planner import SequencePlan
+from farpipe.planning.workload.sequence_plan import SequencePlan
 
 NUM_DEVICES, BATCH = 32, 512
 CUTS = (49152, 98304)

@@ -29,7 +29,7 @@ from farpipe.planning.workload.chunk import Ints, SliceTable
 from farpipe.planning.workload.device_groups import plan_groups
 from farpipe.planning.workload.layout import ChunkLayout, chunk_layout, sequence_seconds, shares
 from farpipe.planning.workload.pipelines import planning_time
-from farpipe.planning.workload.planner import SequencePlan, plan_sequences, plan_with_cut
+from farpipe.planning.workload.sequence_plan import SequencePlan, plan_sequences, plan_with_cut
 
 MAX_PLANNED: Final = 5
 """Number of layouts of each kind that are planned to the end and come out about as estimated; they share the budget of

@@ -7,7 +7,7 @@ from farpipe.planning.workload.group_steps import group_problem, plan_group_step
 from farpipe.planning.workload.layout import chunk_costs, shares
 from farpipe.planning.workload.length_summary import summarize
 from farpipe.planning.workload.lengths import has_documents, read_lengths, sample_lengths
-from farpipe.planning.workload.planner import SequencePlan, plan_sequences, plan_with_cut
+from farpipe.planning.workload.sequence_plan import SequencePlan, plan_sequences, plan_with_cut
 from farpipe.planning.workload.step_plan import Packing, StepPlan, options_of, step_plan
 
 __all__ = [

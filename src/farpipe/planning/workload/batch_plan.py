@@ -13,7 +13,7 @@ from farpipe.core.errors import InfeasibleError
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.workload.batch_options import BatchOptions
 from farpipe.planning.workload.layout import ChunkLayout
-from farpipe.planning.workload.planner import SequencePlan, plan_sequences
+from farpipe.planning.workload.sequence_plan import SequencePlan, plan_sequences
 
 _WHY_GROUPS: Final = (
     "Groups of devices by a document's length: short documents exchange little on few devices, long ones fit and end "

@@ -23,7 +23,7 @@ from farpipe.planning.workload.batch_plan import BatchPlan, GroupPlace, exchange
 from farpipe.planning.workload.checkpointing import unrecomputed_tokens
 from farpipe.planning.workload.chunk import Floats, Ints, as_load
 from farpipe.planning.workload.layout import ChunkLayout, Profiles, chunk_layout, sequence_seconds
-from farpipe.planning.workload.planner import SequencePlan, plan_sequences
+from farpipe.planning.workload.sequence_plan import SequencePlan, plan_sequences
 
 _TRIED_SHARES: Final = np.geomspace(1, 64, 25)
 """Tried limits of a document's time: the batch's time, if all devices were always busy, over these."""

@@ -17,7 +17,7 @@ from farpipe.core.step import Action, Problem, Schedule
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.workload.batch_options import BatchOptions
 from farpipe.planning.workload.chunk import Chunk, Ints, followed, load_of
-from farpipe.planning.workload.planner import SequencePlan
+from farpipe.planning.workload.sequence_plan import SequencePlan
 
 Packing = Literal["elastic", "fixed", "none"]
 _CHUNKS_PER_S: Final = 4_000
