@@ -20,7 +20,7 @@ from farpipe.optical.settings import LightSettings
 from farpipe.optical.spectrum import Grid
 from farpipe.optical.study import LightScenario, PolicyComparison, Run, compare_policies, random_nodes
 from farpipe.optical.traffic import PoissonTraffic, Traffic, load_trace
-from farpipe.optical.transfers import UNIT_GBIT, LightTraining, nominal_problem
+from farpipe.optical.transfers import UNIT_GBIT, LightTraining, messages_alone, nominal_problem
 from farpipe.planning import Plan
 
 Loaded = tuple[Problem, Schedule | None, Plan | None]
@@ -161,12 +161,17 @@ class LightSetting:
 
     def compare(
         self,
-        step: Loaded,
+        step: Plan | Loaded,
         policies: Sequence[str],
         seeds: int = 5,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> tuple[list[Case], PolicyComparison]:
-        """Every placement with the runs of the policies on it: on `seeds` backgrounds, or, of several, on one each."""
+        """Every placement with the runs of the policies on it: on `seeds` backgrounds, or, of several, on one each.
+
+        Messages of a plan go over light paths. Its collectives inside sites are left out: no light path carries them.
+        """
+        if isinstance(step, Plan):
+            step = (messages_alone(step.problem), step.schedule, step)
         chosen = {name: self.policy(name) for name in policies}
         cases: list[Case] = []
         runs: dict[str, list[Run]] = {name: [] for name in policies}
