@@ -129,3 +129,15 @@ def test_a_plan_has_its_timeline():
         plan.model_copy(update={"schedule": plan.schedule.renamed("other")}).timeline.num_ranks
         == plan.timeline.num_ranks
     )
+
+
+@pytest.mark.slow
+def test_a_job_of_documents_trains_as_a_job_and_not_as_a_plan(tmp_path, monkeypatch):
+    """Each step of `data.packing` is planned, so its one plan is not enough."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    job = farpipe.load_job("recipes/long_documents.toml")
+    with pytest.raises(farpipe.FarpipeError, match="give the job instead of its plan"):
+        farpipe.train(farpipe.plan(job), tmp_path / "refused", num_steps=1)
+    run = farpipe.train(job, tmp_path / "run", num_steps=2)
+    assert len(run.metrics) == 2
+    assert run.timeline.makespan_s > 0

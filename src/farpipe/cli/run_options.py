@@ -101,17 +101,15 @@ class RunOptions:
     def settings(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]") -> dict[str, Any]:
         """The settings of the run of `plan` that these options ask for."""
         from farpipe.core.spec.training import ReplanSettings
-        from farpipe.planning.planner.engine import groups_documents
+        from farpipe.engine.launch.runs import chunk_settings
 
         timeout_s = self.timeout_s or max(60.0, 10 * plan.prediction.step_s)
         return {
             "num_steps": self.steps or plan.job.training.num_steps,
             "device": self.device_for(plan.job),
             "replan": ReplanSettings() if self.replan else None,
-            "chunk_costs": costs[-1] if costs else None,
-            "group_costs": costs if groups_documents(plan.job) else (),
             "transport": {"timeout_s": timeout_s, "outage_s": self.outage_s},
-        }
+        } | chunk_settings(plan.job, costs)
 
     def _plan_of_file(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
         from farpipe.planning import PlanDocument, reorder

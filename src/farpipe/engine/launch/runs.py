@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import Timeline
+from farpipe.core.spec import Job
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
     PLAN_NAME,
@@ -20,13 +21,12 @@ from farpipe.engine.launch.directory import choose_run_dir
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import DeviceKind, RunSettings
 from farpipe.engine.run_spec import RunSpec
-from farpipe.planning import Plan, PlanDocument
+from farpipe.planning import Plan, PlanDocument, find
+from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.cost.speed import peak_flops_per_s
+from farpipe.planning.explain import explained
 from farpipe.planning.planner.chunked import SEARCHED
-from farpipe.planning.planner.engine import plan_obstacle
-
-if TYPE_CHECKING:
-    from farpipe.core.spec import Job
+from farpipe.planning.planner.engine import groups_documents, plan_obstacle, within_engine
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def no_run(folder: Path) -> InputError:
 
 
 def train(
-    plan: Plan | PlanDocument,
+    plan: Plan | PlanDocument | Job,
     run_dir: Path | str | None = None,
     *,
     resume: Path | str | None = None,
@@ -87,15 +87,29 @@ def train(
 
     `resume` continues another run, or this one, from its newest checkpoint, or continues from one checkpoint. `on_step`
     gets every line of ``metrics.jsonl`` soon after it is written. `settings` are those of RunSettings: without
-    `num_steps` the job's steps, without `device` that of its sites. `launching` has further options of `run`. Raises
-    what `run` raises, and InputError for a plan that the engine can't run.
+    `num_steps` the job's steps, without `device` that of its sites. `launching` has further options of `run`. A job is
+    planned first, within what the engine can run; one with `data.packing` has to be given as a job, because each of its
+    steps is planned. Raises what `run` raises, and InputError for a plan that the engine can't run.
     """
-    document = plan if isinstance(plan, PlanDocument) else PlanDocument(plan=plan)
+    document, chunks = _planned(plan)
     place = choose_run_dir(*(None if path is None else Path(path) for path in (run_dir, resume)))
-    spec = run_spec_of(document.plan, resume=place.resume, **settings)
+    spec = run_spec_of(document.plan, resume=place.resume, **(chunks | settings))
     why, launching = document.explanation, launching or {}
     run(spec, place.run_dir, resume=place.in_place, explanation=why, on_step=on_step, **launching)
     return Run.load(place.run_dir)
+
+
+def _planned(plan: Plan | PlanDocument | Job) -> tuple[PlanDocument, dict[str, Any]]:
+    """The plan that is to be trained, and the settings of a run on chunks that follow from it."""
+    if not isinstance(plan, Job):
+        return plan if isinstance(plan, PlanDocument) else PlanDocument(plan=plan), {}
+    found = find(within_engine(plan)[0] if plan.data.packing is None else plan)[0]
+    return explained(found), chunk_settings(plan, found.batch.costs if found.batch is not None else ())
+
+
+def chunk_settings(job: Job, costs: tuple[ChunkCosts, ...]) -> dict[str, Any]:
+    """The settings of a run on chunks: what they cost, and where groups of devices share them, in each group."""
+    return {"chunk_costs": costs[-1] if costs else None, "group_costs": costs if groups_documents(job) else ()}
 
 
 def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
@@ -107,6 +121,8 @@ def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
     obstacle, change = plan_obstacle(plan)
     if obstacle:
         raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}")
+    if plan.job.data.packing is not None and settings.get("chunk_costs") is None:
+        raise InputError("with data.packing every step is planned for itself: give the job instead of its plan")
     if device == "sleep" and settings.get("group_costs"):
         raise InputError("--device sleep: a rehearsal has one process for all of a stage; pin layout.context and data")
     defaults: dict[str, Any] = {
