@@ -97,8 +97,8 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["compare", "problem.json", "--method", "1f1"], "there is no schedule '1f1'; did you mean '1f1b'?"),
         (["compare", "problem.json", "--method", "gredy"], "did you mean 'greedy'?"),
         (["schedule", "problem.json", "--method", "wawe"], "did you mean 'wave'?"),
-        (["compare", "problem.json", "--search-s", "-1"], "--search-s"),
-        (["compare", "problem.json", "--search-s", "soon"], "--search-s"),
+        (["compare", "problem.json", "--time-limit", "-1"], "--time-limit"),
+        (["compare", "problem.json", "--time-limit", "soon"], "--time-limit"),
         (["schedule", "problem.json", "--time-limit", "-1"], "--time-limit"),
         (["compare", "problem.json", "--colour"], "No such option"),
         (["profile", str(JOB), "--processes", "0"], "--processes"),
@@ -111,7 +111,7 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to go on from: a rehearsal"),
         (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext is for --wan"),
         (["export", "problem.json", "--dtype", "bfloat16"], "--dtype is for weights: add --format hugging-face"),
-        (["compare", "problem.json", "--method", "1f1b", "--search-s", "5"], "add one of greedy, local, exact, auto"),
+        (["compare", "problem.json", "--method", "1f1b", "--time-limit", "5"], "add one of greedy, local, exact, auto"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -122,7 +122,7 @@ def test_words_that_a_command_does_not_know_are_named(farpipe, folder, arguments
 def test_a_search_for_an_order_that_the_job_names_is_refused(farpipe, tmp_path):
     (tmp_path / "job.toml").write_text(JOB.read_text() + '\n[schedule]\nmethod = "1f1b"\n')
     expect_error(
-        farpipe("plan", "job.toml", "--search-s", "5"), 2, "job.toml names the schedule '1f1b'", 'method = "auto"'
+        farpipe("plan", "job.toml", "--time-limit", "5"), 2, "job.toml names the schedule '1f1b'", 'method = "auto"'
     )
 
 
