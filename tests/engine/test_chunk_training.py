@@ -97,7 +97,7 @@ def test_two_stages_on_each_rank(documents, packing):
 @pytest.mark.parametrize("options", [{"ranks": 1}, {"virtual": 2, "training": {"zero": 1}}])
 def test_replicas_across_sites(documents, options):
     run = make_run(documents, **{"ranks": 2, "replicas": 2, "across": True, "latency_s": 1e-3} | options)
-    assert len({sites[0] for sites in run.replicas}) == 2
+    assert len({sites[0] for sites in run.plan.replicas}) == 2
     assert_learns_the_same(run)
 
 
@@ -193,4 +193,4 @@ def test_what_a_run_on_chunks_can_not_have(documents):
         ({"partition": ((0, 4),)}, "one entry per stage"),
     ):
         with pytest.raises(InputError, match=words):
-            validate(RunSpec, dict(run) | change, "run")
+            validate(RunSpec, dict(run.with_plan(**change)), "run")

@@ -106,7 +106,7 @@ def later(report, by_ns):
 
 
 def test_replicas_make_one_timeline_with_what_the_last_one_did_and_what_all_sent():
-    run = RunSpec.model_validate(dict(RUN) | {"replicas": (("a", "b"),) * 2})
+    run = RUN.with_plan(replicas=(("a", "b"),) * 2)
     skew_ns = (0, 987_654_321)
     first, second = played(skew_ns=skew_ns)
     reports = [first, later(first, 4 * MS), second, later(second, 4 * MS)]
@@ -124,7 +124,7 @@ def test_replicas_make_one_timeline_with_what_the_last_one_did_and_what_all_sent
 
 def test_a_straggler_among_replicas_keeps_its_durations():
     """One replica takes four times as long for its last action and begins it earlier than the other."""
-    run = RunSpec.model_validate(dict(RUN) | {"replicas": (("a", "b"),) * 2})
+    run = RUN.with_plan(replicas=(("a", "b"),) * 2)
     first, second = played()
     slow, late = first.events.actions.copy(), later(first, 4 * MS)
     begin, end = first.events.actions[-1]

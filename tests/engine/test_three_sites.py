@@ -78,7 +78,7 @@ def test_replicas_at_three_sites_learn_as_one_model(pipeline, options, tmp_path)
     )
     assert done.returncode == 0, done.stderr
     run = RunSpec.load(tmp_path / "run" / "run.json")
-    assert run.replicas == (("a",) * pipeline, ("b",) * pipeline, ("c",) * pipeline)
+    assert run.plan.replicas == (("a",) * pipeline, ("b",) * pipeline, ("c",) * pipeline)
     assert run.emulate_links
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses, norms, _ = train_in_one_process(run, torch.float32, NUM_STEPS)

@@ -85,7 +85,7 @@ def test_a_run_leaves_metrics_a_timeline_and_a_summary(text_file, tmp_path):
 
 def test_bf16_trains_with_float32_parameters(text_file, tmp_path):
     training = TRAINING.model_copy(update={"precision": "bf16", "recompute": "full"})
-    run = make_run(text_file, num_steps=6).model_copy(update={"training": training})
+    run = make_run(text_file, num_steps=6).with_plan(training=training)
     summary = run_ranks(2, lambda peers: train_rank(run, peers, tmp_path))[0]
     exact = make_run(text_file, num_steps=6)
     (tmp_path / "exact").mkdir()
@@ -96,7 +96,7 @@ def test_bf16_trains_with_float32_parameters(text_file, tmp_path):
 
 def test_half_precision_without_loss_scaling_is_refused(text_file, tmp_path):
     training = TRAINING.model_copy(update={"precision": "fp16"})
-    run = make_run(text_file).model_copy(update={"training": training})
+    run = make_run(text_file).with_plan(training=training)
     with pytest.raises(InputError, match=r"training.precision: 'fp16' needs loss scaling"):
         run_ranks(2, lambda peers: train_rank(run, peers, tmp_path))
 
@@ -135,7 +135,7 @@ def test_neighbours_that_disagree_on_what_goes_between_them_end_at_once(text_fil
 
 def test_divergence_ends_the_run(text_file, tmp_path):
     training = TRAINING.model_copy(update={"learning_rate": 1e30, "clip_norm": None})
-    run = make_run(text_file, num_steps=20).model_copy(update={"training": training})
+    run = make_run(text_file, num_steps=20).with_plan(training=training)
     with pytest.raises(RunError, match=r"step \d+: the loss or gradient on rank .* is not finite.*checkpoint"):
         run_ranks(2, lambda peers: train_rank(run, peers, tmp_path))
     assert not (tmp_path / "summary.json").exists()

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from chosen import chosen
 from farpipe.core.errors import DivergedError
 from farpipe.engine.executor.work import Trainer
 from trainings import checkpoints, equal_states, losses, make_run, state, train
@@ -12,7 +13,9 @@ from trainings import checkpoints, equal_states, losses, make_run, state, train
 pytestmark = pytest.mark.slow  # starts processes
 
 
-@pytest.mark.parametrize(("num_replicas", "zero1", "rank"), [(1, False, 1), (2, False, 2), (2, False, 3), (2, True, 3)])
+@pytest.mark.parametrize(
+    ("num_replicas", "zero1", "rank"), chosen([(1, False, 1), (2, False, 2), (2, False, 3), (2, True, 3)], 0, 3)
+)
 def test_a_loss_that_is_not_a_number_ends_all_before_it_spoils_anything(
     num_replicas, zero1, rank, text_file, tmp_path, monkeypatch
 ):

@@ -1,14 +1,17 @@
 """Blocking: the frozen trace, Erlang B, known loads, and the compiled simulator against the plain one."""
 
 from math import expm1, factorial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import farpipe
 import optical_twin
 from benchmarks.optical.optical_published import RULES, candidates
+from farpipe import optical
 from farpipe.core.errors import InputError, UsageError
 from farpipe.optical import (
     POLICIES,
@@ -28,6 +31,8 @@ from farpipe.optical.policies import AssignmentPolicy
 from farpipe.optical.spectrum import free_masks
 from farpipe.optical.traffic import Traffic
 from optical_data import BY_HOPS, BY_KM, LINKS, TRACE
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "two_sites.toml"
 
 DEEPRMSA, BPSK, KSP_FF = find_modulation("deeprmsa"), find_modulation("bpsk"), find_policy("ksp-ff")
 
@@ -258,3 +263,37 @@ def test_a_published_figure_is_met_with_the_candidates_of_its_code_and_not_in_th
     }
     assert percent["as XLRON's code"] == pytest.approx(1.38, abs=0.1)  # XLRON, MaskRSA's setting: 1.38 +- 0.07
     assert percent["by hops / efficiency"] < 1.28
+
+
+def test_a_question_in_one_call_is_answered_as_by_its_parts():
+    found = optical.blocking("nsfnet", load=250, seeds=2, requests=500, warm_up=100, k=3)
+    net, modes = optical.find_network("nsfnet"), optical.find_modulation("deeprmsa")
+    paths = optical.k_shortest(net, k=3, modulation=modes)
+    parts = optical.poisson_blocking(
+        optical.PoissonTraffic(250),
+        paths,
+        optical.find_policy("ksp-ff"),
+        optical.Grid(100, 12.5, 1),
+        modes,
+        num_requests=500,
+        warm_up=100,
+        seeds=range(2),
+    )
+    assert found.blocking_ratio == parts.blocking_ratio.mean
+    assert found.to_data()["setting"]["network"] == "nsfnet"
+    assert "nsfnet, 100 slots of 12.5 GHz, guard 1, modulation deeprmsa, policy ksp-ff, 250 Erlang" in repr(found)
+
+
+def test_a_question_needs_traffic_and_known_settings():
+    with pytest.raises(UsageError, match="a trace or as a load"):
+        optical.blocking("nsfnet")
+    with pytest.raises(InputError, match="unknown key; did you mean 'requests'"):
+        optical.blocking("nsfnet", load=1, request=5)
+
+
+def test_a_plan_over_light_paths_needs_no_command_line():
+    plan = farpipe.plan(farpipe.load_job(RECIPE, {"training.global_batch": 32}))
+    setting = optical.LightSetting(nodes="zurich=1,lugano=5", load=0.0, steps=1)
+    cases, found = setting.compare(plan, ["ksp-ff", "widen"], seeds=1)
+    assert cases[0][1].schedule == plan.schedule
+    assert [row["policy"] for row in found.to_data()] == ["ksp-ff", "widen"]

@@ -18,12 +18,9 @@ from farpipe.report.tables import TableView, to_rich
 
 if TYPE_CHECKING:
     from farpipe.optical.demands import TransferPolicy
-    from farpipe.optical.study import LightScenario, PolicyComparison, Run
-    from farpipe.optical.transfers import LightTraining
+    from farpipe.optical.light_setting import Case
+    from farpipe.optical.study import PolicyComparison, Run
     from farpipe.report.light import LightText
-
-    Case = tuple[LightScenario, LightTraining]
-    """A network with its background, and a training at its nodes."""
 
 optical = typer.Typer(help="Light paths: blocking of dynamic traffic, trainings over an optical network.")
 optical.command("blocking")(blocking)
@@ -85,14 +82,16 @@ def simulate(
         f"bound of this order {facts['bound_s']:.4g} s, without a network {facts['no_network_s']:.4g} s",
     )
     table = _table([{"policy": policy, **facts}])
-    about = LightText(f"{policy} over {options.net.name}", "\n".join((*lines, options.setting_text)), table)
-    _draw(outputs, window_s, cases[0], options.policy(policy), about)
+    about = LightText(
+        f"{policy} over {options.setting.net.name}", "\n".join((*lines, options.setting.setting_text)), table
+    )
+    _draw(outputs, window_s, cases[0], options.setting.policy(policy), about)
     if outputs.light_paths is not None:
         light_paths(runs.runs[policy][0].played.steps).save(outputs.light_paths)
     if as_json:
         print_json(facts)
         return
-    typer.echo("\n".join((*lines, options.setting_text)))
+    typer.echo("\n".join((*lines, options.setting.setting_text)))
     console().print(to_rich(table))
 
 
@@ -111,7 +110,7 @@ def compare(
     cases, found = _run(job, options, [name.strip() for name in policies.split(",")], seeds)
     rows, order = found.to_data(), cases[0][1].schedule.method
     if as_json:
-        draws = {"placements" if options.placements else "seeds": options.num_draws(seeds)}
+        draws = {"placements" if options.placements else "seeds": options.setting.num_draws(seeds)}
         print_json({"order": order, **draws, "policies": rows})
         return
     typer.echo(f"order {order}, {_draws(options, seeds)}; change against {found.baseline}")
@@ -119,35 +118,15 @@ def compare(
 
 
 def _draws(options: LightOptions, seeds: int) -> str:
-    return counted(options.num_draws(seeds), "placement" if options.placements else "background")
+    return counted(options.setting.num_draws(seeds), "placement" if options.placements else "background")
 
 
 def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":
-    """Every placement with the runs of the policies on it: on `seeds` backgrounds, or, of several, on one each."""
     from farpipe.cli.planned import load_step
-    from farpipe.optical.study import PolicyComparison, compare_policies
 
-    policies, loaded = {name: options.policy(name) for name in names}, without_collectives(load_step(job))
-    cases: list[Case] = []
-    runs: dict[str, list[Run]] = {name: [] for name in names}
-    for draw, nodes in enumerate(options.node_choices(loaded)):
-        scenario = options.scenario(options.candidates(names[0], nodes))
-        training = options.training(loaded, nodes, scenario, policies[names[0]])
-        settings = {name: (training, policies[name], options.candidates(name, nodes)) for name in names}
-        drawn = range(options.num_draws(seeds)) if options.placements is None else [draw]
-        with progress_bar("simulating", "runs") as progress:
-            found = compare_policies(
-                scenario,
-                settings,
-                drawn,
-                num_steps=options.steps,
-                skipped=options.settings.skipped,
-                progress=progress,
-            )
-        cases.append((scenario, training))
-        for name in names:
-            runs[name] += found.runs[name]
-    return cases, PolicyComparison(runs)
+    step = without_collectives(load_step(job))
+    with progress_bar("simulating", "runs") as progress:
+        return options.setting.compare(step, names, seeds, progress)
 
 
 def _facts(cases: "list[Case]", policy: str, runs: "Sequence[Run]", units: int | None) -> dict[str, Any]:

@@ -178,6 +178,8 @@ def check_text(job: "Job", device: str) -> None:
         return
     if job.data.source == "stdlib":
         _report_stdlib(job, device)
+    if job.data.packing is not None:
+        return  # to plan it, the documents are read before all else
     with status("reading the text"):
         require_vocabulary(load_tokens(job.data), job.model)
 

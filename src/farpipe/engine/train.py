@@ -64,6 +64,9 @@ def train_rank(
     with ExitStack() as stack:
         if peers.rank == 0:
             stack.enter_context(lock_of_rank_0(run_dir))
+        # All ranks compare versions, files and digests before any reads a checkpoint: a rank that differs would
+        # otherwise train another model for hours before a loss looks odd. The weights that training begins with may
+        # differ where a checkpoint replaces them, so they are judged only after `resume` has found none.
         work = make_work(run, peers)
         agreed = agree(run, work, peers)
         start = resume(run, work.state(), peers, run_dir, agreed)

@@ -4,6 +4,7 @@
 """
 
 from farpipe.optical.blocking_study import BlockingResult, blocking
+from farpipe.optical.light_setting import LightSetting
 from farpipe.optical.modulation import find_modulation
 from farpipe.optical.network_files import find_network
 from farpipe.optical.paths import k_shortest, load_paths
@@ -16,6 +17,7 @@ __all__ = [
     "POLICIES",
     "BlockingResult",
     "Grid",
+    "LightSetting",
     "PoissonTraffic",
     "TrafficOutcome",
     "blocking",

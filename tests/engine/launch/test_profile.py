@@ -112,6 +112,8 @@ def test_a_profile_is_measured_by_several_processes_at_once(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.nightly  # four minutes in which nothing else gets a core
 def test_a_profile_beside_other_work_says_so_or_is_refused_and_is_measured_for_longer():
     with ExitStack() as stack:
         for _ in range(3 * len(os.sched_getaffinity(0))):

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from chosen import chosen
 from farpipe.planning.planner.engine import WITH_CONTEXT, WITH_TENSOR
 from site_processes import run_processes
 
@@ -53,7 +54,7 @@ def shared_sequences(num_processes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases_of", [cases_of, shared_sequences])
-@pytest.mark.parametrize("num_processes", [2, 4])
+@pytest.mark.parametrize("num_processes", chosen([2, 4], 0))
 def test_divided_stages_have_the_gradients_of_the_whole_in_every_order(num_processes, cases_of):
     cases = list(cases_of(num_processes))
     found = run_processes(num_processes, [("errors", *case) for case in cases])
@@ -98,7 +99,7 @@ NOT_ON_CHUNKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_processes", "names"), [(2, WITH_CONTEXT), (4, ("llama", "qwen3_moe"))])
+@pytest.mark.parametrize(("num_processes", "names"), chosen([(2, WITH_CONTEXT), (4, ("llama", "qwen3_moe"))], 0))
 def test_chunks_that_processes_share_have_the_gradients_of_the_whole(num_processes, names):
     """Slices of 16 and 8 tokens and documents of 5 and 9, so that processes have unlike numbers of tokens."""
     options = {"context": num_processes, "on_chunks": True}

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.engine.soak import result_of
 from benchmarks.engine.twin_faults import Fault, break_all, spec_of
 from benchmarks.shared.twins import write_model
+from chosen import chosen
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import TransportSettings
 from proxies import Proxy
@@ -44,7 +45,7 @@ def processes_with(folder):
     return [line for line in found if str(folder).encode() in line]
 
 
-@pytest.mark.parametrize("shares", ["FSDP 2", "tensor 2"])
+@pytest.mark.parametrize("shares", chosen(["FSDP 2", "tensor 2"], 0))
 def test_an_outage_of_one_of_two_twins_is_survived_by_both(shares, tmp_path, monkeypatch):
     """One waits for its link, which is silent, and the other for it, inside a collective."""
     write_model(tmp_path / "model")

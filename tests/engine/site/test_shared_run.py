@@ -5,6 +5,7 @@ Replicas that are killed or stopped: test_faults_in_collectives.py.
 
 import pytest
 
+from chosen import chosen
 from farpipe.engine.checkpoint.export import export_to_hugging_face
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import TransportSettings
@@ -51,7 +52,7 @@ def assert_close(found, expected):
         assert row == pytest.approx(other, rel=1e-5)
 
 
-@pytest.mark.parametrize(("zero", "homes"), [(3, (SITES,) * 2), (2, (SITES,) * 2 + (OTHERS,) * 2)])
+@pytest.mark.parametrize(("zero", "homes"), chosen([(3, (SITES,) * 2), (2, (SITES,) * 2 + (OTHERS,) * 2)], 0))
 def test_replicas_that_share_weights_train_as_one(zero, homes, make, alone, tmp_path):
     run(make(homes, zero=zero), tmp_path / "shared")
     assert_close(losses(tmp_path / "shared"), alone)

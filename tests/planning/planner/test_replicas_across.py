@@ -255,7 +255,7 @@ def test_a_plan_with_replicas_at_two_sites_runs_as_simulated(tmp_path):
     plan = planning.plan(load_job(tmp_path / "job.toml"))
     assert plan.where == "east + west"
     spec = run_spec_of(plan, num_steps=7, device="sleep")
-    assert spec.replicas == (("east", "east"), ("west", "west"))
+    assert spec.plan.replicas == (("east", "east"), ("west", "west"))
     predicted_s = plan.prediction.makespan_s
     assert_most_of_five_steps(
         lambda: run(spec, tmp_path / "run"),

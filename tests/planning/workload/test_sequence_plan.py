@@ -30,7 +30,7 @@ from farpipe.planning.workload import (
     followed,
     plan_sequences,
     plan_with_cut,
-    planner,
+    sequence_plan,
     step_plan,
 )
 from farpipe.planning.workload.checkpointing import token_limit
@@ -245,7 +245,7 @@ def test_where_no_slices_of_equal_time_fit_slices_of_equal_tokens_do(monkeypatch
     lengths = [int(0.97 * fits)] * 2
     options = BatchOptions(several_pipelines=False)
     sound(plan_sequences(short, lengths, options), lengths)
-    monkeypatch.setattr(planner, "_finer", lambda *_: [])
+    monkeypatch.setattr(sequence_plan, "_finer", lambda *_: [])
     with pytest.raises(InfeasibleError, match="it recomputes every layer"):
         plan_sequences(short, lengths, options)
 
@@ -272,7 +272,8 @@ def test_where_slices_are_recomputed_equal_tokens_are_tried_too():
     )
     of_one, lengths = chunk_costs(job, 32768), [32768, 915, 32768, 30380]
     free, by_tokens = (plan_sequences(of_one, lengths, options) for options in (None, BatchOptions(equal="tokens")))
-    search = partial(planner._best_cut, of_one, np.array(lengths), planner.token_limit(of_one, 32768), BatchOptions())
+    limit = sequence_plan.token_limit(of_one, 32768)
+    search = partial(sequence_plan._best_cut, of_one, np.array(lengths), limit, BatchOptions())
     by_time = search()
     assert free.step_s == by_tokens.step_s < 0.97 * by_time.step_s
     with pytest.raises(InfeasibleError, match="estimated"):  # and is not planned where it can't be faster
@@ -329,14 +330,14 @@ def test_plans_do_not_depend_on_the_clock(monkeypatch):
 
 
 def test_compiling_is_no_planning(roomy, monkeypatch):
-    search = planner._searched
+    search = sequence_plan._searched
 
     def compiling(*asked):
         with event.trigger_event("numba:compile"):
             time.sleep(0.5)
         return search(*asked)
 
-    monkeypatch.setattr(planner, "_searched", compiling)
+    monkeypatch.setattr(sequence_plan, "_searched", compiling)
     assert plan_sequences(roomy, [8, 4]).planning_s < 0.4
 
 

@@ -56,6 +56,9 @@ class ChunkPlanning:
     def ask(self, step: int, lengths: Ints) -> None:
         if self.beside.has_ended:
             self.beside.restart()
+        # Planning runs while the ranks compute the step before, so up to SHARE of that step's predicted time costs
+        # nothing. Before the first prediction it gets BUDGET_S, for which only the start of the run waits. Faster
+        # orders are sought in what is left of the step once the plan has been sent.
         self._lengths[step] = lengths
         budget_s = min(BUDGET_S, max(LEAST_S, SHARE * self._predicted_s))
         self.beside.send(question(step, lengths, budget_s, min(MAX_SEARCH_S, SEARCH_SHARE * self._predicted_s)))
@@ -66,6 +69,8 @@ class ChunkPlanning:
         found = self._searched(step, wait_s)
         if found is not None:
             return found
+        # Better a step on the last good cut, even if it is slower, than ranks that idle. Only without such a cut, or
+        # where it does not fit these lengths, is there nothing to do but to wait for the planner.
         why = "its planner has ended" if self.beside.has_ended else f"it took more than {wait_s:g} s too long"
         if self._cuts:
             try:

@@ -165,7 +165,12 @@ class Replanner:
         return self._decide(step, as_measured(self._believed, self._odd.timelines), self._odd.timelines)
 
     def _decide(self, step: int, measured: Problem, steps: Sequence[Timeline]) -> list[SearchRequest | Swap]:
-        """Return the searches and swaps for a world that is not the believed one: `measured`, from `steps`."""
+        """React to a confirmed change: switch to a known order if it wins on the last `steps`, or ask for a search on
+        `measured`."""
+        # A known order is tried in milliseconds, a search takes seconds, and a link that slows down often recovers. So
+        # known orders are played first. A search still follows unless the winner was found for a world like this one.
+        # After a search that found nothing, or a step back, only known orders are tried for `pause_steps`: a noisy
+        # machine would otherwise keep a search running all the time.
         now_s, samples = _median_s(steps), _samples(measured, steps)
         why = self._reason(measured, now_s)
         swap = self._swap_to_known(measured, samples, now_s, f"{why}; known from before")
@@ -265,6 +270,9 @@ class Replanner:
         self._log(step, "judge", measured_s=now_s, old_s=trial.swap.before_s, expected_gain=expected, gain=brought)
         samples = _samples(problem, trial.timelines)
         self._believe(problem, samples, now_s)
+        # Half of the gain that justifies a swap is enough to keep it: measured steps vary, and going back costs a swap
+        # too. An order that brought less is remembered as a disappointment in this world, so that neither the known
+        # orders nor the next search propose it again; in another world it may still win.
         if brought < self.settings.gain / 2:
             self._disappointed = [*self._disappointed, RememberedOrder(problem, self.schedule)][-MAX_KNOWN:]
             why = f"it brought {format_percent(brought)} instead of {format_percent(expected)}"
