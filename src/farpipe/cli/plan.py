@@ -42,7 +42,7 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="NUMBER",
-            help="Show time, device-hours and money for so many tokens, such as 15T; default: the job's steps.",
+            help="Show time, device-hours and money for this many tokens, such as 15T; default: the job's steps.",
         ),
     ] = None
     top: Annotated[int, typer.Option(min=1, max=20, help="Number of plans to write: plan.json, plan.2.json, ...")] = 1

@@ -243,7 +243,7 @@ def _show(plan: "BatchPlan", uncompared: tuple[str, ...], obstacle: str) -> None
     peak = max(max(each.peak_memory_bytes) for each in plan.replicas)
     out.print(f"peak memory {format_bytes(peak)}; planned in {format_seconds(plan.planning_s)}")
     if uncompared:
-        out.print(f"~ nobody has compared predictions for {', '.join(uncompared)} with measurements.")
+        out.print(f"~ predictions for {', '.join(uncompared)} were never compared with measurements.")
 
 
 def _kind_table(plan: "BatchPlan") -> "TableView":
