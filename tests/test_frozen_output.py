@@ -44,7 +44,7 @@ COMMANDS = [
     "simulate plan.json --json",
     "compare plan.json --json",
     "schedule recipes/three_sites_asymmetric.toml --method 1f1b --json",
-    "pareto recipes/two_sites.toml --objectives time,energy --json",
+    "pareto recipes/two_sites.toml --objective time,energy --json",
     "plan recipes/long_documents.toml --json -o documents.json",
     "simulate documents.json --json",
     "sequences plan recipes/long_documents.toml --json",
@@ -57,7 +57,7 @@ COMMANDS = [
     "export two.json --format torch-csv",
     "optical blocking --network nsfnet --load 250 --seeds 1 --json",
     "fleet simulate recipes/fleet/bace_pipe.toml --jobs recipes/fleet/bace_pipe_jobs.csv --policy bace --json",
-    "fleet compare recipes/fleet/bace_pipe.toml --jobs recipes/fleet/bace_pipe_jobs.csv --policies fcfs,farpipe --json",
+    "fleet compare recipes/fleet/bace_pipe.toml --jobs recipes/fleet/bace_pipe_jobs.csv --policy fcfs,farpipe --json",
     "validate --json",
 ]
 RECIPES = FROZEN.parents[1] / "recipes"

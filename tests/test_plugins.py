@@ -78,7 +78,7 @@ def test_commands_know_it(install, tmp_path):
     pipeline(2, 4).save(tmp_path / "problem.json")
     shown = CliRunner().invoke(app, ["compare", str(tmp_path / "problem.json"), "--method", "theirs"])
     assert "theirs" in shown.stdout
-    assert "mine           Jobs as they come, as fcfs." in CliRunner().invoke(app, ["fleet", "policies"]).stdout
+    assert "Jobs as they come, as fcfs." in CliRunner().invoke(app, ["list", "policies"]).stdout
     assert "theirs" in CliRunner().invoke(app, ["list", "schedules"]).stdout
     assert "far-first" in CliRunner().invoke(app, ["list", "assignments"]).stdout
 

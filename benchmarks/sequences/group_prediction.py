@@ -83,7 +83,7 @@ def main() -> None:
         for layout, pins in LAYOUTS.items():
             text = JOB.format(documents=DOCUMENTS, steps=chosen.steps, pins=pins)
             (folder / f"{layout}.toml").write_text(text, encoding="utf-8")
-        farpipe(folder, "profile", "apart.toml", "--sequences", "--processes", "2", "-o", "profile.json")
+        farpipe(folder, "profile", "apart.toml", "--processes", "2", "-o", "profile.json")
         known = json.loads((folder / "profile.json").read_text(encoding="utf-8"))["errors"]
         print(json.dumps({"errors of the profile": known}), flush=True)
         for number, layout in product(range(chosen.rounds), LAYOUTS):

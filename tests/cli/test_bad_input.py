@@ -97,8 +97,8 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["compare", "problem.json", "--method", "1f1"], "there is no schedule '1f1'; did you mean '1f1b'?"),
         (["compare", "problem.json", "--method", "gredy"], "did you mean 'greedy'?"),
         (["schedule", "problem.json", "--method", "wawe"], "did you mean 'wave'?"),
-        (["compare", "problem.json", "--search-s", "-1"], "--search-s"),
-        (["compare", "problem.json", "--search-s", "soon"], "--search-s"),
+        (["compare", "problem.json", "--time-limit", "-1"], "--time-limit"),
+        (["compare", "problem.json", "--time-limit", "soon"], "--time-limit"),
         (["schedule", "problem.json", "--time-limit", "-1"], "--time-limit"),
         (["compare", "problem.json", "--colour"], "No such option"),
         (["profile", str(JOB), "--processes", "0"], "--processes"),
@@ -111,7 +111,7 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to go on from: a rehearsal"),
         (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext is for --wan"),
         (["export", "problem.json", "--dtype", "bfloat16"], "--dtype is for weights: add --format hugging-face"),
-        (["compare", "problem.json", "--method", "1f1b", "--search-s", "5"], "add one of greedy, local, exact, auto"),
+        (["compare", "problem.json", "--method", "1f1b", "--time-limit", "5"], "add one of greedy, local, exact, auto"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -122,7 +122,7 @@ def test_words_that_a_command_does_not_know_are_named(farpipe, folder, arguments
 def test_a_search_for_an_order_that_the_job_names_is_refused(farpipe, tmp_path):
     (tmp_path / "job.toml").write_text(JOB.read_text() + '\n[schedule]\nmethod = "1f1b"\n')
     expect_error(
-        farpipe("plan", "job.toml", "--search-s", "5"), 2, "job.toml names the schedule '1f1b'", 'method = "auto"'
+        farpipe("plan", "job.toml", "--time-limit", "5"), 2, "job.toml names the schedule '1f1b'", 'method = "auto"'
     )
 
 
@@ -373,7 +373,7 @@ def test_a_closed_output_stops_nothing(problem_file, tmp_path, closed):
 def test_a_file_that_is_no_schedule_is_not_replaced_by_one(farpipe, problem_file, tmp_path):
     (tmp_path / "notes.json").write_text("mine")
     expect_error(
-        farpipe("schedule", problem_file, "--method", "1f1b", "-o", "notes.json"), 3, "notes.json: is there already"
+        farpipe("schedule", problem_file, "--method", "1f1b", "-o", "notes.json"), 3, "notes.json: exists and is not"
     )
     assert (tmp_path / "notes.json").read_text() == "mine"
 
@@ -395,7 +395,7 @@ TAKEN = [
     ("fleet", "compare", "fleet.toml", "--jobs", "jobs.csv", "--charts", "mine.svg"),
     ("sequences", "plan", "job.toml", "--html", "mine.html"),
     ("optical", "blocking", "--network", "n.csv", "--trace", "t.csv", "--paths", "p.csv", "--log", "mine.csv"),
-    ("optical", "simulate", "job.toml", "--network", "n.csv", "--report", "mine.html"),
+    ("optical", "simulate", "job.toml", "--network", "n.csv", "--html", "mine.html"),
     ("check", "job.toml", "--log", "log.txt", "--html", "mine.html"),
 ]
 """Options that write a file; what the commands read need not be there: it is not read before."""
@@ -413,7 +413,7 @@ FOREIGN = {
 def test_a_file_that_farpipe_has_not_written_is_not_replaced(words, farpipe, tmp_path):
     content = FOREIGN[words[-1].partition(".")[2]]
     (tmp_path / words[-1]).write_bytes(content)
-    expect_error(farpipe(*words), 3, f"{words[-1]}: is there already, and no ")
+    expect_error(farpipe(*words), 3, f"{words[-1]}: exists and is not ")
     assert (tmp_path / words[-1]).read_bytes() == content
 
 
@@ -432,7 +432,7 @@ def test_results_of_farpipe_are_replaced(farpipe, problem_file):
 def test_settings_that_somebody_has_edited_are_not_replaced_by_an_export(farpipe, problem_file, tmp_path):
     assert farpipe("schedule", problem_file, "--method", "1f1b", "-o", "order.json").returncode == 0
     (tmp_path / "mine.yaml").write_text("mine: 1\n")
-    expect_error(farpipe("export", "order.json", "-o", "mine.yaml"), 3, "mine.yaml: is there already, and no result")
+    expect_error(farpipe("export", "order.json", "-o", "mine.yaml"), 3, "mine.yaml: exists and is not a farpipe result")
 
 
 def piped(command, reader, folder):

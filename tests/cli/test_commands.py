@@ -82,7 +82,7 @@ def test_compare_shows_all_orders(farpipe, problem_file):
 
 
 def test_compare_searches_when_asked(farpipe, problem_file, tmp_path):
-    data = json.loads(farpipe("compare", problem_file, "--search-s", "1", "--json", "--plot", "c.svg").stdout)
+    data = json.loads(farpipe("compare", problem_file, "--time-limit", "1", "--json", "--plot", "c.svg").stdout)
     rows = {row["method"]: row for row in data["schedules"]}
     assert set(rows) == {*ORDERS, "greedy", "auto"} - {"interleaved"}
     played = [row for row in data["schedules"] if not row["obstacle"]]
@@ -157,7 +157,7 @@ def test_what_is_no_number_of_tokens_is_refused(text):
 
 
 def test_the_verdict_is_printed_before_strategies_and_changes_are_looked_for(monkeypatch, capsys, tmp_path):
-    def never(explanation, planned, local_steps, progress, **options):
+    def never(explanation, planned, progress, **options):
         progress(1, 2)
         assert "use both sites" in capsys.readouterr().out
         raise KeyboardInterrupt
@@ -203,7 +203,7 @@ def test_a_problem_without_memory_is_infeasible(farpipe, problem_file):
     run = farpipe("schedule", problem_file)
     assert run.returncode == 4
     assert "no schedule fits memory: rank" in run.stderr
-    run = farpipe("compare", problem_file, "--search-s", "1", "--plot", "c.svg")
+    run = farpipe("compare", problem_file, "--time-limit", "1", "--plot", "c.svg")
     assert (run.returncode, run.stdout) == (4, "")
     assert "1f1b, eager, geopipe" in run.stderr
     assert "greedy, auto: no schedule fits memory" in run.stderr

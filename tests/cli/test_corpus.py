@@ -124,5 +124,5 @@ def test_the_batch_is_the_jobs_unless_it_is_given(farpipe, tmp_path):
     (tmp_path / "lengths.txt").write_text("5\n" * 10)
     (tmp_path / "job.toml").write_text(JOB)
     assert "a batch of 2 on this cluster" in farpipe("lengths", "lengths.txt", "--job", "job.toml").stdout
-    given = farpipe("lengths", "lengths.txt", "--job", "job.toml", "--batch", 3)
+    given = farpipe("lengths", "lengths.txt", "--job", "job.toml", "--sample", 3)
     assert "a batch of 3 on this cluster" in given.stdout

@@ -65,7 +65,7 @@ def test_a_plan_of_a_guess_says_so_in_its_lines(job, farpipe):
     "command",
     [
         ("plan", "job.toml", "--no-strategies"),
-        ("pareto", "job.toml", "--objectives", "time,energy"),
+        ("pareto", "job.toml", "--objective", "time,energy"),
         ("compare", "job.toml", "--method", "1f1b"),
         ("simulate", "job.toml"),
         ("sweep", "job.toml", "--over", "training.global_batch=8,16"),

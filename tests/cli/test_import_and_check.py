@@ -117,7 +117,7 @@ def test_a_file_that_is_there_is_kept(imported, farpipe, tmp_path):
     before = (tmp_path / "job.toml").read_text()
     again = farpipe("import", "train.sh", "--num-devices", "32", "-o", "job.toml")
     assert again.returncode == 3
-    assert "job.toml: is there already" in again.stderr
+    assert "job.toml: exists already" in again.stderr
     assert (tmp_path / "job.toml").read_text() == before
 
 

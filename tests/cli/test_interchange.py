@@ -9,7 +9,7 @@ def test_a_schedule_goes_out_as_csv_and_comes_back(farpipe, problem_file, tmp_pa
     assert shown.stdout == "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
     assert farpipe("export", "s.json", "--format", "torch-csv", "-o", "s.csv").returncode == 0
     assert (tmp_path / "s.csv").read_text() == shown.stdout
-    run = farpipe("import", "s.csv", "--method", "mine", "-o", "back.json", "--json")
+    run = farpipe("import", "s.csv", "-o", "back.json", "--json")
     assert run.returncode == 0, run.stderr
     back = Schedule.load(tmp_path / "back.json")
     assert back.ranks == Schedule.load(tmp_path / "s.json").ranks

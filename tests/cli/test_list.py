@@ -13,6 +13,16 @@ def test_the_catalogue_is_listed_with_its_sources(farpipe, kind):
     assert all(fact["name"] in shown and fact["source"] for fact in facts)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("schedules", "1f1b"), ("policies", "farpipe"), ("networks", "nsfnet"), ("assignments", "ksp-ff")],
+)
+def test_names_are_listed_with_what_they_do(farpipe, kind, name):
+    facts = json.loads(farpipe("list", kind, "--json").stdout)
+    assert name in [fact["name"] for fact in facts]
+    assert all(fact["about"] for fact in facts)
+
+
 def test_an_unknown_table_is_refused(farpipe):
     done = farpipe("list", "planets")
     assert done.returncode == 2

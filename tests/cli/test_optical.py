@@ -119,7 +119,7 @@ def small_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [("--set", "setup=1e9", "--order", "1f1b"), ("--set", "mean_holding=1e-12"), ("--load", "1e6")]
+    "options", [("--set", "setup=1e9", "--method", "1f1b"), ("--set", "mean_holding=1e-12"), ("--load", "1e6")]
 )
 def test_a_background_without_end_is_refused_before_it_is_drawn(farpipe, small_step, options):
     run = farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", *options)
@@ -139,7 +139,7 @@ def test_a_training_over_light_paths_is_simulated(farpipe, small_step, tmp_path)
     rows = list(csv.DictReader(io.StringIO(log.read_text())))
     assert {row["owner"].split()[0] for row in rows} == {"message", "request"}
     assert all(float(row["from_s"]) < float(row["until_s"]) and int(row["slots"]) > 1 for row in rows)
-    assert "s per step" in farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--order", "1f1b").stdout
+    assert "s per step" in farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--method", "1f1b").stdout
 
 
 def test_the_frozen_coupled_check_by_command(farpipe, tmp_path):
@@ -147,7 +147,7 @@ def test_the_frozen_coupled_check_by_command(farpipe, tmp_path):
     times = [[figure * (1 + slope * s) for s in range(8)] for figure, slope in ((0.026, 0.0137), (0.052, 0.0071))]
     pipeline_problem(*times, 16, nodes, 512e6).save(path)
     where = ("--network", LINKS, "--set", "directed=true", "--paths", BY_KM, "--slots", "70", "--modulation", "64qam")
-    traffic = ("--trace", TRACE, "--steps", "15", "--policy", "ksp-ff", "--order", "gpipe", "--nodes", ",".join(nodes))
+    traffic = ("--trace", TRACE, "--steps", "15", "--policy", "ksp-ff", "--method", "gpipe", "--nodes", ",".join(nodes))
     values = ("trace_modulation=deeprmsa", "begin=50", "skipped=0", "setup=0", "release=0")
     how = [word for value in values for word in ("--set", value)]
     found = json.loads(farpipe("optical", "simulate", path, *where, *traffic, *how, "--json").stdout)
@@ -160,9 +160,9 @@ def test_policies_are_compared_over_random_placements(farpipe, small_step):
     options = (
         "--placements",
         "3",
-        "--policies",
+        "--policy",
         "ksp-ff,widen",
-        "--order",
+        "--method",
         "1f1b",
         "--steps",
         "1",
@@ -198,7 +198,7 @@ def test_the_table_of_policies_cuts_no_word_at_80_columns():
 
 @pytest.mark.slow
 def test_policies_are_compared(farpipe, small_step):
-    options = ("--nodes", "1,4,10", "--policies", "ksp-ff,cd-cba,earliest", "--seeds", "2", "--steps", "1")
+    options = ("--nodes", "1,4,10", "--policy", "ksp-ff,cd-cba,earliest", "--seeds", "2", "--steps", "1")
     found = json.loads(farpipe("optical", "compare", small_step, *options, "--json").stdout)
     assert [row["policy"] for row in found["policies"]] == ["ksp-ff", "cd-cba", "earliest"]
     assert found["policies"][0]["change"] == 0
@@ -210,7 +210,7 @@ def test_policies_are_compared(farpipe, small_step):
 
 
 def test_the_page_of_a_training_has_its_setting_and_its_figures(farpipe, small_step, tmp_path):
-    where = ("--nodes", "1,4,10", "--order", "1f1b", "--load", "30", "--report", tmp_path / "page.html")
+    where = ("--nodes", "1,4,10", "--method", "1f1b", "--load", "30", "--html", tmp_path / "page.html")
     shown = farpipe("optical", "simulate", small_step, *where).stdout
     page = (tmp_path / "page.html").read_text()
     assert shown.splitlines()[0] in page
@@ -256,7 +256,7 @@ def test_simulate_says_what_is_wrong(farpipe, small_step, options, code, says):
 
 def test_no_step_is_faster_than_its_bound_however_many_units_are_asked_for(farpipe, small_step):
     for units in ("1", "18"):
-        options = ("--nodes", "1,4,10", "--order", "1f1b", "--load", "0", "--set", f"units={units}")
+        options = ("--nodes", "1,4,10", "--method", "1f1b", "--load", "0", "--set", f"units={units}")
         found = json.loads(farpipe("optical", "simulate", small_step, *options, "--json").stdout)
         assert found["no_network_s"] < found["bound_s"] <= found["step_s"]
     assert "accepted" not in farpipe("optical", "simulate", small_step, *options).stdout
@@ -269,7 +269,7 @@ def test_names_of_nodes_are_drawn_as_they_are(farpipe, small_step, tmp_path):
         tmp_path / "n.csv",
         "--nodes",
         "[bold]x[/bold],y$^$,Zürich",
-        "--order",
+        "--method",
         "1f1b",
         "--steps",
         "1",
@@ -282,7 +282,7 @@ def test_names_of_nodes_are_drawn_as_they_are(farpipe, small_step, tmp_path):
 def test_without_a_background_only_the_paths_of_the_training_are_sought(farpipe, small_step, tmp_path):
     edges = "\n".join(f"{node},{(node + 1) % 230},10" for node in range(230))
     (tmp_path / "ring.csv").write_text(f"a,b,km\n{edges}\n")
-    where = ("--network", tmp_path / "ring.csv", "--nodes", "1,4,10", "--order", "1f1b", "--steps", "1")
+    where = ("--network", tmp_path / "ring.csv", "--nodes", "1,4,10", "--method", "1f1b", "--steps", "1")
     assert farpipe("optical", "simulate", small_step, *where, "--load", "0").returncode == 0
     assert "the paths of all pairs of 230 nodes" in farpipe("optical", "simulate", small_step, *where).stderr
 
@@ -290,7 +290,7 @@ def test_without_a_background_only_the_paths_of_the_training_are_sought(farpipe,
 def test_random_traffic_beside_a_training_needs_a_path_for_every_pair(farpipe, small_step, tmp_path):
     rows = "".join(f"{a},{b},1,{a}-{b},{km}\n" for a, b, km in ((1, 2, 1050), (2, 1, 1050), (2, 4, 750), (4, 2, 750)))
     (tmp_path / "paths.csv").write_text(f"src,dst,order,nodes,km\n{rows}")
-    options = ("--nodes", "1,2,4", "--order", "1f1b", "--steps", "1", "--paths", tmp_path / "paths.csv")
+    options = ("--nodes", "1,2,4", "--method", "1f1b", "--steps", "1", "--paths", tmp_path / "paths.csv")
     assert "178 of them have no path here" in farpipe("optical", "simulate", small_step, *options).stderr
     assert farpipe("optical", "simulate", small_step, *options, "--load", "0").returncode == 0
 
@@ -301,17 +301,17 @@ def test_a_trace_is_one_background(farpipe, small_step):
         "1,4,10",
         "--trace",
         TRACE,
-        "--policies",
+        "--policy",
         "ksp-ff,widen",
         "--steps",
         "1",
         "--modulation",
         "64qam",
     )
-    shown = farpipe("optical", "compare", small_step, *options, "--order", "1f1b")
+    shown = farpipe("optical", "compare", small_step, *options, "--method", "1f1b")
     assert "order 1f1b, 1 background;" in shown.stdout, shown.stderr
     assert "±" not in shown.stdout
-    found = json.loads(farpipe("optical", "compare", small_step, *options, "--order", "1f1b", "--json").stdout)
+    found = json.loads(farpipe("optical", "compare", small_step, *options, "--method", "1f1b", "--json").stdout)
     assert found["seeds"] == 1
 
 

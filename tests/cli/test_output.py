@@ -81,7 +81,7 @@ def test_pictures_and_logs_of_an_earlier_time_may_be_replaced(name, tmp_path):
         path.write_text(first + "\n")
     check_folder(path)
     path.write_bytes(b"mine" + path.read_bytes())
-    with pytest.raises(InputError, match=rf"{name}: is there already, and no result of farpipe"):
+    with pytest.raises(InputError, match=rf"{name}: exists and is not a farpipe result"):
         check_folder(path)
 
 

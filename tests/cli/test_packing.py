@@ -138,9 +138,8 @@ def test_a_plan_is_no_job(farpipe, job):
     ("arguments", "reason"),
     [
         (("--top", "2"), "there is no second one; pin [layout]"),
-        (("--learned-from", "run"), "measure them with `farpipe profile --sequences`"),
+        (("--learned-from", "run"), "measure them with `farpipe profile`"),
         (("--strategies",), "compared for sequences of one length"),
-        (("--local-steps", "50"), "for strategies, which are not compared there"),
     ],
 )
 def test_options_of_a_plan_that_mean_nothing_for_chunks_are_refused(farpipe, job, arguments, reason):

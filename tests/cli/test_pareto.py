@@ -55,8 +55,8 @@ def test_json_has_every_choice_and_says_which_no_other_beats(farpipe, job_file):
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--objectives", "time,mony"), 2, "there is no 'mony'; did you mean 'money'?"),
-        (("--objectives", "time"), 2, "expected two or more different ones"),
+        (("--objective", "time,mony"), 2, "there is no 'mony'; did you mean 'money'?"),
+        (("--objective", "time"), 2, "expected two or more different ones"),
     ],
 )
 def test_what_is_wrong_with_an_option_is_said(farpipe, job_file, options, code, message):

@@ -183,7 +183,7 @@ def test_an_earlier_plan_is_kept_and_another_file_is_not_touched(tmp_path, pipel
     assert path.samefile(tmp_path / "plan.previous.json"), "it keeps its name until the new one is whole"
     job = tmp_path / "job.toml"
     job.write_text("[model]")
-    with pytest.raises(InputError, match=r"is there already, and no plan of farpipe"):
+    with pytest.raises(InputError, match=r"exists and is not a farpipe plan"):
         keep_earlier(job, "plan")
     assert job.read_text() == "[model]"
 
@@ -193,7 +193,7 @@ def test_a_file_that_is_no_plan_is_refused_before_anything_is_planned(tmp_path, 
     other = tmp_path / "notes.json"
     other.write_text("{}")
     job = Path(__file__).parents[2] / "recipes" / "two_sites.toml"
-    with pytest.raises(InputError, match=r"is there already, and no plan of farpipe"):
+    with pytest.raises(InputError, match=r"exists and is not a farpipe plan"):
         plan_command(job=job, output=other)
     assert other.read_text() == "{}"
 
@@ -203,7 +203,7 @@ def test_a_profile_of_chunks_is_replaced_by_the_next_and_not_by_another_kind(tmp
     for told in ("", f"; the earlier one is now {tmp_path / 'profile.previous.json'}"):
         write_profile(found, path, as_json=False, show=lambda: None)
         assert capsys.readouterr().out == f"profile written to {path}{told}\n"
-    with pytest.raises(InputError, match=r"is there already, and no profile of farpipe"):
+    with pytest.raises(InputError, match=r"exists and is not a farpipe profile"):
         keep_earlier(path, "profile")
 
 

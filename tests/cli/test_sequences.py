@@ -46,7 +46,7 @@ def test_the_texts_that_are_trained_on_have_lengths(farpipe, job, tmp_path):
 
 @pytest.mark.slow
 def test_lengths_show_shares_and_the_gain_of_chunks(farpipe, job):
-    shown = farpipe("lengths", "lengths.txt", "--job", job, "--batch", 10)
+    shown = farpipe("lengths", "lengths.txt", "--job", job, "--sample", 10)
     assert shown.returncode == 0, shown.stderr
     assert "10 sequences, 64,462 tokens" in shown.stdout
     assert "with every sequence whole" in shown.stdout
@@ -151,4 +151,4 @@ def test_what_can_not_be_planned_says_why(farpipe, job, tmp_path, arguments, cod
 
 
 def test_lengths_refuses_options_of_a_job_without_one(farpipe, job):
-    assert farpipe("lengths", "lengths.txt", "--batch", 4).returncode == 2
+    assert farpipe("lengths", "lengths.txt", "--sample", 4).returncode == 2

@@ -63,7 +63,7 @@ COMMANDS = """\
 plan job.toml --html plan.html
 plan packed.toml -o packed.json
 plan job.toml -o learned.json --learned-from run
-pareto job.toml --objectives time,energy
+pareto job.toml --objective time,energy
 sweep job.toml --over training.num_steps=1,2 --plot sweep.png
 schedule plan.json --method 1f1b
 schedule packed.toml --method gpipe
@@ -102,9 +102,9 @@ certs issue certs zurich
 optical blocking --load 20 --requests 200
 optical simulate plan.json --placements 1 --load 0
 optical compare plan.json --placements 1 --load 0
-fleet policies
+list policies
 fleet simulate fleet.toml --jobs jobs.csv --policy fcfs
-fleet compare fleet.toml --jobs jobs.csv --policies fcfs,farpipe
+fleet compare fleet.toml --jobs jobs.csv --policy fcfs,farpipe
 """
 SAMPLES = {
     "train.sh": SCRIPT,

@@ -57,8 +57,8 @@ def files(tmp_path):
         (["simulate", "--events", "jobs.csv"], 3, "jobs.csv: this command reads it"),
         (["simulate", "--plot", "jobs.csv"], 2, "pictures are written as .svg or .png"),
         (["simulate", "--charts", "x.bmp"], 2, "--charts x.bmp: pictures are written"),
-        (["compare", "--policies", "fcfs", "--plot", "nowhere/x.png"], 6, "nowhere does not exist"),
-        (["compare", "--policies", "fcfs", "--plot", "/dev/full"], 6, "/dev/full: can't be written: No space left"),
+        (["compare", "--policy", "fcfs", "--plot", "nowhere/x.png"], 6, "nowhere does not exist"),
+        (["compare", "--policy", "fcfs", "--plot", "/dev/full"], 6, "/dev/full: can't be written: No space left"),
     ],
 )
 def test_outputs_that_can_not_be_written_leave_all_as_it_was(files, tmp_path, monkeypatch, options, code, message):
@@ -78,7 +78,7 @@ def test_a_fleet_in_which_no_job_can_ever_run_is_infeasible(files):
     files[1].write_text(JOBS.replace("8,16,,", "64,64,,"))
     assert CliRunner().invoke(app, ["fleet", "simulate", str(files[0]), *arguments]).exit_code == 0
     files[1].write_text(JOBS.replace("8,16,,", "64,64,,").replace("8,8,,", "64,64,,"))
-    for command in (["simulate"], ["compare", "--policies", "fcfs,bace"]):
+    for command in (["simulate"], ["compare", "--policy", "fcfs,bace"]):
         run = CliRunner().invoke(app, ["fleet", *command, str(files[0]), *arguments])
         assert isinstance(run.exception, FarpipeError)
         assert (run.exception.exit_code, "none of the 3 jobs" in str(run.exception)) == (4, True)
@@ -89,7 +89,7 @@ def test_a_fleet_in_which_no_job_can_ever_run_is_infeasible(files):
 @pytest.mark.slow
 def test_a_fleet_in_which_no_job_finishes_is_infeasible(files):
     files[0].write_text(FLEET + "[failures]\ndevice_hours = 0.001\n")
-    for command in (["simulate"], ["compare", "--policies", "fcfs,bace"]):
+    for command in (["simulate"], ["compare", "--policy", "fcfs,bace"]):
         run = CliRunner().invoke(app, ["fleet", *command, str(files[0]), "--jobs", str(files[1])])
         assert isinstance(run.exception, FarpipeError)
         assert (run.exception.exit_code, "none of the 3 jobs finished" in str(run.exception)) == (4, True)
@@ -98,9 +98,7 @@ def test_a_fleet_in_which_no_job_finishes_is_infeasible(files):
 
 def test_several_policies_have_a_row_for_every_tenant_and_small_figures_show(files):
     files[1].write_text(JOBS.replace("8,16,,", "8,16,ada,").replace("8,8,,", "8,8,bob,"))
-    run = CliRunner().invoke(
-        app, ["fleet", "compare", str(files[0]), "--jobs", str(files[1]), "--policies", "fcfs,sjf"]
-    )
+    run = CliRunner().invoke(app, ["fleet", "compare", str(files[0]), "--jobs", str(files[1]), "--policy", "fcfs,sjf"])
     rows = [line.split()[:2] for line in run.stdout.splitlines() if line.split()[:1] in (["ada"], ["bob"])]
     assert rows == [["ada", "fcfs"], ["bob", "fcfs"], ["ada", "sjf"], ["bob", "sjf"]]
     assert "656.1 Wh" in run.stdout
@@ -163,7 +161,7 @@ def test_figures_that_nobody_gave_are_null_and_a_dash(files, given):
 
 
 def test_a_sum_without_one_sites_price_says_so_and_no_policy_is_the_cheapest(files):
-    shown = run_fleet(files, ("electricity",), "compare", "--policies", "fcfs,sjf")
+    shown = run_fleet(files, ("electricity",), "compare", "--policy", "fcfs,sjf")
     assert "Sums are without what has no figure: electricity at b." in shown
     assert "money" not in shown.partition("Over 3 jobs")[2]
 
@@ -176,13 +174,13 @@ def test_jobs_known_by_their_duration_are_said_to_run_at_one_site(files):
 def test_comparing_policies_ends_with_who_wins_by_how_much_and_over_what(files):
     every = ("rent", "electricity")
     policies, jobs = "fcfs,sjf,easy", TIMED + "four,30,60,4\n"
-    shown = run_fleet(files, every, "compare", "--policies", policies, jobs=jobs, other=every).replace("\n", " ")
+    shown = run_fleet(files, every, "compare", "--policy", policies, jobs=jobs, other=every).replace("\n", " ")
     assert "Over 4 jobs in 2 h" in shown
     assert "sjf, easy tie for the least mean completion time" in shown
     assert re.search(
         r"\(next: fcfs, \+\d+\.\d %\); money \(rent, electricity\) is a tie \(\$[\d.]+, all within 1 %\)", shown
     )
-    assert "tie" not in run_fleet(files, (), "compare", "--policies", "fcfs")
+    assert "tie" not in run_fleet(files, (), "compare", "--policy", "fcfs")
 
 
 def outcome(policy, jcts, usd=1.0, num_jobs=2):
@@ -216,6 +214,6 @@ def test_the_verdict_names_winners_and_ties_as_ties(outcomes, words):
 
 def test_every_policy_is_described_in_a_line():
     assert list(ABOUT) == list(POLICIES)
-    lines = CliRunner().invoke(app, ["fleet", "policies"]).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(POLICIES)
-    assert all(len(line) <= 120 and len(line.split()) > 4 for line in lines)
+    found = json.loads(CliRunner().invoke(app, ["list", "policies", "--json"]).stdout)
+    assert [one["name"] for one in found] == list(POLICIES)
+    assert all(len(one["about"]) <= 105 and len(one["about"].split()) > 3 for one in found)

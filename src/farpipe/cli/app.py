@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -32,6 +33,11 @@ from farpipe.cli.train import train
 from farpipe.cli.validate import validate
 from farpipe.cli.wan import wan
 from farpipe.core.strict import nearest
+
+METAVARS: Final = {Path: "FILE", str: "NAME", int: "N", float: "X"}
+"""Names of values in help, by type."""
+QUANTITIES: Final = {"latency": "TIME", "jitter": "TIME", "bandwidth": "RATE", "run_dir": "FOLDER", "certs": "FOLDER"}
+"""And by option."""
 
 
 class _Command(TyperCommand):
@@ -99,6 +105,15 @@ def _registered(commands: typer.Typer) -> Iterator[CommandInfo]:
         yield from _registered(group.typer_instance) if group.typer_instance else ()
 
 
+def _metavar(name: str, kind: Any) -> str | None:
+    """Name of an option's value in help; None for a flag or a choice, which the parser names."""
+    if name in QUANTITIES:
+        return QUANTITIES[name]
+    inner = next((one for one in METAVARS if kind is one or one in get_args(kind) or list[one] in get_args(kind)), None)
+    is_time = inner is float and name.endswith(("_s", "seconds", "time_limit", "keep"))
+    return "SECONDS" if is_time else METAVARS.get(inner)
+
+
 for info in _registered(app):
     info.cls = _Command
     for name, annotation in getattr(info.callback, "__annotations__", {}).items():
@@ -106,3 +121,5 @@ for info in _registered(app):
             option.readable = False  # to the parser it is wrong usage; whoever reads the file says it better
             if isinstance(option, ArgumentInfo):
                 option.metavar = name.upper()
+            elif option.metavar is None:
+                option.metavar = _metavar(name, annotation.__origin__)

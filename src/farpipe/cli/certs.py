@@ -35,7 +35,7 @@ def certs_issue(
     folder: Annotated[Path, typer.Argument(help="The authority's folder.")],
     site: Annotated[str, typer.Argument(help="The site's name, as in the cluster.")],
     host: Annotated[
-        list[str] | None, typer.Option(metavar="<str>", help="Limit it to this host name or address; may be repeated.")
+        list[str] | None, typer.Option(metavar="HOST", help="Limit it to this host name or address; may be repeated.")
     ] = None,
     days: Days = 365,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
+from farpipe.cli.options import AsJson, JobKeys, ProfileFiles, Why, job_with, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, log, print_json, status
 from farpipe.core.errors import InputError, ToleranceError, UsageError
 from farpipe.core.strict import write_text
@@ -27,6 +27,7 @@ class CheckOptions:
 
     job: Annotated[Path, typer.Argument(help="The job, with the degrees that it ran with; see `farpipe import`.")]
     log_file: Annotated[Path, typer.Option("--log", help="Its log, a folder of TensorBoard or a run of farpipe.")]
+    given: JobKeys = None
     tolerance: Annotated[float, typer.Option(min=0.0, help="Largest error without exit code 5.")] = 0.10
     calibrate: Annotated[Path | None, typer.Option(help="Write the job here with devices as fast as the log says.")] = (
         None
@@ -86,7 +87,6 @@ def check(options: CheckOptions) -> None:
 def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     """The job with measured links, its log, and that beside the prediction."""
     from farpipe.cli.planned import load_profiles
-    from farpipe.core.spec import load_job
     from farpipe.interop.comparison import compare
     from farpipe.interop.logs import read_log_of
     from farpipe.interop.measured_links import with_measured_links
@@ -94,7 +94,7 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     from farpipe.interop.trace_files import read_all
     from farpipe.interop.traces import profile_of_any
 
-    job = load_job(options.job)
+    job = job_with(options.job, options.given)
     if options.why and job.data.packing is not None:
         raise UsageError("--why is not for data.packing: it follows microbatches of one length; leave out `packing`")
     job, units = with_measured_links(job, options.links) if options.links else (job, ())

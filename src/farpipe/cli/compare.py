@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, Plot, with_groups
+from farpipe.cli.options import AsJson, JobKeys, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, search_status
 from farpipe.core.errors import InfeasibleError, UsageError
 from farpipe.core.strict import write_text
@@ -26,15 +26,14 @@ class CompareOptions:
     """A step, and the schedules and searches that are compared on it."""
 
     step: Annotated[Path, typer.Argument(help="A job (.toml), a plan, or a problem.")]
+    given: JobKeys = None
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="<str>", help="Only these schedules or searches; may be given several times. Default: all."
-        ),
+        typer.Option(metavar="NAME", help="Only this schedule or search; may be repeated. Default: all."),
     ] = None
-    search_s: Annotated[
+    time_limit: Annotated[
         float | None,
-        typer.Option(min=0, help="Search too (greedy, auto, or those of --method), each for so many seconds."),
+        typer.Option(min=0, help="Search too (greedy, auto, or those of --method), each for this many seconds."),
     ] = None
     plot: Plot = None
     as_json: AsJson = False
@@ -52,12 +51,12 @@ def compare(options: CompareOptions) -> None:
 
     check_picture(options.plot, kinds=(".svg",))
     check_folder(options.plot, keeping=(options.step,))
-    named = _named(options.method, options.search_s) if options.method else None
-    problem, own, document = load_explained(options.step)
+    named = _named(options.method, options.time_limit) if options.method else None
+    problem, own, document = load_explained(options.step, options.given)
     plan = document.plan if document else None
     overhead_s, sites = (plan.prediction.overhead_s, plan.sites) if plan else (0.0, ())
     found = compare_orders(
-        problem, named, options.search_s, own=own, overhead_s=overhead_s, sites=sites, searching=_searching
+        problem, named, options.time_limit, own=own, overhead_s=overhead_s, sites=sites, searching=_searching
     )
     if options.plot is not None and found.is_usable:
         write_text(options.plot, found.figure().svg())
@@ -98,5 +97,5 @@ def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
     for name in names:
         expect_known(name)
     if search_s and not set(names) & set(SEARCHES):
-        raise UsageError(f"--search-s is for a search, and no --method is one: add one of {', '.join(SEARCHES)}")
+        raise UsageError(f"--time-limit is for a search, and no --method is one: add one of {', '.join(SEARCHES)}")
     return list(dict.fromkeys(names))

@@ -40,7 +40,7 @@ class FleetOptions:
 
     path: FleetFile
     jobs: Jobs
-    policy: Annotated[str, typer.Option(help="Policy that decides; `farpipe fleet policies` lists them.")] = "farpipe"
+    policy: Annotated[str, typer.Option(help="Policy that decides; `farpipe list policies` shows them.")] = "farpipe"
     events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None
     plot: Plot = None
     charts: Charts = None
@@ -83,7 +83,7 @@ def simulate(options: FleetOptions) -> None:
 def compare(
     path: FleetFile,
     jobs: Jobs,
-    policies: Annotated[str, typer.Option(help="Names with commas between them; all: every one.")] = "all",
+    policy: Annotated[str, typer.Option(metavar="NAMES", help="Policies with commas between them, or all.")] = "all",
     plot: Plot = None,
     charts: Charts = None,
     as_json: AsJson = False,
@@ -94,7 +94,7 @@ def compare(
     from farpipe.fleet.scenario import load_scenario
     from farpipe.fleet.traces import read_jobs
 
-    names = list(POLICIES) if policies == "all" else [name.strip() for name in policies.split(",")]
+    names = list(POLICIES) if policy == "all" else [name.strip() for name in policy.split(",")]
     for name in names:
         policy_of(name)
     _check_outputs(path, jobs, plot, charts)
@@ -147,15 +147,6 @@ def _one_site_only(outcome: "FleetOutcome") -> str:
         if timed
         else ""
     )
-
-
-@fleet.command("policies")
-def list_policies() -> None:
-    """List the policies and what each does."""
-    from farpipe.fleet.policies import known_policies
-
-    for name, about in known_policies().items():
-        typer.echo(f"{name:<15}{about}")
 
 
 def _check_outputs(path: Path, jobs: Path, plot: Path | None, charts: Path | None, events: Path | None = None) -> None:

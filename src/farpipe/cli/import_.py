@@ -75,7 +75,6 @@ class ImportOptions:
         str | None, typer.Option(help="Bandwidth of the link to the second site; else measured, or 100 Gbit/s.")
     ] = None
     job: Annotated[Path | None, typer.Option(help="The job that a trace or a log is of.")] = None
-    method: Annotated[str, typer.Option(help="The name that a schedule gets.")] = "torch-csv"
     output: Output = None
     as_json: AsJson = False
 
@@ -115,7 +114,7 @@ def import_(context: typer.Context, options: ImportOptions) -> None:
     if is_table:
         _expect_schedule(files[0])
     if form == "torch-csv" or is_table:
-        _import_schedule(files, options.method, output, as_json)
+        _import_schedule(files, output, as_json)
         return
     if not _is_traced(files, options.job, output, as_json):
         _import_settings(options)
@@ -344,12 +343,12 @@ def _expect_schedule(file: Path) -> None:
     )
 
 
-def _import_schedule(files: list[Path], method: str, output: Path | None, as_json: bool) -> None:
+def _import_schedule(files: list[Path], output: Path | None, as_json: bool) -> None:
     from farpipe.core.schedule.torch_csv import from_torch_csv
 
     if len(files) > 1:
         raise typer.BadParameter("a schedule is one file", param_hint="FILE")
-    schedule = from_torch_csv(read_text(files[0]), str(files[0]), method)
+    schedule = from_torch_csv(read_text(files[0]), str(files[0]))
     if output is not None:
         keep_earlier(output, "schedule")
         check_folder(output)

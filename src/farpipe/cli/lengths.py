@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
+from farpipe.cli.options import AsJson, JobKeys, LengthColumn, job_with, refuse, typed, with_groups
 from farpipe.cli.output import console, print_json, status
 from farpipe.core.errors import UsageError
 from farpipe.core.units import counted, format_percent, format_seconds
@@ -33,14 +33,13 @@ class LengthsOptions:
     ] = None
     column: LengthColumn = None
     job: Annotated[Path | None, typer.Option(help="A job (.toml): report the gain of chunks on its cluster.")] = None
-    batch: Annotated[
+    given: JobKeys = None
+    sample: Annotated[
         int | None,
         typer.Option(
             min=1, help="With --job: sequences of the batch that is planned. Default: its training.global_batch."
         ),
     ] = None
-    seed: Seed = 0
-    devices_per_stage: DevicesPerStage = None
     as_json: AsJson = False
 
 
@@ -51,13 +50,12 @@ def lengths(context: typer.Context, options: LengthsOptions) -> None:
     Reads one length per line, CSV, JSON lines, Parquet, Arrow, datasets folders, histograms, arrays, and whatever
     `train` reads as data.source. With --job a batch is planned twice, with long sequences cut and whole.
     """
-    from farpipe.core.spec import load_job
     from farpipe.planning.workload import summarize
 
     if options.job is None:
-        of_job = typed(context, batch="--batch", seed="--seed", devices_per_stage="--devices-per-stage")
+        of_job = typed(context, given="--set", sample="--sample")
         refuse(of_job, "is for the batch that --job plans: give that too")
-    job = load_job(options.job) if options.job else None
+    job = job_with(options.job, options.given) if options.job else None
     corpus = _read(options, job)
     summary = summarize(corpus.lengths)
     gain, batch = _gain(job, corpus.lengths, options) if job else (None, 0)
@@ -91,9 +89,9 @@ def _gain(job: "Job", found: "Ints", options: LengthsOptions) -> tuple["Gain", i
     from farpipe.planning.planner.batches import gain_of_chunks
     from farpipe.planning.workload import sample_lengths
 
-    batch = min(options.batch or job.training.global_batch, found.size)
+    batch = min(options.sample or job.training.global_batch, found.size)
     with compilation_announced(), status("planning a batch"):
-        return gain_of_chunks(job, sample_lengths(found, batch, options.seed), options.devices_per_stage), batch
+        return gain_of_chunks(job, sample_lengths(found, batch, 0)), batch
 
 
 def _show(summary: "LengthSummary", num_counted: int | None) -> None:

@@ -25,15 +25,14 @@ Placements = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Instead of the nodes' names: so many random placements; ranks with one name in --nodes share a node.",
+        help="Number of random placements, instead of named nodes; ranks with one name in --nodes share a node.",
     ),
 ]
 Order = Annotated[
-    str | None, typer.Option(help="Name of an order, or joint: chosen with the network; default the plan's, or joint.")
+    str | None, typer.Option(help="A named schedule, or joint: chosen with the network; default: the plan's, or joint.")
 ]
 Load = Annotated[float, typer.Option(min=0, help="Background traffic in Erlang; 0: none.")]
 Trace = Annotated[Path | None, typer.Option(help="Background instead: CSV request,arrival_s,src,dst,gbit_s,holding_s.")]
-Keep = Annotated[float | None, typer.Option(min=0, help="Keep one light path per hop until idle for so many seconds.")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps that count.")]
 
 
@@ -44,7 +43,7 @@ class LightOptions:
     nodes: Nodes = None
     placements: Placements = None
     network: Network = "nsfnet"
-    order: Order = None
+    method: Order = None
     slots: Slots = 80
     slot_ghz: SlotGhz = 12.5
     guard: Guard = 1
@@ -52,7 +51,6 @@ class LightOptions:
     paths: PathsFile = None
     load: Load = 60.0
     trace: Trace = None
-    keep: Keep = None
     steps: Steps = 3
     given: Given = None
 
@@ -78,9 +76,11 @@ class LightOptions:
         """The same for `farpipe.optical`."""
         from farpipe.optical.light_setting import LightSetting
 
-        keys = {one.name for one in fields(LightSetting)} - {"network", "settings"}
+        keys = {one.name for one in fields(LightSetting)} - {"network", "settings", "order"}
         net = net_called(self.network, shared=not self.settings.directed)
-        return LightSetting(network=net, settings=self.settings, **{key: getattr(self, key) for key in keys})
+        return LightSetting(
+            network=net, settings=self.settings, order=self.method, **{key: getattr(self, key) for key in keys}
+        )
 
     def expect_one_source(self, context: typer.Context) -> None:
         """UsageError for options of random draws beside a trace, or beside placements, of which each has one."""

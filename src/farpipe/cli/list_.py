@@ -1,4 +1,4 @@
-"""``farpipe list models|devices|links|schedules|assignments``: what a job or a command can name."""
+"""``farpipe list models|devices|links|schedules|policies|networks|assignments``: what a job or a command can name."""
 
 from dataclasses import asdict
 from datetime import date
@@ -10,7 +10,7 @@ import typer
 from farpipe.cli.options import AsJson
 from farpipe.cli.output import console, print_json
 from farpipe.core.catalog import device_names, device_row, link_names, link_row, model_names, model_row
-from farpipe.core.units import format_bytes, format_flops, format_parameters, format_rate, format_seconds
+from farpipe.core.units import format_bytes, format_flops, format_large, format_rate, format_seconds
 from farpipe.report.tables import TableView, to_rich
 
 
@@ -21,16 +21,20 @@ class Listed(StrEnum):
     DEVICES = "devices"
     LINKS = "links"
     SCHEDULES = "schedules"
+    POLICIES = "policies"
+    NETWORKS = "networks"
     ASSIGNMENTS = "assignments"
 
 
 def list_(
-    kind: Annotated[Listed, typer.Argument(help="models, devices, links, schedules or assignments.")],
+    kind: Annotated[
+        Listed, typer.Argument(help="models, devices, links, schedules, policies, networks or assignments.")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """List the presets that a job names, the schedules, and the assignments of light paths.
+    """List what a job or a command can name: presets, schedules, fleet policies, optical networks, assignments.
 
-    Schedules and assignments of installed distributions are among them. Every preset has a source and a date: --json.
+    Schedules, policies and assignments of installed packages are included. --json has every preset's source and date.
     """
     if as_json:
         print_json(_facts(kind))
@@ -62,7 +66,7 @@ def _models() -> "TableView":
     for name in model_names():
         row = model_row(name)
         shape = [str(row.shape[key]) for key in ("num_layers", "hidden", "num_heads", "vocab_size")]
-        rows.append((name, format_parameters(row.published_params), *shape))
+        rows.append((name, format_large(row.published_params), *shape))
     columns = ("model", "parameters", "layers", "hidden", "heads", "vocabulary")
     note = 'In a job: [model] preset = "NAME"; the sources are in --json.'
     return TableView("Models", columns, tuple(rows), frozenset(range(1, 6)), note=note)
@@ -102,11 +106,32 @@ def _assignments() -> list[tuple[str, str]]:
     return [(name, f"path: {one.paths}; slots: {one.slots} fit") for name, one in known.items()]
 
 
-_METHODS = {Listed.SCHEDULES: _schedules, Listed.ASSIGNMENTS: _assignments}
+def _policies() -> list[tuple[str, str]]:
+    from farpipe.fleet.policies import known_policies
+
+    return list(known_policies().items())
+
+
+def _networks() -> list[tuple[str, str]]:
+    return [
+        ("nsfnet", "14 nodes, as DeepRMSA has it"),
+        ("topohub:sndlib/NAME", "SNDlib, such as topohub:sndlib/germany50 (topohub.org)"),
+        ("topohub:topozoo/NAME", "the Internet Topology Zoo (topohub.org)"),
+        ("gnpy:coronet-conus", "CORONET, the United States"),
+        ("gnpy:coronet-global", "CORONET, the world"),
+    ]
+
+
+_METHODS = {
+    Listed.SCHEDULES: _schedules,
+    Listed.POLICIES: _policies,
+    Listed.NETWORKS: _networks,
+    Listed.ASSIGNMENTS: _assignments,
+}
 
 
 def _methods(kind: Listed) -> "TableView":
-    return TableView(kind.capitalize(), (kind.removesuffix("s"), "what it does"), tuple(_METHODS[kind]()))
+    return TableView(kind.capitalize(), ("name", "what it does"), tuple(_METHODS[kind]()))
 
 
 _TABLES = {Listed.MODELS: _models, Listed.DEVICES: _devices, Listed.LINKS: _links}

@@ -44,7 +44,7 @@ class LightOutputs:
     """Files about a simulated training."""
 
     plot: Plot = None
-    report: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None
     window: Annotated[str, typer.Option(help="Seconds of the step that the picture shows.")] = "0-1.5"
     light_paths: Annotated[
         Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
@@ -72,7 +72,7 @@ def simulate(
 
     check_picture(outputs.plot)
     window_s = _window_s(outputs.window)
-    files = (outputs.plot, outputs.report, outputs.light_paths, outputs.log)
+    files = (outputs.plot, outputs.html, outputs.light_paths, outputs.log)
     check_folder(*files, keeping=(job, *options.inputs))
     options.expect_one_source(context)
     cases, runs = _run(job, options, [policy], seeds)
@@ -101,13 +101,15 @@ def compare(
     context: typer.Context,
     job: StepFile,
     options: LightOptions,
-    policies: Annotated[str, typer.Option(help="Policies to compare, the baseline first.")] = COMPARED,
+    policy: Annotated[
+        str, typer.Option(metavar="NAMES", help="Policies with commas between them, the baseline first.")
+    ] = COMPARED,
     seeds: Seeds = 5,
     as_json: AsJson = False,
 ) -> None:
     """Compare policies for a training's light paths on the same background traffic and order."""
     options.expect_one_source(context)
-    cases, found = _run(job, options, [name.strip() for name in policies.split(",")], seeds)
+    cases, found = _run(job, options, [name.strip() for name in policy.split(",")], seeds)
     rows, order = found.to_data(), cases[0][1].schedule.method
     if as_json:
         draws = {"placements" if options.placements else "seeds": options.setting.num_draws(seeds)}
@@ -188,7 +190,7 @@ def _draw(
     outputs: LightOutputs, window_s: tuple[float, float], case: "Case", policy: "TransferPolicy", about: "LightText"
 ) -> None:
     """Draw and list the light paths of one step."""
-    if outputs.plot is None and outputs.report is None and outputs.log is None:
+    if outputs.plot is None and outputs.html is None and outputs.log is None:
         return
     scenario, training = case
     from farpipe.optical.shared_network import play_steps
@@ -201,8 +203,8 @@ def _draw(
     drawn = (played.steps[0], shared.table, played.log)
     if outputs.plot is not None:
         draw_light(outputs.plot, *drawn, shared.grid.num_slots, window_s)
-    if outputs.report is not None:
-        write_light_page(outputs.report, *drawn, shared.grid.num_slots, window_s, about=about)
+    if outputs.html is not None:
+        write_light_page(outputs.html, *drawn, shared.grid.num_slots, window_s, about=about)
     if outputs.log is not None:
         write_text(outputs.log, "\n".join(light_rows(*drawn)) + "\n")
 

@@ -15,6 +15,8 @@ from farpipe.core.strict import validate
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from farpipe.core.spec import Job
+
 SettingsType = TypeVar("SettingsType", bound="BaseModel")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -35,13 +37,22 @@ LengthColumn = Annotated[
 ]
 DevicesPerStage = Annotated[
     int | None,
-    typer.Option(min=1, help="One pipeline, whose stages have so many devices each (Ulysses); else searched."),
+    typer.Option(min=1, help="One pipeline, each stage on this many devices (Ulysses); default: searched."),
 ]
 ProfileFiles = Annotated[
     list[Path] | None,
-    typer.Option("--profile", metavar="<path>", help="Measured times from `farpipe profile`; may be repeated."),
+    typer.Option("--profile", metavar="FILE", help="Measured times from `farpipe profile`; may be repeated."),
 ]
 
+JobKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the job, such as training.global_batch=512 or 'cluster.links.latency=30 ms'; may be "
+        "repeated.",
+    ),
+]
 Given = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,9 +74,22 @@ def settings(kind: type[SettingsType], given: list[str] | None) -> SettingsType:
 def pairs(given: list[str] | None) -> dict[str, str]:
     """The NAME=VALUE of `--set` by name."""
     for text in given or ():
-        if "=" not in text:
+        if "=" not in text.lstrip("="):
             raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint="--set")
     return dict(text.split("=", 1) for text in given or ())
+
+
+def job_with(path: Path, given: list[str] | None) -> "Job":
+    """The job in the file at `path` with the keys of `--set`."""
+    from farpipe.core.spec import load_job, value_of
+
+    return load_job(path, {key.strip(): value_of(text.strip()) for key, text in pairs(given).items()}, option="--set")
+
+
+def expect_job(path: Path, given: list[str] | None) -> None:
+    """UsageError for `--set` beside a file that is no job."""
+    if given:
+        raise UsageError(f"--set changes a job, and {path} is none: give the job (.toml)")
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

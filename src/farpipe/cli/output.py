@@ -116,7 +116,7 @@ def check_folder(*files: Path | None, keeping: Iterable[Path | None] = ()) -> No
     _check_places(files, keeping)
     for file in filter(None, files):
         if (head := _head(file)) and not _RESULTS.match(head):
-            raise InputError(f"{file}: is there already, and no result of farpipe; give another file")
+            raise InputError(f"{file}: exists and is not a farpipe result; choose another file")
 
 
 def _head(file: Path) -> bytes:
@@ -168,7 +168,7 @@ def expect_replaceable(path: Path, kind: str) -> bool:
     except OSError:  # writing there reports the reason
         return False
     if not path.read_bytes()[:200].lstrip().startswith(b"{") or f'"farpipe/{kind}/'.encode() not in path.read_bytes():
-        raise InputError(f"{path}: is there already, and no {kind} of farpipe; give another file with --output")
+        raise InputError(f"{path}: exists and is not a farpipe {kind}; choose another --output")
     return True
 
 
@@ -176,7 +176,7 @@ def expect_new(path: Path) -> None:
     """InputError where a file is at `path` already: it may be what somebody has written by hand."""
     _check_places([path])
     if path.exists():
-        raise InputError(f"{path}: is there already; give another name")
+        raise InputError(f"{path}: exists already; choose another name")
 
 
 def keep_earlier(path: Path, kind: str) -> str:

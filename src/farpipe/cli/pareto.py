@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from farpipe.cli.options import AsJson
+from farpipe.cli.options import AsJson, JobKeys, job_with
 from farpipe.cli.output import console, print_json
 from farpipe.core.errors import UsageError
 from farpipe.core.strict import nearest
@@ -19,8 +19,9 @@ FORMAT: Final = "farpipe/pareto/1"
 
 def pareto(
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")],
-    objectives: Annotated[
-        str, typer.Option(metavar="<names>", help="Two or more of time, money, energy and carbon.")
+    given: JobKeys = None,
+    objective: Annotated[
+        str, typer.Option(metavar="NAMES", help="Two or more of time, money, energy and carbon.")
     ] = "time,money",
     as_json: AsJson = False,
 ) -> None:
@@ -29,15 +30,14 @@ def pareto(
     Steps are estimates by closed forms; `farpipe plan` simulates a pinned layout. Choices that lack a figure which an
     objective needs (a rent, a device's power) are left out. --json marks those on the front with on_front.
     """
-    from farpipe.core.spec import load_job
-    from farpipe.planning.planner import objective
+    from farpipe.planning.planner import objective as choices_by
     from farpipe.planning.planner.candidates import left_out_note
     from farpipe.planning.planner.quotes import Planner
     from farpipe.report.plan_tables import front_data, front_table
 
-    names, spec = _objectives(objectives), load_job(job)
-    choices = objective.known(objective.options(Planner(), spec), names)
-    front = objective.pareto(choices, names)
+    names, spec = _objectives(objective), job_with(job, given)
+    choices = choices_by.known(choices_by.options(Planner(), spec), names)
+    front = choices_by.pareto(choices, names)
     if as_json:
         print_json(
             {"format": FORMAT, "objectives": list(names), "options": front_data(choices, front)} | spec.model.guess_data
@@ -45,7 +45,7 @@ def pareto(
         return
     notes = (
         left_out_note(len(spec.cluster.sites)),
-        objective.unpriced(front) if "money" in names else "",
+        choices_by.unpriced(front) if "money" in names else "",
         spec.model.guess_note,
     )
     console().print(to_rich(front_table(front, len(choices), " ".join(filter(None, notes)))))
@@ -58,8 +58,8 @@ def _objectives(text: str) -> "tuple[Objective, ...]":
     for name in names:
         if name not in OBJECTIVES:
             raise UsageError(
-                f"--objectives: there is no {name!r}{nearest(name, OBJECTIVES)}; known: {', '.join(OBJECTIVES)}"
+                f"--objective: there is no {name!r}{nearest(name, OBJECTIVES)}; known: {', '.join(OBJECTIVES)}"
             )
     if len(set(names)) < max(2, len(names)):
-        raise UsageError(f"--objectives {text!r}: expected two or more different ones, such as time,money")
+        raise UsageError(f"--objective {text!r}: expected two or more different ones, such as time,money")
     return tuple(name for name in OBJECTIVES if name in names)

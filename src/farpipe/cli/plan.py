@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from farpipe.cli.options import AsJson, ProfileFiles, Why, with_groups
+from farpipe.cli.options import AsJson, JobKeys, ProfileFiles, Why, job_with, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
 from farpipe.core.errors import InputError, RunInterruptedError, UsageError
 from farpipe.core.units import COUNTS, format_seconds, parse
@@ -28,33 +28,28 @@ class PlanOptions:
     """A job, what its plan is to be best in, and what is to be shown and written of it."""
 
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")]
+    given: JobKeys = None
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the plan.")] = Path("plan.json")
     profile: ProfileFiles = None
     learned_from: Annotated[
         Path | None,
-        typer.Option(metavar="<run>", help="Take times and links from what was measured in this run's directory."),
+        typer.Option(metavar="RUN", help="Take times and links from what was measured in this run's directory."),
     ] = None
-    search_s: Annotated[
+    time_limit: Annotated[
         float, typer.Option(min=0, help="Seconds to search further for a faster schedule of the plan found.")
     ] = 0.0
     tokens: Annotated[
         str | None,
         typer.Option(
-            metavar="<number>",
-            help="Show time, device-hours and money for so many tokens, such as 15T; default: the job's steps.",
+            metavar="NUMBER",
+            help="Show time, device-hours and money for this many tokens, such as 15T; default: the job's steps.",
         ),
     ] = None
-    top: Annotated[
-        int, typer.Option(min=1, max=20, help="Write the best so many plans, those after the first beside it.")
-    ] = 1
+    top: Annotated[int, typer.Option(min=1, max=20, help="Number of plans to write: plan.json, plan.2.json, ...")] = 1
     objective: Annotated[
         Literal["time", "money", "energy", "carbon"],
         typer.Option(help="Objective of the plan: step time, or USD, kWh or grams of carbon per token."),
     ] = "time"
-    local_steps: Annotated[
-        int | None,
-        typer.Option(min=2, help="Steps between two exchanges of the strategy with local steps; default: 100."),
-    ] = None
     strategies: Annotated[
         bool | None,
         typer.Option(
@@ -75,14 +70,12 @@ class PlanOptions:
 
     def load_job(self) -> "Job":
         """The job, once it is sure that the other options mean something beside it and that results can be written."""
-        from farpipe.core.spec import load_job
-
         expect_replaceable(self.output, "plan")
         check_folder(self.output, self.html, keeping=(self.job,))
-        job = load_job(self.job)
+        job = job_with(self.job, self.given)
         if job.data.packing is not None:
             self._refuse_for_packing()
-        if self.search_s:
+        if self.time_limit:
             _expect_open_schedule(job, self.job)
         return job
 
@@ -91,12 +84,11 @@ class PlanOptions:
         reasons = {
             "--top": (
                 self.top > 1,
-                "its layout follows from the pins and the devices, so there is no second one; pin [layout]",
+                "only one layout is planned; pin [layout] for another",
             ),
             "--learned-from": (
                 self.learned_from is not None,
-                "a run measures whole microbatches, not chunks; measure them with `farpipe profile --sequences` and "
-                "give --profile",
+                "a run measures whole microbatches, not chunks; measure them with `farpipe profile` and give --profile",
             ),
             "--strategies": (
                 bool(self.strategies),
@@ -107,7 +99,6 @@ class PlanOptions:
                 self.objective != "time",
                 "layouts are compared by money, energy and carbon for sequences of one length; leave out `packing`",
             ),
-            "--local-steps": (self.local_steps is not None, "it is for strategies, which are not compared there"),
         }
         for option, (is_given, reason) in reasons.items():
             if is_given:
@@ -135,11 +126,11 @@ def plan(options: PlanOptions) -> None:
     with compilation_announced(), progress_bar("planning", "layouts") as advance, errors_of(options.job):
         best, *others = find(job, profiles, advance, options.top)
     found = explained(best)
-    if not options.as_json and not options.search_s:
+    if not options.as_json and not options.time_limit:
         console().print(*verdict_lines(found, num_tokens), sep="\n")
     if options.strategies is not False:
         found = _with_alternatives(found, best, others, options)
-    found = _refined(_advised(found, learned), options.search_s)
+    found = _refined(_advised(found, learned), options.time_limit)
     searched_s = time.perf_counter() - began_s
     files = _write(options.output, found, *map(explained, others))
     if options.html is not None:
@@ -156,7 +147,7 @@ def _show(found: "PlanDocument", costs: "JobCosts", options: PlanOptions) -> Non
     from farpipe.report.shown import cheapest_gain, show_derivation, show_plan, verdict_lines
 
     out = console()
-    first = verdict_lines(found, options.num_tokens) if options.search_s else ()
+    first = verdict_lines(found, options.num_tokens) if options.time_limit else ()
     out.print(*first, *([cheapest_gain(found)] if found.explanation.strategies else ()), "", sep="\n")
     show_plan(found, out)
     if options.why:
@@ -216,7 +207,7 @@ def _with_alternatives(
 
     try:
         with progress_bar("comparing strategies and changes", "changes") as advance:
-            why = with_alternatives(found.explanation, best, options.local_steps, advance, runs_on=runs_on)
+            why = with_alternatives(found.explanation, best, advance, runs_on=runs_on)
     except KeyboardInterrupt:
         files = _write(options.output, found, *map(explained, others))
         raise RunInterruptedError(
@@ -247,8 +238,8 @@ def _with_learned(
 def _expect_open_schedule(job: "Job", path: Path) -> None:
     if job.schedule is not None:
         raise UsageError(
-            f"--search-s: {path} names the schedule {job.schedule!r} (schedule.method), so there is none to search "
-            'for; leave out --search-s, or write method = "auto" there'
+            f"--time-limit: {path} names the schedule {job.schedule!r} (schedule.method), so there is none to search "
+            'for; leave out --time-limit, or write method = "auto" there'
         )
 
 

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from farpipe.cli.options import expect_job, job_with
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Job, load_job
+from farpipe.core.spec import Job
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import parse_json, read_text
 from farpipe.planning import Plan, PlanDocument, find
@@ -38,20 +39,24 @@ def read_named(path: Path) -> tuple[str, Any, str]:
     return text, data, str(data.get("format", "")) if isinstance(data, dict) else ""
 
 
-def load_step(path: Path) -> tuple[Problem, Schedule | None, Plan | None]:
-    """The Problem in a job, a plan or a problem file, with the schedule and the plan where there are any."""
+def load_step(path: Path, given: list[str] | None = None) -> tuple[Problem, Schedule | None, Plan | None]:
+    """The Problem in a job, a plan or a problem file, with the schedule and the plan where there are any.
+
+    `given` are the keys of a job that ``--set`` changes.
+    """
     if path.suffix == ".toml":
-        plan = _planned(path).plan
+        plan = _planned(path, given).plan
         return plan.problem, plan.schedule, plan
-    problem, schedule, document = load_explained(path)
+    problem, schedule, document = load_explained(path, given)
     return problem, schedule, document.plan if document else None
 
 
-def load_explained(path: Path) -> tuple[Problem, Schedule | None, PlanDocument | None]:
+def load_explained(path: Path, given: list[str] | None = None) -> tuple[Problem, Schedule | None, PlanDocument | None]:
     """The same, with the plan's explanation."""
     if path.suffix == ".toml":
-        document = explained(_planned(path))
+        document = explained(_planned(path, given))
     else:
+        expect_job(path, given)
         text, _, name = read_named(path)
         if name.startswith("farpipe/problem/"):
             return Problem.from_json(text, str(path)), None, None
@@ -61,7 +66,7 @@ def load_explained(path: Path) -> tuple[Problem, Schedule | None, PlanDocument |
     return document.plan.problem, document.plan.schedule, document
 
 
-def _planned(path: Path) -> Planned:
-    job = load_job(path)
+def _planned(path: Path, given: list[str] | None) -> Planned:
+    job = job_with(path, given)
     with errors_of(path):
         return find(job)[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from farpipe.cli.options import AsJson, need_torch, with_groups
+from farpipe.cli.options import AsJson, JobKeys, job_with, need_torch, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, status
 from farpipe.core.errors import UsageError
 from farpipe.core.strict import nearest
@@ -25,6 +25,7 @@ class ProfileOptions:
     """A job, and how its parts are measured on this machine."""
 
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")]
+    given: JobKeys = None
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the profile.")] = Path("profile.json")
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="Device to measure on. Default: what it is measured for.")
@@ -40,9 +41,6 @@ class ProfileOptions:
             "Default: on a CPU the job's devices, at most one per core; on a GPU 1.",
         ),
     ] = None
-    sequences: Annotated[
-        bool, typer.Option("--sequences", help="Slices of many lengths behind many prefixes, for data.packing.")
-    ] = False
     as_json: AsJson = False
 
 
@@ -50,18 +48,15 @@ class ProfileOptions:
 def profile(options: ProfileOptions) -> None:
     """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones.
 
-    Needs PyTorch.
+    Of a job with data.packing it measures slices of many lengths behind many prefixes. Needs PyTorch.
     """
-    from farpipe.core.spec import load_job
-
-    expect_replaceable(options.output, "chunk-profile" if options.sequences else "profile")
     check_folder(options.output, keeping=(options.job,))
-    job = load_job(options.job)
+    job = job_with(options.job, options.given)
+    is_packed = job.data.packing is not None
+    expect_replaceable(options.output, "chunk-profile" if is_packed else "profile")
     name = _device_name(job, options.name)
     need_torch("farpipe profile")
-    (_profile_chunks if options.sequences else _profile_parts)(
-        job, name, options.device or _kind_of(job, name), options
-    )
+    (_profile_chunks if is_packed else _profile_parts)(job, name, options.device or _kind_of(job, name), options)
 
 
 def _kind_of(job: "Job", name: str) -> "DeviceKind":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from farpipe.cli.options import ProfileFiles, refuse
+from farpipe.cli.options import JobKeys, ProfileFiles, expect_job, job_with, refuse
 from farpipe.cli.output import status
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import parse_toml
@@ -34,6 +34,7 @@ class RunOptions:
     """The training that a run directory is made for."""
 
     job: Annotated[Path, typer.Argument(help="A job (.toml) or a plan.")]
+    given: JobKeys = None
     run_dir: Annotated[
         Path | None, typer.Option(help="Directory of the run; default: that of --resume, or runs/last.")
     ] = None
@@ -114,6 +115,7 @@ class RunOptions:
     def _plan_of_file(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
         from farpipe.planning import PlanDocument, reorder
 
+        expect_job(self.job, self.given)
         document = PlanDocument.load(self.job)
         plan = document.plan
         if self.profile:
@@ -128,11 +130,10 @@ class RunOptions:
 
     def _plan_of_job(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
         from farpipe.cli.planned import errors_of, load_profiles
-        from farpipe.core.spec import load_job
         from farpipe.planning import find
         from farpipe.planning.explain import explained
 
-        job = load_job(self.job)
+        job = job_with(self.job, self.given)
         self._check(job, computes_here=computes_here)
         job = self._within_engine(job) if job.data.packing is None else self._on_chunks(job)
         with status("planning" if job.data.packing is None else "planning the first batch"):

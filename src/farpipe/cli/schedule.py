@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, Output, Seed, refuse, typed, with_groups
+from farpipe.cli.options import AsJson, JobKeys, Output, Seed, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, print_json, search_status
 from farpipe.core.units import format_bytes, format_percent, format_seconds
 
@@ -21,6 +21,7 @@ class ScheduleOptions:
     """A problem, and how it is to be scheduled."""
 
     problem: Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
+    given: JobKeys = None
     method: Annotated[
         str, typer.Option(help="A named schedule, or a search: greedy, local, exact, or auto (all three).")
     ] = "auto"
@@ -47,7 +48,7 @@ def schedule(context: typer.Context, options: ScheduleOptions) -> None:
     if output is not None:
         expect_replaceable(output, "schedule")
     check_folder(output)
-    problem, _, _ = load_step(options.problem)
+    problem, _, _ = load_step(options.problem, options.given)
     with search_status(f"searching ({method})") as report:
         best = find_order(problem, method, time_limit_s=options.time_limit, seed=options.seed, on_progress=report)
     if best.interrupted:

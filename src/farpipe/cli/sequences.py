@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from farpipe.cli.options import AsJson, DevicesPerStage, LengthColumn, Seed, refuse, typed, with_groups
+from farpipe.cli.options import (
+    AsJson,
+    DevicesPerStage,
+    JobKeys,
+    LengthColumn,
+    Seed,
+    job_with,
+    refuse,
+    typed,
+    with_groups,
+)
 from farpipe.cli.output import check_folder, console, log, print_json, status
 from farpipe.core.errors import InputError
 from farpipe.core.units import counted, format_about, format_bytes, format_percent, format_seconds
@@ -41,6 +51,7 @@ class BatchPlanOptions:
     """A job, its batch and the options of the search."""
 
     job: Annotated[Path, typer.Argument(help="The job as a TOML file.")]
+    given: JobKeys = None
     lengths: Annotated[
         Path | None,
         typer.Option(
@@ -50,24 +61,18 @@ class BatchPlanOptions:
     ] = None
     column: LengthColumn = None
     sample: Annotated[
-        int | None, typer.Option(min=1, help="Draw a batch of so many sequences from the file; else all are the batch.")
+        int | None, typer.Option(min=1, help="Number of sequences drawn from the file as the batch; default: all.")
     ] = None
     seed: Seed = 0
-    cut: Annotated[
-        int | None, typer.Option(min=1, help="Cut longer sequences into several of at most so many tokens.")
-    ] = None
+    cut: Annotated[int | None, typer.Option(min=1, help="Cut sequences into pieces of at most this many tokens.")] = (
+        None
+    )
     slices: Annotated[int | None, typer.Option(min=1, help="Slices of the longest sequence; else searched.")] = None
-    packing: Annotated[
-        Literal["best-fit", "literal"], typer.Option(help="Rule of packing; literal is InfiniPipe's.")
-    ] = "best-fit"
     checkpointing: Annotated[
         Literal["chunk", "uniform", "full", "none"],
         typer.Option(help="Layers to recompute: chosen for each stage and chunk, the same for all, all, none."),
     ] = "chunk"
     devices_per_stage: DevicesPerStage = None
-    hide_links: Annotated[
-        bool, typer.Option("--hide-links/--plain-order", help="Extra warm-up where links take time, or plain 1F1B.")
-    ] = True
     html: Annotated[
         Path | None, typer.Option(help="Write the chunk map, with recomputed layers, and the timeline as an HTML page.")
     ] = None
@@ -78,9 +83,7 @@ class BatchPlanOptions:
         """Options of the planner."""
         from farpipe.planning.workload import BatchOptions
 
-        return BatchOptions(
-            num_slices=self.slices, rule=self.packing, checkpointing=self.checkpointing, hide_links=self.hide_links
-        )
+        return BatchOptions(num_slices=self.slices, checkpointing=self.checkpointing)
 
 
 @sequences.command("plan")
@@ -93,7 +96,6 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     code 4: a sequence fits in no number of slices, or the batch in no layout.
     """
     from farpipe.cli.compiling import compilation_announced
-    from farpipe.core.spec import load_job
     from farpipe.planning.planner.batches import plan_batch
 
     if options.sample is None and options.lengths is not None:
@@ -101,7 +103,7 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     if options.lengths is None:
         refuse(typed(context, column="--column"), "is of the file of --lengths: give that too")
     check_folder(options.html, keeping=(options.job, options.lengths))
-    job = load_job(options.job)
+    job = job_with(options.job, options.given)
     batch = _batch(job, options)
     with compilation_announced(), status(f"planning {batch.size} sequences"):
         found = plan_batch(job, batch, options.planner_options, options.devices_per_stage)
@@ -241,7 +243,7 @@ def _show(plan: "BatchPlan", uncompared: tuple[str, ...], obstacle: str) -> None
     peak = max(max(each.peak_memory_bytes) for each in plan.replicas)
     out.print(f"peak memory {format_bytes(peak)}; planned in {format_seconds(plan.planning_s)}")
     if uncompared:
-        out.print(f"~ nobody has compared predictions for {', '.join(uncompared)} with measurements.")
+        out.print(f"~ predictions for {', '.join(uncompared)} were never compared with measurements.")
 
 
 def _kind_table(plan: "BatchPlan") -> "TableView":

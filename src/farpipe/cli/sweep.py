@@ -4,11 +4,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, Plot, Processes, Seed, refuse, typed, with_groups
+from farpipe.cli.options import AsJson, JobKeys, Plot, Processes, Seed, job_with, pairs, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 from farpipe.report.tables import to_rich
 
@@ -24,10 +24,11 @@ class SweepOptions:
     over: Annotated[
         list[str],
         typer.Option(
-            metavar="<key=a,b>",
+            metavar="KEY=A,B",
             help="A key of the job and its values, such as 'cluster.links.latency=1 ms,30 ms'; once for every axis.",
         ),
     ]
+    given: JobKeys = None
     output: Annotated[
         Path, typer.Option("--output", "-o", help="File of the results, looked up when the sweep is run again.")
     ] = Path("sweep.jsonl")
@@ -36,12 +37,22 @@ class SweepOptions:
         typer.Option(help="Plan a batch of documents at every point: lengths, tokens or texts as `farpipe lengths`."),
     ] = None
     sample: Annotated[
-        int | None, typer.Option(min=1, help="With --lengths: documents that are drawn from the file; else all.")
+        int | None, typer.Option(min=1, help="With --lengths: number of documents drawn from the file; default: all.")
     ] = None
     seed: Seed = 0
     processes: Processes = None
     plot: Plot = None
     as_json: AsJson = False
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The job's table with the keys of `--set`; the points are checked one by one."""
+        from farpipe.core.spec.load import load_table, put, value_of
+
+        found = load_table(self.job)
+        for key, text in pairs(self.given).items():
+            put(found, key, value_of(text), f"{self.job} with --set {key}")
+        return found
 
 
 @with_groups
@@ -52,7 +63,6 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
     entries change unless one is named. Results are kept in the output file: a sweep that was cut continues. With
     --lengths every point plans one batch of documents.
     """
-    from farpipe.core.spec import load_table
     from farpipe.engine.launch.grid import RowFile, here, play_grid
     from farpipe.planning.explain.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of
     from farpipe.report.sweeps import draw_map
@@ -64,7 +74,7 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
     check_folder(options.output, options.plot, keeping=(options.job, options.lengths))
     check_picture(options.plot)
     axes = [parse_axis(text) for text in options.over]
-    points = job_points(load_table(options.job), axes, _documents(options))
+    points = job_points(options.table, axes, _documents(options))
     file = RowFile(options.output, name_of, {"format": FORMAT})
     with progress_bar("sweeping", "points") as advance:
         player = here(options.processes or len(os.sched_getaffinity(0)))
@@ -91,21 +101,18 @@ def _show(axes: "Sequence[Axis]", results: "Sequence[Result]", options: SweepOpt
 
 
 def _is_guessed(options: SweepOptions) -> bool:
-    from farpipe.core.spec.load import load_table
-
-    model = load_table(options.job).get("model")
+    model = options.table.get("model")
     return isinstance(model, dict) and model.get("guess") is True
 
 
 def _documents(options: SweepOptions) -> "Sequence[int]":
     """Lengths of the batch, of texts by the job's tokenizer; none without --lengths."""
     from farpipe.cli.corpus import read_corpus
-    from farpipe.core.spec import load_job
     from farpipe.planning.workload import sample_lengths
 
     if options.lengths is None:
         return ()
-    found = read_corpus(options.lengths, None, load_job(options.job).data).lengths
+    found = read_corpus(options.lengths, None, job_with(options.job, options.given).data).lengths
     documents: list[int] = (
         found if options.sample is None else sample_lengths(found, options.sample, options.seed)
     ).tolist()

@@ -71,7 +71,7 @@ def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "Li
     if paths.schedule.ranks != plan.schedule.ranks:
         raise InputError(
             f"{path}: its order is {paths.schedule.method}, the plan's {plan.schedule.method}; simulate the light "
-            "paths of the plan in its own order (without --order)"
+            "paths of the plan in its own order (without --method)"
         )
     return paths
 

@@ -20,14 +20,23 @@ if TYPE_CHECKING:
 
 wan = typer.Typer(help="Real kernel networking between emulated sites on this machine.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Option(help="Name of the WAN, where there are several.")]
+
+@wan.callback()
+def common(
+    context: typer.Context,
+    name: Annotated[str, typer.Option(help="Name of the WAN, where there are several.")] = "default",
+) -> None:
+    """Real kernel networking between emulated sites on this machine."""
+    context.obj = name
+
+
 LinkName = Annotated[str, typer.Argument(metavar="LINK", help="'a>b' for one direction, 'a<>b' for both, in quotes.")]
 
 
 @wan.command("up")
 def wan_up(
+    context: typer.Context,
     cluster: Annotated[Path, typer.Argument(help="A job, or a file with a [cluster] alone (.toml).")],
-    name: Name = "default",
 ) -> None:
     """Give every site of a cluster a network namespace, and every link its delay and rate.
 
@@ -36,19 +45,19 @@ def wan_up(
     from farpipe.core.spec import load_cluster
     from farpipe.engine.links import wan_of_cluster
 
-    made = wan_of_cluster(load_cluster(cluster), name=name, keep=True)
+    made = wan_of_cluster(load_cluster(cluster), name=context.obj, keep=True)
     for site, namespace in made.namespaces.items():
         typer.echo(f"{site}: {namespace.address}   {' '.join(namespace.command(['COMMAND']))}")
 
 
 @wan.command("status")
-def wan_status(name: Name = "default", as_json: AsJson = False) -> None:
+def wan_status(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the sites and links of a WAN and what has passed."""
-    found = _find(name)
+    found = _find(context.obj)
     status = found.status()
     if as_json:
         sites = {site: {"namespace": n.name, "address": n.address} for site, n in found.namespaces.items()}
-        print_json({"name": name, "sites": sites, **status})
+        print_json({"name": context.obj, "sites": sites, **status})
         return
     for site, namespace in found.namespaces.items():
         typer.echo(f"{site}: {namespace.address} in namespace {namespace.name}")
@@ -59,12 +68,12 @@ def wan_status(name: Name = "default", as_json: AsJson = False) -> None:
 
 @wan.command("set")
 def wan_set(
+    context: typer.Context,
     link: LinkName,
     latency: Annotated[str | None, typer.Option(help="One way, such as '60 ms'.")] = None,
     bandwidth: Annotated[str | None, typer.Option(help="Such as '50 Mbit/s'.")] = None,
     loss: Annotated[float | None, typer.Option(help="Share of packets lost, from 0 to below 1.")] = None,
     jitter: Annotated[str | None, typer.Option(help="Largest delay on top of the latency.")] = None,
-    name: Name = "default",
 ) -> None:
     """Change a link while it runs."""
     figures = {
@@ -76,33 +85,33 @@ def wan_set(
     given = {key: value for key, value in figures.items() if value is not None}
     if not given:
         raise UsageError("nothing to set; give --latency, --bandwidth, --loss or --jitter")
-    _find(name).set(link, **given)
+    _find(context.obj).set(link, **given)
 
 
 @wan.command("cut")
-def wan_cut(link: LinkName, name: Name = "default") -> None:
+def wan_cut(context: typer.Context, link: LinkName) -> None:
     """Let nothing pass on a link any more."""
-    _find(name).cut(link)
+    _find(context.obj).cut(link)
 
 
 @wan.command("mend")
-def wan_mend(link: LinkName, name: Name = "default") -> None:
+def wan_mend(context: typer.Context, link: LinkName) -> None:
     """Let a link that was cut carry packets again."""
-    _find(name).mend(link)
+    _find(context.obj).mend(link)
 
 
 @wan.command("down")
-def wan_down(name: Name = "default") -> None:
+def wan_down(context: typer.Context) -> None:
     """Remove a WAN, or what a crash has left of it; nothing there is fine."""
     from farpipe.engine.links import state
     from farpipe.engine.links.namespace import check_possible
 
     check_possible()
     try:
-        state.check_name(name)
+        state.check_name(context.obj)
     except ValueError as error:
         raise UsageError(f"--name: {error}") from None
-    for pid in state.take_down(name):
+    for pid in state.take_down(context.obj):
         typer.echo(f"process {pid} was in the WAN and goes on without a network", err=True)
 
 

@@ -103,16 +103,11 @@ def format_flops(flops_per_s: float) -> str:
     return _scaled(flops_per_s, (*steps, ("FLOP/s", 1.0)), whole=True)
 
 
-def format_parameters(number: float) -> str:
-    """A number of parameters as models are named by it: ``8.03 B``, ``1.03 T``; below a million in full."""
-    return format_large(number).replace("G", "B")
-
-
 def format_large(number: float) -> str:
-    """A number of tokens with decimal prefixes: ``8.03 G``, ``1 T``; below a million in full."""
+    """A number of parameters or tokens as people say it: ``8.03 B``, ``1 T``; below a million in full."""
     if number < 1e6:
         return format_count(number)
-    return _scaled(number, (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)), whole=True)
+    return _scaled(number, (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6)), whole=True)
 
 
 def format_percent(share: float, num_digits: int = 1) -> str:

@@ -48,7 +48,6 @@ class LightSetting:
     paths: Path | None = None
     load: float = 60.0
     trace: Path | None = None
-    keep: float | None = None
     steps: int = 3
     settings: LightSettings = field(default_factory=LightSettings)
 
@@ -139,7 +138,7 @@ class LightSetting:
             setup_s=self.settings.setup,
             release_s=self.settings.release,
             ahead=self.settings.ahead,
-            keep_s=self.keep,
+            keep_s=self.settings.keep,
             one_at_a_time=self.settings.one_per_hop,
             retry_s=self.settings.retry,
         )

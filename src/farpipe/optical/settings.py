@@ -76,6 +76,8 @@ class LightSettings(_Settings):
     """Seconds from the last bit until the spectrum is free for others."""
     ahead: bool = True
     """Light paths are asked for `setup` before they are needed."""
+    keep: Seconds | None = None
+    """Seconds for which a hop keeps its one light path while it is idle; default: none is kept."""
     one_per_hop: bool = False
     """A hop has one light path at a time."""
     retry: Seconds = 0.0

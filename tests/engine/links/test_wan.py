@@ -170,7 +170,7 @@ def test_a_link_without_a_way_back_is_refused():
 
 
 def test_a_name_can_not_be_used_twice(wan):
-    with pytest.raises(InputError, match=rf"there is a WAN called '{wan.name}' already; .*farpipe wan down --name"):
+    with pytest.raises(InputError, match=rf"there is a WAN called '{wan.name}' already; .*farpipe wan --name"):
         Wan.up(["west"], [], name=wan.name)
     assert wan.status()["links"]  # the first one is unharmed
 
@@ -191,7 +191,7 @@ def test_down_leaves_nothing_after_the_forwarder_was_killed():
     try:
         os.kill(state.forwarder_pid(up.name), signal.SIGKILL)
         wait_until(lambda: state.forwarder_pid(up.name) is None, "the forwarder was gone")
-        with pytest.raises(RunError, match=f"carries nothing any more.*farpipe wan down --name {up.name}"):
+        with pytest.raises(RunError, match=f"carries nothing any more.*farpipe wan --name {up.name}"):
             Wan.find(up.name)
         with pytest.raises(RunError, match="does not answer"):
             up.status()

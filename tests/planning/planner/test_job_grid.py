@@ -94,7 +94,7 @@ def test_any_text_is_an_axis_or_wrong_usage(key, values):
 
 
 def test_a_key_below_a_value_and_links_that_are_not_there_are_named(table):
-    with pytest.raises(InputError, match=r"training.global_batch is no table"):
+    with pytest.raises(InputError, match=r"training.global_batch is a value, not a table"):
         put(table, "training.global_batch.size", 1)
     with pytest.raises(InputError, match=r"the job has no cluster.links"):
         put(table | {"cluster": {"links": []}}, "cluster.links.latency", "1 ms")

@@ -49,7 +49,7 @@ def two_sites(fast=1.0, pins=None, **link):
 def advised_plan(asked, **options):
     """The plan with its explanation, strategies and changes among it."""
     found = planning.find(asked)[0]
-    why = with_alternatives(explain(found), found, 100, **options)
+    why = with_alternatives(explain(found), found, **options)
     return PlanDocument(plan=found.plan, explanation=why)
 
 

@@ -23,6 +23,7 @@ from farpipe.core.spec.load import (
     preset_device,
     preset_model,
     preset_site,
+    value_of,
 )
 from farpipe.core.spec.model import Model, RotaryScaling
 from farpipe.core.spec.recompute import Recompute, operations_of, possible_operations, recomputed_of
@@ -79,5 +80,6 @@ __all__ = [
     "preset_site",
     "rack_share",
     "recomputed_of",
+    "value_of",
     "without_flash_attention",
 ]

@@ -17,7 +17,7 @@ from typing import Any, Final
 from farpipe.core.errors import InputError
 from farpipe.core.spec.model import Model
 from farpipe.core.strict import parse_json, read_text
-from farpipe.core.units import format_parameters
+from farpipe.core.units import format_large
 
 TOLERANCE: Final = 0.01
 """Largest relative difference between the parameters that are counted and those of the shape that is planned."""
@@ -83,8 +83,8 @@ def expect_count(model: Model, counted: tuple[int, str] | None, source: str) -> 
         return
     number, where = counted
     raise InputError(
-        f"{source}: read as a model of {format_parameters(model.num_params)} parameters, but {where} "
-        f"{format_parameters(number)}: a variant of {model.name} that farpipe does not know"
+        f"{source}: read as a model of {format_large(model.num_params)} parameters, but {where} "
+        f"{format_large(number)}: a variant of {model.name} that farpipe does not know"
     )
 
 

@@ -1,6 +1,8 @@
 """Reading job.toml, and parts of a job from the catalogue for use from Python."""
 
-from collections.abc import Mapping
+import copy
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,52 +12,89 @@ from farpipe.core.spec.cluster import Cluster, Device, Site
 from farpipe.core.spec.hugging_face import read_config
 from farpipe.core.spec.job import Job
 from farpipe.core.spec.model import Model
+from farpipe.core.spec.write import as_toml
 from farpipe.core.spec.written import WrittenClusterFile, WrittenDevice, WrittenJob, WrittenModel, WrittenSite
-from farpipe.core.strict import parse_toml, read_text, seen_from, validate
+from farpipe.core.strict import key_path, parse_toml, read_text, seen_from, validate
 
 
-def load_job(source: Path | str | Job, changes: Mapping[str, Any] | None = None) -> Job:
+def load_job(source: Path | str | Job, changes: Mapping[str, Any] | None = None, *, option: str = "") -> Job:
     """Read the job in a file, or take a job, and change values of it.
 
-    `changes` maps keys of job.toml, with dots and counting from 0 (``"cluster.links.0.latency"``), to values as
-    they are written there (``"80 ms"``); None removes a key. The job is checked as a whole, as if its file said so.
+    `changes` maps dotted keys of job.toml, as `put` reads them (``"cluster.links.latency"``), to values as they are
+    written there (``"80 ms"``); None removes a key. The job is checked as a whole, as if its file said so. Errors name
+    the changed keys, after the `option` that they were given with.
 
     Raises InputError that names file, key path and value for a file that can't be read, is not TOML, has unknown or
     missing keys, or asks for something impossible, and for a change of a place that the job does not have.
     """
     if isinstance(source, Job):
-        return _changed(parse_toml(source.to_toml(), "job"), changes, "job") if changes else source
+        return _changed(parse_toml(source.to_toml(), "job"), changes, "job", option) if changes else source
     if changes:
-        return _changed(load_table(source), changes, str(source))
+        return _changed(load_table(source), changes, str(source), option)
     return parse_job(read_text(source), str(source), Path(source).parent)
 
 
-def _changed(table: dict[str, Any], changes: Mapping[str, Any], source: str) -> Job:
-    for key, value in changes.items():
-        *outer, last = key.split(".")
-        inner: Any = table
-        for depth, word in enumerate(outer, 1):
-            inner = _inside(inner, word, source, key, ".".join(outer[:depth]))
-        at: Any = _index(inner, last, source, key) if isinstance(inner, list) else last
-        if value is not None:
-            inner[at] = value
-        elif isinstance(inner, list) or last in inner:
-            del inner[at]
-    return job_of(table, source)
+def _changed(table: dict[str, Any], changes: Mapping[str, Any], source: str, option: str) -> Job:
+    """The job of `table` with `changes`."""
+    named = [f"{option} {key}".lstrip() for key in changes]
+    for name, (key, value) in zip(named, changes.items(), strict=True):
+        put(table, key, value, f"{source} with {name}")
+    text = as_toml(*((f"[{header}]", section) for header, section in table.items() if isinstance(section, dict)))
+    return job_of(table, f"{source} with {', '.join(named)}").model_copy(update={"text": text})
 
 
-def _inside(table: Any, word: str, source: str, key: str, place: str) -> Any:
-    """The table or list under `word`, made where a table lacks it."""
-    found = table[_index(table, word, source, key)] if isinstance(table, list) else table.setdefault(word, {})
-    if not isinstance(found, dict | list):
-        raise InputError(f"{source}: {key}: {place} is a value, {found!r}, not a table")
-    return found
+def value_of(word: str) -> Any:
+    """A value as it stands in a job.toml; what is no value of TOML is text, so that ``30 ms`` needs no quotes."""
+    try:
+        return tomllib.loads(f"value = {word}")["value"]
+    except tomllib.TOMLDecodeError:
+        return word
 
 
-def _index(items: list[Any], word: str, source: str, key: str) -> int:
-    if word.isdecimal() and int(word) < len(items):
-        return int(word)
-    raise InputError(f"{source}: {key}: expected a number from 0 to {len(items) - 1} in the place of {word!r}")
+def put(here: Any, key: str, value: Any, source: str, place: tuple[str | int, ...] = ()) -> None:
+    """Put `value` at the dotted `key` below `here`, which stands at `place`; None removes the key.
+
+    In a list (sites, links) a site's name, a link's ``a>b`` or a number chooses one entry; without it all are changed.
+    """
+    if isinstance(here, list):
+        for index, rest in _entries(here, key, source, place):
+            put(here[index], rest, value, source, (*place, index))
+        return
+    if not isinstance(here, dict):
+        raise InputError(f"{source}: {key_path(place)} is a value, not a table, so it has no {key!r}")
+    first, dot, rest = key.partition(".")
+    if dot:
+        if isinstance(here.get(first), str):  # a preset alone, to which something is added
+            here[first] = {"preset": here[first]}
+        put(here.setdefault(first, {}), rest, value, source, (*place, first))
+    elif value is None:
+        here.pop(first, None)
+    else:
+        here[first] = copy.deepcopy(value)
+
+
+def _entries(entries: list[Any], key: str, source: str, place: tuple[str | int, ...]) -> Iterator[tuple[int, str]]:
+    """Entries that `key` chooses, each with the rest of the key."""
+    if not entries:
+        raise InputError(f"{source}: the job has no {key_path(place)}")
+    for index, entry in enumerate(entries):
+        for name in (str(index), *_names(entry)):
+            if key.startswith(f"{name}."):
+                yield index, key.removeprefix(f"{name}.")
+                return
+    if key.partition(".")[0].isdecimal():
+        raise InputError(f"{source}: {key_path(place)} has entries 0 to {len(entries) - 1}")
+    yield from ((index, key) for index in range(len(entries)))
+
+
+def _names(entry: Any) -> list[str]:
+    """Names of an entry: a site's name, a link's ends."""
+    if not isinstance(entry, dict):
+        return []
+    between = entry.get("between")
+    ends = [between, between[::-1]] if isinstance(between, list) and len(between) == 2 else []
+    ends += [[entry["from"], entry["to"]]] if {"from", "to"} <= set(entry) else []
+    return [str(entry["name"])] if "name" in entry else [f"{a}>{b}" for a, b in ends]
 
 
 def parse_job(text: str, source: str = "job.toml", folder: Path | None = None) -> Job:

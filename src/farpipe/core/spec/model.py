@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.core.spec.part import Count, Flag, Name, Natural, Part, Positive, Text, fault
-from farpipe.core.units import format_parameters
+from farpipe.core.units import format_large
 
 
 def _even_share(known: dict[str, Any]) -> int:
@@ -326,9 +326,9 @@ class Model(Part):
     @property
     def size_text(self) -> str:
         """Parameters in words; those that a token goes through, and for a guess those that were counted."""
-        active = f", {format_parameters(self.num_active_params)} active" if self.experts is not None else ""
-        counted = f", but {format_parameters(self.counted_params)} counted" if self.counted_params else ""
-        return f"{format_parameters(self.num_params)} parameters{active}{counted}"
+        active = f", {format_large(self.num_active_params)} active" if self.experts is not None else ""
+        counted = f", but {format_large(self.counted_params)} counted" if self.counted_params else ""
+        return f"{format_large(self.num_params)} parameters{active}{counted}"
 
     @property
     def num_active_params(self) -> int:

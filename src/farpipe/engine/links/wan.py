@@ -78,7 +78,7 @@ class Wan:
         if state.forwarder_pid(name) is None:
             raise RunError(
                 f"the WAN {name!r} carries nothing any more: its forwarder has ended; remove what is left of it with "
-                f"`farpipe wan down{_name_option(name)}`"
+                f"`farpipe wan{_name_option(name)} down`"
             )
         return cls(WanState.load(folder_of(name)))
 
@@ -181,7 +181,7 @@ def _take_name(name: str) -> None:
         except FileExistsError:
             pass
     raise InputError(
-        f"there is a WAN called {name!r} already; take it down with `farpipe wan down{_name_option(name)}`, or choose "
+        f"there is a WAN called {name!r} already; take it down with `farpipe wan{_name_option(name)} down`, or choose "
         "another --name"
     )
 

@@ -1,6 +1,6 @@
 """Measured costs of chunks: laws fitted to slices of many lengths behind many prefixes on one device, and bytes held.
 
-`farpipe profile --sequences` writes them (format ``farpipe/chunk-profile/1``).
+`farpipe profile` writes them (format ``farpipe/chunk-profile/1``).
 """
 
 from dataclasses import replace
@@ -93,7 +93,7 @@ class ChunkProfile(Document, Table):
                 if not any(getattr(getattr(self, part), kind).model_dump().values()):
                     raise ValueError(
                         f"{part}.{kind}: a time of 0 can't have been measured; measure again with "
-                        "`farpipe profile --sequences`, on a machine that does nothing else"
+                        "`farpipe profile`, on a machine that does nothing else"
                     )
         return self
 
@@ -111,7 +111,7 @@ class ChunkProfile(Document, Table):
             if getattr(self, key) != value:
                 raise InputError(
                     f"profile of {self.device!r}: {key}: measured with {getattr(self, key)!r}, the job has {value!r}; "
-                    "measure again with `farpipe profile --sequences`"
+                    "measure again with `farpipe profile`"
                 )
         if longest > 2 * self.longest:
             raise InputError(

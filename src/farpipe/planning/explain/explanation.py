@@ -56,21 +56,19 @@ def explained(planned: Planned) -> PlanDocument:
 def with_alternatives(
     explanation: Explanation,
     planned: Planned,
-    local_steps: int | None = None,
     progress: Advance | None = None,
     limit_s: float = LIMIT_S,
     runs_on: Callable[[Plan], tuple[str, ...]] | None = None,
 ) -> Explanation:
     """The same with strategies and the cheapest changes, each within `limit_s`; on chunks with a better layout's pins.
 
-    `local_steps` is the interval of parameter averaging in the local-SGD strategy (None: LOCAL_STEPS), `progress` is of
-    the changes, and `runs_on` names what could run a changed plan.
+    `progress` is of the changes, and `runs_on` names what could run a changed plan.
     """
     plan, (job, costs, *_) = planned.plan, planned.found
     if planned.batch is not None:
         told = better_layout(plan, planned.batch)
         return explanation.model_copy(update={"advice": (*explanation.advice, *told)})
-    strategies, unsearched = strategies_of(job, costs, planned.ranked, local_steps or LOCAL_STEPS, limit_s)
+    strategies, unsearched = strategies_of(job, costs, planned.ranked, LOCAL_STEPS, limit_s)
     able = None if runs_on is None else _lost_by(plan, runs_on)
     changes, untried = changes_that_help(
         job, costs, planned.ranked, plan.prediction.step_s, progress, limit_s, runs_on=able

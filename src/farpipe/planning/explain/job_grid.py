@@ -1,14 +1,13 @@
 """Grid of a job: its inputs varied along axes, at every point the strategies and the winner. Pure: starts nothing.
 
-An axis is a dotted key of job.toml and the values that it takes. What the key meets as a list (sites, links) is gone
-through: a site's name, a link's ``a>b`` or a number chooses one entry, without it all of them are changed.
+An axis is a dotted key of job.toml, as `farpipe.core.spec.load.put` reads it, and the values that it takes.
 """
 
 import copy
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -19,7 +18,7 @@ from pydantic import TypeAdapter
 from farpipe import __version__
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.spec import Job, job_of
-from farpipe.core.strict import key_path
+from farpipe.core.spec.load import put, value_of
 from farpipe.planning.explain.strategies import LOCAL_STEPS, strategies_of, strategies_of_batch
 from farpipe.planning.planner.candidates import largest_sites
 from farpipe.planning.planner.plan import Strategy
@@ -111,14 +110,7 @@ def _values(text: str) -> Values:
             return tuple(tomllib.loads(f"values = {text}")["values"])
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"--over: {text!r} is no list of TOML: {error}") from None
-    return tuple(map(_value, filter(None, (word.strip() for word in text.split(",")))))
-
-
-def _value(word: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {word}")["value"]
-    except tomllib.TOMLDecodeError:
-        return word
+    return tuple(map(value_of, filter(None, (word.strip() for word in text.split(",")))))
 
 
 def job_points(table: Mapping[str, Any], axes: Sequence[Axis], lengths: Sequence[int] = ()) -> list[JobPoint]:
@@ -137,47 +129,8 @@ def job_points(table: Mapping[str, Any], axes: Sequence[Axis], lengths: Sequence
 def _point(table: Mapping[str, Any], keys: Sequence[str], values: Values, lengths: tuple[int, ...]) -> JobPoint:
     changed = copy.deepcopy(dict(table))
     for key, value in zip(keys, values, strict=True):
-        _put(changed, key, value, ())
+        put(changed, key, value, f"--over {key}")
     return JobPoint(values, changed, lengths)
-
-
-def _put(here: Any, key: str, value: Any, place: tuple[str | int, ...]) -> None:
-    """Put `value` at the dotted `key` below `here`, which stands at `place`."""
-    if isinstance(here, list):
-        for index, rest in _entries(here, key, place):
-            _put(here[index], rest, value, (*place, index))
-        return
-    if not isinstance(here, dict):
-        raise InputError(f"--over: {key_path(place)} is no table, so it has no {key!r}")
-    first, dot, rest = key.partition(".")
-    if not dot:
-        here[first] = copy.deepcopy(value)
-        return
-    if isinstance(here.get(first), str):  # a preset alone, to which something is added
-        here[first] = {"preset": here[first]}
-    _put(here.setdefault(first, {}), rest, value, (*place, first))
-
-
-def _entries(entries: list[Any], key: str, place: tuple[str | int, ...]) -> Iterator[tuple[int, str]]:
-    """Entries that `key` chooses, each with the rest of the key."""
-    if not entries:
-        raise InputError(f"--over: the job has no {key_path(place)}")
-    for index, entry in enumerate(entries):
-        for name in (str(index), *_names(entry)):
-            if key.startswith(f"{name}."):
-                yield index, key.removeprefix(f"{name}.")
-                return
-    yield from ((index, key) for index in range(len(entries)))
-
-
-def _names(entry: Any) -> list[str]:
-    """Names of an entry: a site's name, a link's ends."""
-    if not isinstance(entry, dict):
-        return []
-    between = entry.get("between")
-    ends = [between, between[::-1]] if isinstance(between, list) and len(between) == 2 else []
-    ends += [[entry["from"], entry["to"]]] if {"from", "to"} <= set(entry) else []
-    return [str(entry["name"])] if "name" in entry else [f"{a}>{b}" for a, b in ends]
 
 
 def play_job(point: JobPoint) -> Result:

@@ -119,7 +119,7 @@ def _expect_kind(job: Job, profiles: MeasuredDevices) -> None:
             one, other = ("chunks", "microbatches") if wanted is Profile else ("microbatches", "chunks")
             raise InputError(
                 f"the profile of {profile.device} is of {one}, and the job is planned on {other} (data.packing); "
-                f"measure it with `farpipe profile{' --sequences' if other == 'chunks' else ''}`"
+                f"measure it with `farpipe profile`"
             )
 
 

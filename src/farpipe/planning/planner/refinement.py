@@ -45,7 +45,7 @@ MAX_REFINED_ACTIONS: Final = 20_000
 MAX_IDLE: Final = 8
 """Number of stages of a site in a row that gain nothing by more recomputation after which its others are not tried."""
 MAX_ACTIONS: Final = 40_000
-"""Largest number of actions in a step that is searched; one greedy order of more takes too long without --search-s."""
+"""Largest number of actions in a step that is searched; a greedy order of more takes too long without --time-limit."""
 GREEDY_ACTIONS: Final = 200_000
 """Number of actions over all greedy orders together: about a tenth of a second."""
 LOCAL_ACTIONS: Final = 6e6
