@@ -137,7 +137,7 @@ def test_a_plan_is_no_job(farpipe, job):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--top", "2"), "there is no second one; pin [layout]"),
+        (("--top", "2"), "only one layout is planned; pin [layout]"),
         (("--learned-from", "run"), "measure them with `farpipe profile`"),
         (("--strategies",), "compared for sequences of one length"),
     ],

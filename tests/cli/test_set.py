@@ -8,7 +8,7 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import load_job
 from job_files import SMALL_MODEL, cluster_text
 
-JOB = SMALL_MODEL + "[training]\nsequence_length = 64\nglobal_batch = 16\nprecision = \"fp32\"\n" + cluster_text()
+JOB = SMALL_MODEL + '[training]\nsequence_length = 64\nglobal_batch = 16\nprecision = "fp32"\n' + cluster_text()
 
 
 @pytest.fixture(autouse=True)

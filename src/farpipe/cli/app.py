@@ -109,9 +109,11 @@ def _metavar(name: str, kind: Any) -> str | None:
     """Name of an option's value in help; None for a flag or a choice, which the parser names."""
     if name in QUANTITIES:
         return QUANTITIES[name]
-    inner = next((one for one in METAVARS if kind is one or one in get_args(kind) or list[one] in get_args(kind)), None)
-    is_time = inner is float and name.endswith(("_s", "seconds", "time_limit", "keep"))
-    return "SECONDS" if is_time else METAVARS.get(inner)
+    kinds = {kind, *get_args(kind), *(one for inner in get_args(kind) for one in get_args(inner))}
+    found = next((one for one in METAVARS if one in kinds), None)
+    if found is float and name.endswith(("_s", "seconds", "time_limit")):
+        return "SECONDS"
+    return METAVARS[found] if found else None
 
 
 for info in _registered(app):
