@@ -52,11 +52,15 @@ def value_of(word: str) -> Any:
 
 
 def put(here: Any, key: str, value: Any, source: str, place: tuple[str | int, ...] = ()) -> None:
-    """Put `value` at the dotted `key` below `here`, which stands at `place`; None removes the key.
+    """Put `value` at the dotted `key` below `here`, which stands at `place`; None removes the key, or an entry.
 
     In a list (sites, links) a site's name, a link's ``a>b`` or a number chooses one entry; without it all are changed.
     """
     if isinstance(here, list):
+        named = [index for index, entry in enumerate(here) if key in (str(index), *_names(entry))]
+        if value is None and named:
+            del here[named[0]]
+            return
         for index, rest in _entries(here, key, source, place):
             put(here[index], rest, value, source, (*place, index))
         return
