@@ -40,7 +40,9 @@ def _changed(table: dict[str, Any], changes: Mapping[str, Any], source: str, opt
     for name, (key, value) in zip(named, changes.items(), strict=True):
         put(table, key, value, f"{source} with {name}")
     text = as_toml(*((f"[{header}]", section) for header, section in table.items() if isinstance(section, dict)))
-    return job_of(table, f"{source} with {', '.join(named)}").model_copy(update={"text": text})
+    job = job_of(table, f"{source} with {', '.join(named)}")
+    # From Python a changed job keeps no text, so numbers of links in further changes count directions, as before.
+    return job.model_copy(update={"text": text}) if option else job
 
 
 def value_of(word: str) -> Any:
