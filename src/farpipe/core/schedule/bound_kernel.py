@@ -75,6 +75,9 @@ def one_machine(head, tail, durations_s, count):  # type: ignore[no-untyped-def]
     Rows are equal things that are done one after the other: the i-th of row q is there at `head` [q, i] and takes
     `durations_s` [q], and `tail` [q, i] follows; there are `count` [q] of them.
     """
+    # A rank may not interrupt an action, but the bound lets it: without interruptions the problem is NP-hard, with them
+    # Jackson's rule solves it exactly in one pass, and what it gives can only be less. Rows and not single actions are
+    # looked at, since equal actions of a stage come in their order anyway.
     place, left = np.zeros(count.size, np.int64), durations_s.copy()
     now, end = 0.0, 0.0
     while True:

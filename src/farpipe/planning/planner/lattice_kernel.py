@@ -224,6 +224,9 @@ def _step_s(point, path, limit_s, stages, of_ranks):  # type: ignore[no-untyped-
             stage_s[i, mode] = _whole_s(layer_s, kinds[i], row, mode)
     extra_s[0] += ends_s[kinds[0], row, 0]
     extra_s[last] += ends_s[kinds[last], row, 1]
+    # Three numbers of microbatches in flight are tried, as in `_in_flight`: those of 1F1B first, for they need the
+    # least memory, and their slowest stage says how many more hide the links. A point ends with the first where even
+    # its lower bound is too slow, or where memory holds too few layers: more in flight only take more memory.
     best_s, first_s = np.inf, 1.0
     for target in range(3 if shape == 0 else 1):
         for i in range(p):

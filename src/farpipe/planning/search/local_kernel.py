@@ -74,6 +74,9 @@ def anneal(  # type: ignore[no-untyped-def]
         touched = _move(state, undo, cursor, renumber, path[:length])
         if touched == 0:
             continue
+        # Metropolis' rule, with its random number drawn before the play instead of after it: what may at most come out
+        # is then known, and a play ends as soon as one rank has idled longer than that leaves room for. Most moves of a
+        # cold search are worse, so most plays end early; which moves are taken stays the same.
         temperature_s = temperatures_s[0] * np.exp(cooling * evaluation)
         limit_s = now_s - temperature_s * np.log(1.0 - np.random.random())
         limit_s = max(limit_s, now_s * (1 + 1e-12))

@@ -96,6 +96,10 @@ def _next_action(rank, stages, step, sequence, state, idle, longest_idle, key, r
     now = free[rank]
     if of < 0 or start <= now:
         return start, kind, stage
+    # A W fills the gap before the next pass if all but a share of it fits there: what it delays is then less than
+    # what it fills. It goes first whatever it delays where memory stops a pass, because only a W gives memory back,
+    # and where this rank would come to have idled longest of all: the rank that idles longest is the one that ends
+    # last.
     seconds, late = step[0][W, of, sequence[0][done[W, of]]], idle[rank] + start - now > longest_idle + 1e-12
     if blocked or late or _fits_before(now, seconds, weight_fit, start):
         return now, W, of
@@ -175,6 +179,8 @@ def _fill(codes, places, step, sequence, wires, choosing, state, clocks, choices
     done, arrival, free, used, last, held = state
     idle, began, left, link_free = clocks
     start, choice, stale = choices
+    # Of all ranks only two can have got another next action by one action: the one that did it, and the one that its
+    # message goes to. All others keep theirs, so a turn costs a comparison per rank and not a choice.
     num_stale, longest_idle = num_ranks, 0.0
     for count in range(codes.size):
         for r in stale[:num_stale]:  # in one place: what is inlined twice takes twice as long to compile
