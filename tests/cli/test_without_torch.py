@@ -99,7 +99,7 @@ list devices
 validate
 certs init certs
 certs issue certs zurich
-optical blocking --load 20 --requests 200
+optical blocking --load 20 --set requests=200
 optical simulate plan.json --placements 1 --load 0
 optical compare plan.json --placements 1 --load 0
 list policies
