@@ -117,10 +117,6 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
     per_kind, per_row, per_microbatch = num_stages * num_microbatches, num_stages * tables.width, 1 / num_microbatches
     _begin(begin, tables, out, scratch)
     top, played, pending = stack.size, 0, 0
-    # No event queue over all ranks: on a link that one rank feeds, messages become ready in that rank's order, so
-    # which rank plays first changes no time, and a stack of ranks that can go on is enough. Only links that several
-    # ranks feed need an order, and that is known once nobody can go on: whatever is still to come waits for what is
-    # pending.
     while top > 0 or pending > 0:
         if top == 0:  # nobody can run: the earliest pending message goes on its link
             ready_s, item = heap[0][0], heap[2][0]
@@ -152,8 +148,6 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
             place = figure_place(tables, stage, slot)
             direction = direction_of(kind)
             message = message_of(direction, slot, per_kind)
-            # W needs no message: its input is on this rank already. Of all others the input may be missing (-1): then
-            # the rank stops here and notes what it waits for, and whoever sends that puts it back on the stack.
             if kind != W:
                 arrival = arrival_s[message]
                 if arrival < 0.0:
