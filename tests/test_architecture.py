@@ -31,6 +31,7 @@ INSIDE = {
         "strict": "errors units",
         "plugins": "errors",
         "cpu_share": "",
+        "lazy": "",
         "document": "errors units strict",
         "catalog": "errors units strict",
         "spec": "errors units strict catalog",

@@ -7,8 +7,9 @@
 Names are imported when they are asked for: ``import farpipe`` loads neither torch nor numpy.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from farpipe.core.lazy import lazy
 
 if TYPE_CHECKING:
     from farpipe import fleet, optical, testing, torch
@@ -66,14 +67,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"farpipe.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'farpipe' has no attribute {name!r}")
-    home, _, attribute = _HOMES[name].partition(":")
-    globals()[name] = found = getattr(import_module(f"farpipe.{home}"), attribute)
-    return found
+__getattr__ = lazy(__name__, _HOMES | {name: name for name in _MODULES})
 
 
 def __dir__() -> list[str]:

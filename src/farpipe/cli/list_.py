@@ -93,17 +93,15 @@ def _links() -> "TableView":
 
 
 def _schedules() -> list[tuple[str, str]]:
-    from farpipe.core.schedule.library import ADDED, ORDERS
+    from farpipe.core.schedule.library import ADDED
 
-    known = ORDERS | {name: ADDED.load(name) for name in ADDED.names}
-    return [(name, (order.__doc__ or "").strip().partition("\n")[0]) for name, order in known.items()]
+    return [(name, (order.__doc__ or "").strip().partition("\n")[0]) for name, order in ADDED.all().items()]
 
 
 def _assignments() -> list[tuple[str, str]]:
-    from farpipe.optical.policies import ADDED, POLICIES
+    from farpipe.optical.policies import ADDED
 
-    known = POLICIES | {name: ADDED.load(name) for name in ADDED.names}
-    return [(name, f"path: {one.paths}; slots: {one.slots} fit") for name, one in known.items()]
+    return [(name, f"path: {one.paths}; slots: {one.slots} fit") for name, one in ADDED.all().items()]
 
 
 def _policies() -> list[tuple[str, str]]:

@@ -79,11 +79,18 @@ def pairs(given: list[str] | None) -> dict[str, str]:
     return dict(text.split("=", 1) for text in given or ())
 
 
+def changes(given: list[str] | None) -> dict[str, Any]:
+    """The keys of a job and their values that `--set` gives."""
+    from farpipe.core.spec import value_of
+
+    return {key.strip(): value_of(text.strip()) for key, text in pairs(given).items()}
+
+
 def job_with(path: Path, given: list[str] | None) -> "Job":
     """The job in the file at `path` with the keys of `--set`."""
-    from farpipe.core.spec import load_job, value_of
+    from farpipe.core.spec import load_job
 
-    return load_job(path, {key.strip(): value_of(text.strip()) for key, text in pairs(given).items()}, option="--set")
+    return load_job(path, changes(given), option="--set")
 
 
 def expect_job(path: Path, given: list[str] | None) -> None:

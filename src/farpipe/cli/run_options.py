@@ -140,7 +140,7 @@ class RunOptions:
             profiles = load_profiles(job, self.profile or ())
             with errors_of(self.job):
                 found = find(job, profiles)[0]
-            return explained(found), found.batch.costs if found.batch is not None else ()
+            return explained(found), found.chunk_costs
 
     def _within_engine(self, job: "Job") -> "Job":
         """The job with `--method`, pinned to what the engine can run, which is said: `farpipe plan` doesn't pin it."""

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, JobKeys, Plot, Processes, Seed, job_with, pairs, refuse, typed, with_groups
+from farpipe.cli.options import AsJson, JobKeys, Plot, Processes, Seed, changes, job_with, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 from farpipe.report.tables import to_rich
 
@@ -44,14 +45,14 @@ class SweepOptions:
     plot: Plot = None
     as_json: AsJson = False
 
-    @property
+    @cached_property
     def table(self) -> dict[str, Any]:
         """The job's table with the keys of `--set`; the points are checked one by one."""
-        from farpipe.core.spec.load import load_table, put, value_of
+        from farpipe.core.spec.load import load_table, put
 
         found = load_table(self.job)
-        for key, text in pairs(self.given).items():
-            put(found, key, value_of(text), f"{self.job} with --set {key}")
+        for key, value in changes(self.given).items():
+            put(found, key, value, f"{self.job} with --set {key}")
         return found
 
 

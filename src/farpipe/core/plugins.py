@@ -1,7 +1,7 @@
 """What installed distributions add to farpipe's own names, found by their entry points."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -17,13 +17,28 @@ class Plugins:
     distribution that takes a name twice, or whose thing can't be imported or is something else.
     """
 
-    def __init__(self, what: str, group: str, own: Collection[str], is_one: Callable[[Any], bool]) -> None:
+    def __init__(self, what: str, group: str, own: Mapping[str, Any], is_one: Callable[[Any], bool]) -> None:
         self._what, self._group, self._own, self._is_one = what, group, own, is_one
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names that distributions add."""
         return tuple(self._points())
+
+    @property
+    def known(self) -> list[str]:
+        """All names, farpipe's own first."""
+        return [*self._own, *self.names]
+
+    def all(self) -> dict[str, Any]:
+        """The things of all names."""
+        return {**self._own, **{name: self.load(name) for name in self.names}}
+
+    def find(self, name: str) -> Any:
+        """The thing of that name, farpipe's own or a distribution's; None where there is none."""
+        if name in self._own:
+            return self._own[name]
+        return self.load(name) if name in self else None
 
     def __contains__(self, name: object) -> bool:
         return name in self._points()

@@ -62,10 +62,8 @@ ADDED: Final = Plugins("assignment", "farpipe.assignments", POLICIES, lambda fou
 
 def find_policy(name: str) -> AssignmentPolicy:
     """The policy called `name`, farpipe's own or a distribution's; UsageError with the nearest name otherwise."""
-    if name in POLICIES:
-        return POLICIES[name]
-    if name not in ADDED:
-        names = [*POLICIES, *ADDED.names]
+    found: AssignmentPolicy | None = ADDED.find(name)
+    if found is None:
+        names = ADDED.known
         raise UsageError(f"there is no policy {name!r}{nearest(name, names)}; known: {', '.join(names)}")
-    found: AssignmentPolicy = ADDED.load(name)
     return found

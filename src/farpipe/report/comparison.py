@@ -9,7 +9,7 @@ from typing import Any, Final
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.schedule import peak_memory_bytes
 from farpipe.core.schedule.bounds import lower_bound_s
-from farpipe.core.schedule.library import ADDED, ORDERS, Order
+from farpipe.core.schedule.library import ADDED, Order
 from farpipe.core.simulate import Timeline
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.units import format_percent, format_seconds
@@ -169,8 +169,7 @@ def _by_source(timelines: Sequence[Timeline]) -> list[str]:
 
 def _all_methods(problem: Problem, search_s: float | None) -> list[str]:
     """Every named schedule but `interleaved` with one stage per rank, which is 1F1B; the searches when asked for."""
-    known = [*ORDERS, *ADDED.names]
-    named = [name for name in known if name != "interleaved" or problem.num_stages > problem.num_ranks]
+    named = [name for name in ADDED.known if name != "interleaved" or problem.num_stages > problem.num_ranks]
     return [*named, *(SEARCHED if search_s else ())]
 
 

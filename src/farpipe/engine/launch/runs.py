@@ -104,7 +104,7 @@ def _planned(plan: Plan | PlanDocument | Job) -> tuple[PlanDocument, dict[str, A
     if not isinstance(plan, Job):
         return plan if isinstance(plan, PlanDocument) else PlanDocument(plan=plan), {}
     found = find(within_engine(plan)[0] if plan.data.packing is None else plan)[0]
-    return explained(found), chunk_settings(plan, found.batch.costs if found.batch is not None else ())
+    return explained(found), chunk_settings(plan, found.chunk_costs)
 
 
 def chunk_settings(job: Job, costs: tuple[ChunkCosts, ...]) -> dict[str, Any]:

@@ -62,12 +62,10 @@ def _about(policy: Policy) -> str:
 
 def policy_of(name: str) -> Policy:
     """The policy called `name`, farpipe's own or a distribution's; UsageError with the nearest one if there is none."""
-    if name in POLICIES:
-        return POLICIES[name]
-    if name not in ADDED:
-        names = [*POLICIES, *ADDED.names]
+    found: Policy | None = ADDED.find(name)
+    if found is None:
+        names = ADDED.known
         raise UsageError(f"there is no policy {name!r}; known: {', '.join(names)}{nearest(name, names)}")
-    found: Policy = ADDED.load(name)
     return found
 
 

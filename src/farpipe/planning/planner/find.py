@@ -9,6 +9,7 @@ from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts, Layout, Profile
 from farpipe.planning.cost.chunk_profile import ChunkProfile
+from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.planner.candidates import expect_devices, largest_sites
 from farpipe.planning.planner.chunked import FirstBatch, plan_first_batch
 from farpipe.planning.planner.evaluate import Evaluated
@@ -49,6 +50,11 @@ class Planned:
     def costs(self) -> JobCosts:
         """The costs that the plan was made with."""
         return self.found.costs
+
+    @property
+    def chunk_costs(self) -> tuple[ChunkCosts, ...]:
+        """What chunks cost, in groups of devices for each size; none without `data.packing`."""
+        return self.batch.costs if self.batch is not None else ()
 
     @cached_property
     def ranked(self) -> list[Evaluated]:

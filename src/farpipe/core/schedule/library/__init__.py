@@ -76,7 +76,7 @@ def is_order(method: str) -> bool:
 def expect_order(method: str, more: Sequence[str] = ()) -> None:
     """UsageError for a name that is neither an order's nor among `more`; it has the nearest one."""
     if method not in more and not is_order(method):
-        names = [*more, *ORDERS, *ADDED.names]
+        names = [*more, *ADDED.known]
         raise UsageError(
             f"there is no schedule {method!r}{nearest(method, names)}; known: {', '.join(names)}, or FILE.py:FUNCTION"
         )
