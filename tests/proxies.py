@@ -9,6 +9,16 @@ import threading
 RESET = struct.pack("ii", 1, 0)
 
 
+def free_port():
+    """A port to listen on later: below those that the system gives to others in the meantime (32768 and more)."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.SystemRandom().randrange(15_000, 32_000))) as free,
+        ):
+            return free.getsockname()[1]
+
+
 class Proxy:
     """Stands between the ranks; breaks every connection after a random number of bytes while `mean_bytes` is set."""
 

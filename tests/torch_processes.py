@@ -1,7 +1,6 @@
 """Processes of torch.distributed for tests of `farpipe.torch`."""
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -9,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from farpipe.engine.processes import Guarded, ParentPipe
+from proxies import free_port
 
 TESTS = Path(__file__).parent
 LIMIT_S = 8.0
@@ -34,9 +34,7 @@ def torchrun(num_ranks, *words, cwd=None, timeout_s=400):
 
 def run_ranks(num_ranks, *words):
     """(exit code, what it printed) of processes of a script, of which none is ended when another one is killed."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     pipe, command = ParentPipe(), [sys.executable, *map(str, words)]
     with ExitStack() as stack:
         stack.callback(pipe.close)

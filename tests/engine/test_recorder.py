@@ -25,6 +25,7 @@ from farpipe.engine.figures.step_report import Assembler, StepReport, step_metri
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.run_spec import RunSpec
 from in_process import InProcessPeers, Switchboard
+from proxies import free_port
 
 MS = 1_000_000
 
@@ -197,8 +198,7 @@ def test_orders_of_steps_that_are_written_are_forgotten(tmp_path):
 
 def test_sinks_are_closed_when_the_metrics_can_not_be_written(tmp_path):
     pytest.importorskip("prometheus_client")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     run = RUN.model_copy(update={"metrics": MetricsSettings(prometheus_port=port)})
     with pytest.raises(InputError, match="not a line of metrics"):

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from proxies import free_port
 from trainings import checkpoints, equal_states, losses, state
 
 pytestmark = pytest.mark.slow
@@ -22,8 +22,7 @@ LIMIT_S = 120
 @pytest.fixture(params=["static", "c10d"])
 def start(request, tmp_path):
     """`start(name, number)`: an agent with one rank; the first one that is started serves the store."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     agents = []
 
     def agent(name, number):

@@ -16,6 +16,7 @@ import pytest
 from farpipe.engine.launch.run import run
 from farpipe.engine.transport import handshake
 from farpipe.engine.transport.security.tls import TlsFiles
+from proxies import free_port
 from trainings import equal_states, losses, state
 from transports import tls_files
 
@@ -102,8 +103,7 @@ def test_strangers_at_every_port_change_nothing(make, undisturbed, program, prox
         tls_files(tmp_path / folder, SITES)
     own, other = (TlsFiles.find(tmp_path / folder / "authority", "site0") for folder in ("authority", "other"))
     rank_program = program("--certs", tmp_path / "authority" / "authority", proxy=proxy.answer_routes(), pause_s=0.1)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        master = free.getsockname()
+    master = "127.0.0.1", free_port()
     crowds, broken = [Strangers([master], own, other)], []
 
     def on_step(line):

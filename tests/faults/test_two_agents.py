@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from proxies import free_port
 from trainings import checkpoints, equal_states, losses, metrics, state
 
 pytestmark = pytest.mark.slow
@@ -23,8 +23,7 @@ LIMIT_S = 120
 
 def agents(stack, run_dir, faults, max_restarts):
     """Both agents of torchrun, started."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"FARPIPE_TEST_FAULT": json.dumps(faults), "OMP_NUM_THREADS": "1"}
     started = []
     for node in range(2):

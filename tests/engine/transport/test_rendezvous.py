@@ -12,6 +12,7 @@ from farpipe.core.errors import InputError, RunError
 from farpipe.engine.links import LinkShape
 from farpipe.engine.rendezvous import rendezvous_from_env
 from farpipe.engine.transport import PeerError, Rendezvous, TransportConfig, connect
+from proxies import free_port
 from transports import RANK_PROGRAM, both_ways, connect_all, in_parallel
 
 ENV = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
@@ -40,11 +41,6 @@ def test_a_port_that_is_taken_is_named():
             rendezvous_from_env(env=ENV | {"MASTER_PORT": str(port)})
         with pytest.raises(InputError, match=rf"can't listen on 127.0.0.1 port {port}: Address already in use"):
             connect_all(1, port=port)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 @pytest.mark.slow
