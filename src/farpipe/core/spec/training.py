@@ -105,6 +105,11 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
+AttentionKernel = Literal["flash-1", "flash-2", "flash-3", "cudnn", "sdpa", "eager"]
+"""Kernels of attention: FlashAttention by its version, 1 being also its form in Triton; cuDNN's; the one that PyTorch's
+`scaled_dot_product_attention` takes; one for each operation, which keeps the scores."""
+
+
 class Training(Part):
     """Settings of a training: what an optimizer step is, its precision, the optimizer."""
 
@@ -127,6 +132,9 @@ class Training(Part):
     """Norms and dropout are divided over the tensor-parallel devices as well; ``auto`` leaves it to the planner."""
     flash_attention: Flag = True
     """Attention never keeps the matrix of scores."""
+    attention_kernel: Annotated[AttentionKernel | None, Field(exclude_if=lambda kernel: kernel is None)] = None
+    """Kernel of attention; None: the fastest that Transformer Engine has for the device, or PyTorch's own where
+    `kernels` are eager."""
     matmul: Matmul = "same"
     """Narrower numbers in matrix products of the layers than `precision` says."""
     fp8_param_gather: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
@@ -200,6 +208,16 @@ class Training(Part):
         if not isinstance(given["zero1"], bool):
             raise fault("input should be a valid boolean", "zero1")
         return {key: value for key, value in given.items() if key != "zero1"} | {"zero": int(given["zero1"])}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_attention_kernel(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("attention_kernel") is None:
+            return given
+        kept = given["attention_kernel"] == "eager"
+        if given.get("flash_attention", not kept) is kept:
+            raise fault(f"{given['attention_kernel']!r} and flash_attention contradict each other", "attention_kernel")
+        return dict(given) | {"flash_attention": not kept}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

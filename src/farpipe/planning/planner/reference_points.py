@@ -35,7 +35,7 @@ from farpipe.core.spec import (
 )
 from farpipe.core.spec.model import Experts, LatentAttention, RotaryScaling, WindowPattern
 from farpipe.core.spec.part import Count, Flag, Name, Natural, NonNegative, Part, Positive, Text, fault
-from farpipe.core.spec.training import WrittenPrecision
+from farpipe.core.spec.training import AttentionKernel, WrittenPrecision
 from farpipe.core.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
 from farpipe.core.strict import expect_format, nearest, parse_toml, read_text, validate
 from farpipe.planning.cost import Layout, Placement, place_evenly
@@ -118,6 +118,7 @@ class ReferencePoint(Part):
     recompute: Recompute
     sequence_parallel: Flag = False
     flash_attention: Flag
+    attention_kernel: AttentionKernel | None = None
     dropout: Flag = False
     overlap: Flag = True
     zero: Zero = 0
