@@ -105,6 +105,8 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
+CudaGraphs = Flag | Literal["part"]
+"""Layers replayed from CUDA graphs: none, all, or all but the experts."""
 AttentionKernel = Literal["flash-1", "flash-2", "flash-3", "cudnn", "sdpa", "eager"]
 """Kernels of attention: FlashAttention by its version, 1 being also its form in Triton; cuDNN's; the one that PyTorch's
 `scaled_dot_product_attention` takes; one for each operation, which keeps the scores."""
@@ -169,8 +171,9 @@ class Training(Part):
     rank alone, and without recomputation."""
     kernels: Literal["fused", "eager"] = "fused"
     """Kernels of what lies between matrix products: Megatron-LM's or torch.compile's, or one for each operation."""
-    cuda_graphs: Flag = False
-    """True if layers are replayed from CUDA graphs, so that the host does not launch them."""
+    cuda_graphs: CudaGraphs = False
+    """True if layers are replayed from CUDA graphs, so that the host does not launch them; ``part``: all of them but
+    their experts (scopes attn, moe_router and moe_preprocess of Megatron-Core)."""
     dropout: Flag = False
     """True if activations and attention are dropped out, with a mask of one byte for each number."""
     overlap: Flag = True
