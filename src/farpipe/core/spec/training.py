@@ -107,6 +107,8 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
+CudaGraphs = Flag | Literal["part"]
+"""Layers replayed from CUDA graphs: none, all, or all but the experts."""
 AttentionKernel = Literal["flash-1", "flash-2", "flash-3", "cudnn", "sdpa", "eager"]
 """Kernels of attention: FlashAttention by its version, 1 being also its form in Triton; cuDNN's; the one that PyTorch's
 `scaled_dot_product_attention` takes; one for each operation, which keeps the scores."""
@@ -186,8 +188,9 @@ class Training(Part):
     kernels: Literal["fused", "eager"] = "fused"
     """Kernels between matrix products: `"fused"` (Megatron-LM's, or torch.compile's) or `"eager"` (plain PyTorch, one
     kernel per operation, 2.4 times the traffic). For planning; the engine's own are eager."""
-    cuda_graphs: Flag = False
-    """Replay layers from CUDA graphs, so that the host's launches never delay them. Planned only."""
+    cuda_graphs: CudaGraphs = False
+    """Replay layers from CUDA graphs, so that the host's launches never delay them; `"part"`: all of a layer but its
+    experts (Megatron-Core's scopes `attn`, `moe_router` and `moe_preprocess`). Planned only."""
     dropout: Flag = False
     """Drop out activations and attention, which takes masks. Planned only."""
     overlap: Flag = True
