@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from farpipe.core.spec import Data, Model, Pins, Prices, Training
 from farpipe.core.spec.links import WrittenLink, WrittenMatrices, WrittenSpeed
+from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Part
-from farpipe.core.spec.training import Lora, MetricsSettings
+from farpipe.core.spec.training import MetricsSettings
 from farpipe.core.spec.written import WrittenDevice, WrittenModel, WrittenSchedule, WrittenSite
 
 PAGE: Final = Path(__file__).parent / "reference" / "job.md"
