@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_jobs import gpt, layout, llama, site, stage_cost, training
+from farpipe.core.spec import preset_model
 from farpipe.planning.cost import flops, memory
 
 SHAPES = {
@@ -197,3 +198,16 @@ def test_an_adapter_keeps_its_input_and_the_mask_of_its_dropout(dropout, num_byt
     spec = training(lora={"rank": 4, "target_modules": ["linear_qkv"], "dropout": dropout})
     assert memory.kept_input_bytes(spec, "linear_qkv") == num_bytes
     assert memory.kept_input_bytes(spec, "linear_proj") == 0
+
+
+def test_with_frozen_weights_zero_3_gathers_two_layers_and_no_gradients():
+    lora = {"rank": 4, "target_modules": ["linear_qkv"]}
+    assert memory.gathered_bytes(100.0, training(zero=3, lora=lora)) == 2 * 100 * 2
+    assert memory.gathered_bytes(100.0, training(zero=3)) == 100 * (2 * 2 + 4)
+    assert memory.gathered_bytes(100.0, training(zero=2)) == 0
+
+
+def test_what_the_up_projections_of_latent_attention_make_is_kept_as_narrow_vectors():
+    """DeepSeek-V3: 128 heads of 192 query and key numbers for 1,536 + 512 + 64 narrow ones, 2 bytes each."""
+    kept, freed = memory.freed_widths(preset_model("deepseek-v3"), training(), "mla_up_proj")
+    assert (kept, freed) == (-2 * (1536 + 512 + 64), 2 * 3 * 128 * 192)
