@@ -249,7 +249,8 @@ def _summary(group: GroupResult) -> str:
     parts = [
         f"mean error {format_percent(group.mean_absolute_error)} (bias {format_change(group.bias)})",
         f"tolerance {format_percent(group.group.tolerance)}",
-        f"{counted(len(group.results), 'point')}, {format_percent(group.inside, 0)} of them in their range",
+        counted(len(group.results), "point"),
+        f"{format_percent(group.inside, 0)} in their range",
     ]
     if _has_memory(group):
         parts.append("memory {}, tolerance {}".format(*_memory_figures(group)))
