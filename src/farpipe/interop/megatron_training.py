@@ -55,6 +55,12 @@ _FLASH: Final = (
 )
 """Switches of Megatron-LM, Megatron-DeepSpeed and NeMo that turn FlashAttention on."""
 _UNFUSED: Final = ("unfused", "local")
+_KERNELS: Final = {
+    "use_flash_attn_v1": "flash-1",
+    "use_flash_attn_triton": "flash-1",
+    "use_flash_attn_v2": "flash-2",
+}
+"""Kernels of attention by the switches that name them; Transformer Engine takes the fastest that it finds."""
 _OFF_CHANGES: Final = {
     "fp8_wgrad": "gradients of weights are computed in 16 bit",
     "overlap_p2p_comm": "the pipeline's messages are waited for",
@@ -82,6 +88,10 @@ def _flash_attention(settings: Settings, draft: Draft) -> None:
     found = [name for name, is_off in off.items() if is_off]
     is_kept = bool(found) and (on is None or found[0] == "attention_backend")
     draft.put("training", "flash_attention", not is_kept, settings.origin(*(found if is_kept else [on or "", *off])))
+    if not is_kept and on in _KERNELS:
+        draft.put("training", "attention_kernel", _KERNELS[on], settings.origin(on))
+    if not is_kept and settings.take("attention_backend", str, "auto") == "fused":
+        draft.put("training", "attention_kernel", "cudnn", settings.origin("attention_backend"))
 
 
 def _optimizer(settings: Settings) -> None:

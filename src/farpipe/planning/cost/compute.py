@@ -148,7 +148,7 @@ def again_s(
         products["mla_up_proj"] = flops.latent_up(model, model.latent_attention, tokens, layout.tensor)
     speed = Speed.of(site.device, calibration, training.precision, training.matmul)
     seconds = speed.products_s(products.get(operation, ()))
-    made = memory.freed_bytes(model, training, layout, operation) * _passes(training, calibration)
+    made = memory.freed_bytes(model, training, layout, operation) * _passes(model, training, calibration)
     seconds += speed.traffic_s(FORWARD_PASSES * made)
     if operation == "moe":
         seconds += speed.traffic_s(expert_traffic_bytes(model, training, layout)[0])
@@ -263,7 +263,7 @@ def device_layer_params(model: Model, layout: Layout) -> float:
 def linear_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
     """Linear maps of attention and MLP, and the traffic of what lies between them."""
     kept = memory.layer_traffic_bytes(model, training, layout)
-    traffic = _traffic_times(_passes(training, speed.calibration) * kept, speed)
+    traffic = _traffic_times(_passes(model, training, speed.calibration) * kept, speed)
     widened_s = speed.traffic_s(_widened_bytes(training) * device_layer_params(model, layout))
     made = product_times(linear_products(model, training, layout), speed, frozen=training.lora is not None)
     for there, back in (expert_traffic_bytes(model, training, layout), rotary_traffic_bytes(model, training, layout)):
@@ -304,9 +304,10 @@ def _adapter_times(model: Model, training: Training, layout: Layout, site: Site,
     return Times(there + summed, back + summed, weights)
 
 
-def _passes(training: Training, calibration: Calibration) -> float:
-    """Factor on the traffic of what lies between matrix products."""
-    return calibration.eager_traffic if training.kernels == "eager" else 1.0
+def _passes(model: Model, training: Training, calibration: Calibration) -> float:
+    """Factor on the traffic of what lies between matrix products; PyTorch has one kernel for all of LayerNorm, and one
+    for GELU, but none for RMSNorm, rotary positions and gates."""
+    return calibration.eager_traffic if training.kernels == "eager" and model.norm == "rmsnorm" else 1.0
 
 
 def product_times(products: tuple[Product, ...], speed: Speed, *, frozen: bool = False) -> Times:

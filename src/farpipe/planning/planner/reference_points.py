@@ -47,7 +47,7 @@ from farpipe.core.spec.part import (
     Text,
     fault,
 )
-from farpipe.core.spec.training import WrittenPrecision
+from farpipe.core.spec.training import AttentionKernel, WrittenPrecision
 from farpipe.core.spec.written import DevicePreset, WrittenDevice
 from farpipe.core.strict import expect_format, nearest, parse_toml, read_text, validate
 from farpipe.planning.cost import Layout, Placement, place_evenly
@@ -130,6 +130,7 @@ class ReferencePoint(Part):
     recompute: Recompute
     sequence_parallel: Flag = False
     flash_attention: Flag
+    attention_kernel: AttentionKernel | None = None
     dropout: Flag = False
     overlap: Flag = True
     zero: Zero = 0
