@@ -102,8 +102,8 @@ class Calibration:
     compared: tuple[Rate, ...]
     """Rates of matrix products that measurements of this very device were compared for."""
     kinds: tuple[str, ...]
-    """Kinds of models and layouts that they had and that were met within 12 % in the mean, besides dense ones whose devices
-    have whole sequences."""
+    """Kinds of models and layouts that they had and that were met within 12 % in the mean, besides dense ones with
+    whole sequences."""
     longest: int
     """Tokens of the longest sequences that they had; of the law's, where there are none."""
     source: str
