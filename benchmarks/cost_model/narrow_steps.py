@@ -171,7 +171,7 @@ def _recipe(model: str, device: str, expert: int, release: str, precision: str) 
     if model == "qwen3-30b-a3b":
         return flex | {"cuda_graphs": False}
     if model == "qwen3-235b-a22b" and device.startswith("gb"):
-        return flex | {"cuda_graphs": True}
+        return flex | {"cuda_graphs": "part"}
     if model == "qwen3-235b-a22b":
         # 26.02 names DeepEP, and is no faster than 26.04 with the all-to-all
         inside = overlapped if device.startswith("h") else {}
@@ -185,8 +185,9 @@ def _recipe(model: str, device: str, expert: int, release: str, precision: str) 
         more |= dict.fromkeys(WHOLE_ITERATION, True) | {"fp8_output_proj": True}
         return flex | more | {"fp8_dot_product_attention": device != "gb200"}
     if device == "b200" and expert == 32:
-        return flex | more | overlapped | {"cuda_graphs": True}
-    return flex | more | {"cuda_graphs": device == "gb200" or (device == "b300" and release >= "26.06")}
+        return flex | more | overlapped | {"cuda_graphs": "part"}
+    replayed = device == "gb200" or (device == "b300" and release >= "26.06")
+    return flex | more | {"cuda_graphs": "part" if replayed else False}
 
 
 def _recipe_of_gpt_oss(device: str, expert: int, release: str, precision: str) -> dict[str, Any]:

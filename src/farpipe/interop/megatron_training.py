@@ -46,7 +46,10 @@ def _training(settings: Settings, draft: Draft) -> None:
     overlap = settings.flag("overlap_grad_reduce")
     draft.put("training", "overlap", overlap, settings.origin("overlap_grad_reduce"))
     graphs = settings.flag("enable_cuda_graph") or settings.take("cuda_graph_impl", str, "none") != "none"
-    draft.put("training", "cuda_graphs", graphs, settings.origin("enable_cuda_graph", "cuda_graph_impl"))
+    scope = settings.take("cuda_graph_scope", _names, default=[])
+    is_part = graphs and bool(scope) and not {"full", "full_iteration", "moe"} & set(scope)
+    origin = settings.origin("enable_cuda_graph", "cuda_graph_impl", "cuda_graph_scope")
+    draft.put("training", "cuda_graphs", "part" if is_part else graphs, origin)
 
 
 _FLASH: Final = (

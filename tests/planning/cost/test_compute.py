@@ -183,3 +183,31 @@ def test_attention_goes_by_its_kernel_and_plain_pytorch_has_its_own():
     assert not Training(sequence_length=8, global_batch=1, attention_kernel="eager").flash_attention
     with pytest.raises(ValueError, match="contradict each other"):
         Training(sequence_length=8, global_batch=1, attention_kernel="flash-2", flash_attention=False)
+
+
+def test_graphs_of_all_but_the_experts_leave_what_these_launch():
+    model, degrees = preset_model("qwen3-30b-a3b"), Layout(1, 8, 1, 1, 1, 1, expert=8)
+    graphs = [Training(sequence_length=4096, global_batch=8, cuda_graphs=how) for how in (False, "part", True)]
+    launches = [compute.launch_s(model, spec, degrees, LAW) for spec in graphs]
+    assert launches == [LAW.layer_launch_s + LAW.expert_launch_s, LAW.expert_launch_s, 0.0]
+    assert compute.launch_s(llama(), graphs[1], layout(), LAW) == 0.0
+
+
+def test_the_device_waits_for_counts_unless_the_dispatcher_tells_them_in_time():
+    model = preset_model("qwen3-30b-a3b")
+
+    def waits(**how):
+        return compute.waits_for_counts(model, Training(sequence_length=4096, global_batch=8, **how))
+
+    assert waits()
+    assert waits(moe_token_dispatcher_type="flex", matmul="mxfp8")
+    assert not waits(moe_token_dispatcher_type="flex")
+    assert not waits(cuda_graphs="part")
+    assert not compute.waits_for_counts(llama(), training())
+
+
+def test_attention_with_sinks_takes_longer():
+    plain, spec = llama(), training()
+    sinks = plain.model_copy(update={"attention_sinks": True})
+    one, other = (compute.attention_core_times(m, spec, layout(), Speed.of(A100, LAW, "bf16")) for m in (plain, sinks))
+    assert other.forward_s == pytest.approx(4 * one.forward_s)
