@@ -81,7 +81,7 @@ def _price(plan: Plan, num_tokens: float) -> str:
 
 def verdict_lines(document: PlanDocument, num_tokens: float | None = None) -> tuple[str, ...]:
     """The use of the sites and how much faster it is; the model's size, time and money it takes, and what limits it;
-    the ranges of the step and of its links' share; and layouts that are a tie."""
+    the ranges of the step and of its links' share; and layouts that are a tie. A guessed model has no range."""
     plan, why = document.plan, document.explanation
     use = why.verdict or f"Use {plan.where}."
     limit = f" Bottleneck: {bottleneck(why.limited_by)}." if why.limited_by else ""
@@ -90,6 +90,8 @@ def verdict_lines(document: PlanDocument, num_tokens: float | None = None) -> tu
         f"{model.name}: {use[0].lower()}{use[1:]}",
         f"{model.size_text}: {cost_line(document, num_tokens)}.{limit}",
     ]
+    if model.guess:
+        return tuple(lines)
     return (*lines, *range_lines(document), *filter(None, [why.decides]))
 
 
