@@ -144,7 +144,9 @@ class Training(Part):
     """Betas of AdamW, two numbers from 0 up to but not including 1."""
     weight_decay: NonNegative = 0.1
     """Weight decay of AdamW."""
-    clip_norm: Annotated[Positive | None, BeforeValidator(_or_none)] = 1.0
+    clip_norm: Annotated[
+        Positive | None, BeforeValidator(_or_none, json_schema_input_type=Positive | Literal["none"])
+    ] = 1.0
     """Largest norm of the whole gradient; `"none"` does not clip."""
     seed: Natural = 0
     """Seed of the first weights and of the order of the data."""
