@@ -75,9 +75,9 @@ def test_every_part_is_there():
         assert part in page.text
     pictures = " ".join(attributes["alt"] for attributes in page.all("img"))
     for part in (
-        "rank 0, east. predicted: from 8 GiB",
-        "east → west. predicted: from",
-        "Loss. eager: from 5",
+        "rank 0, east. peak 16 GiB of ",
+        "east → west. ",
+        "Loss. nats per token. eager: from 5",
         "Time of a step",
     ):
         assert part in pictures

@@ -66,8 +66,9 @@ class LineChart:
 
     @property
     def description(self) -> str:
-        """The curves in a sentence, for people who hear the page."""
-        return f"{self.title}. {'; '.join(_describe(curve, self.y_axis) for curve in self.curves)}."
+        """The chart in words, for people who hear the page."""
+        curves = "; ".join(_describe(curve, self.y_axis) for curve in self.curves)
+        return ". ".join(filter(None, (self.title, self.text, curves))) + "."
 
 
 def _range(values: Sequence[Floats]) -> tuple[float, float]:
