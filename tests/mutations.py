@@ -114,18 +114,18 @@ SAMPLES = {
     "lengths.jsonl": (("lengths", "{}"), '{"num_tokens": 12}\n{"num_tokens": 90}\n'),
     "texts.jsonl": (("lengths", "{}"), '{"text": "ab c"}\n{"text": "x"}\n'),
     # light
-    "network.csv": ((*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"), _head(optical_data.LINKS, 30)),
+    "network.csv": ((*BLOCKING, "--network", "{}", "--load", "5", "--set", "seeds=1"), _head(optical_data.LINKS, 30)),
     "network.json": (
-        (*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"),
+        (*BLOCKING, "--network", "{}", "--load", "5", "--set", "seeds=1"),
         {"nodes": [{"id": 1}, {"id": 2}, {"id": 3}], "links": [
             {"source": 1, "target": 2, "length": 9}, {"source": 2, "target": 3, "dist": 8}]},
     ),
     "own.json": (
-        (*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"),
+        (*BLOCKING, "--network", "{}", "--load", "5", "--set", "seeds=1"),
         {"format": "farpipe/network/1", "name": "n", "edges": [{"a": "x", "b": "y", "km": 9, "fibres": 2}]},
     ),
     **{
-        f"net{ending}": ((*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"), text)
+        f"net{ending}": ((*BLOCKING, "--network", "{}", "--load", "5", "--set", "seeds=1"), text)
         for ending, text in {
             "1.json": networks.gnpy_json(),
             ".graphml": networks.graphml(),

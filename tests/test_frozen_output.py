@@ -55,7 +55,7 @@ COMMANDS = [
     "check job.toml --log recipes/megatron/train.log --json",
     "plan two.toml --no-strategies --json -o two.json",
     "export two.json --format torch-csv",
-    "optical blocking --network nsfnet --load 250 --seeds 1 --json",
+    "optical blocking --network nsfnet --load 250 --set seeds=1 --json",
     "fleet simulate recipes/fleet/bace_pipe.toml --jobs recipes/fleet/bace_pipe_jobs.csv --policy bace --json",
     "fleet compare recipes/fleet/bace_pipe.toml --jobs recipes/fleet/bace_pipe_jobs.csv --policy fcfs,farpipe --json",
     "validate --json",

@@ -394,7 +394,7 @@ TAKEN = [
     ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--plot", "mine.png"),
     ("fleet", "compare", "fleet.toml", "--jobs", "jobs.csv", "--charts", "mine.svg"),
     ("sequences", "plan", "job.toml", "--html", "mine.html"),
-    ("optical", "blocking", "--network", "n.csv", "--trace", "t.csv", "--paths", "p.csv", "--log", "mine.csv"),
+    ("optical", "blocking", "--network", "n.csv", "--trace", "t.csv", "--paths", "p.csv", "--events", "mine.csv"),
     ("optical", "simulate", "job.toml", "--network", "n.csv", "--html", "mine.html"),
     ("check", "job.toml", "--log", "log.txt", "--html", "mine.html"),
 ]

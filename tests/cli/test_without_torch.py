@@ -100,8 +100,8 @@ validate
 certs init certs
 certs issue certs zurich
 optical blocking --load 20 --set requests=200
-optical simulate plan.json --placements 1 --load 0
-optical compare plan.json --placements 1 --load 0
+optical simulate plan.json --set placements=1 --load 0
+optical compare plan.json --set placements=1 --load 0
 list policies
 fleet simulate fleet.toml --jobs jobs.csv --policy fcfs
 fleet compare fleet.toml --jobs jobs.csv --policy fcfs,farpipe

@@ -225,9 +225,9 @@ def _as_input_errors(source: str) -> Iterator[None]:
 def expect_format(data: Any, name: str, source: str) -> dict[str, Any]:
     """`data` without its ``format`` key, which must be `name`."""
     if not isinstance(data, dict):
-        raise InputError(f'{source}: expected an object with "format": "{name}", found {_show(data)}')
+        raise InputError(f'{source}: expected an object with "format": "{name}", found {show(data)}')
     if data.get("format") != name:
-        raise InputError(f"{source}: format: expected {name!r}, found {_show(data.get('format'))}")
+        raise InputError(f"{source}: format: expected {name!r}, found {show(data.get('format'))}")
     return {key: value for key, value in data.items() if key != "format"}
 
 
@@ -240,7 +240,7 @@ def validate(model: type[ModelType], data: Any, source: str, prefix: str = "", t
         return model.model_validate(data)
     except ValidationError as error:
         line = toml_line(toml, _most_telling(error)["loc"])
-        raise InputError(_explain(model, error, source, prefix) + (f" (line {line})" if line else "")) from None
+        raise InputError(explain(model, error, source, prefix) + (f" (line {line})" if line else "")) from None
 
 
 def toml_line(text: str, location: Sequence[int | str]) -> int:
@@ -296,7 +296,8 @@ def _depth(data: Any, location: Sequence[int | str]) -> int:
     return len(location)
 
 
-def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix: str) -> str:
+def explain(model: type[BaseModel], error: ValidationError, source: str, prefix: str = "") -> str:
+    """The first thing that is wrong by `error`, with its place in `source`."""
     first = _most_telling(error)
     location = first["loc"]
     if location[-1:] == ("[key]",) and first["type"] != "extra_forbidden":
@@ -322,7 +323,7 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix
     if first["type"] == "value_error":  # our own validators show the value where it helps, and may begin with a name
         return f"{place}: {message}"
     message = message[:1].lower() + message[1:]
-    return f"{place}: {message}, found {_show(first['input'])}"
+    return f"{place}: {message}, found {show(first['input'])}"
 
 
 def _most_telling(error: ValidationError) -> Any:
@@ -362,7 +363,8 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """A value in an error, in few words."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, list | tuple):
@@ -379,15 +381,15 @@ def _show(value: Any) -> str:
 def finite(value: Any, *, minimum: float = 0.0, exclusive: bool = False) -> float:
     """`value` as a float if it is a plain finite number not below `minimum`; ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"expected a number, found {_show(value)}")
+        raise ValueError(f"expected a number, found {show(value)}")
     try:
         number = float(value)
     except OverflowError:
-        raise ValueError(f"too large for a number: {_show(value)}") from None
+        raise ValueError(f"too large for a number: {show(value)}") from None
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, found {value}")
     if number < minimum or (exclusive and number == minimum):
-        raise ValueError(f"must be {'more than' if exclusive else 'at least'} {minimum:g}, found {_show(value)}")
+        raise ValueError(f"must be {'more than' if exclusive else 'at least'} {minimum:g}, found {show(value)}")
     return number
 
 
