@@ -159,7 +159,7 @@ SAMPLES = {
     "two.toml": (PLAN, TWO_SITES),
     "problem.json": (("schedule", "{}", "--method", "1f1b"), PROBLEM),
     "points.toml": (
-        ("validate", "--points", "{}"),
+        ("validate", "{}"),
         'format = "farpipe/points/1"\n[[group]]\nname = "mine"\ntolerance = 0.5\nsource = "mine"\n[group.common]\n'
         'device = "h100-sxm"\ntensor = 1\npipeline = 1\nvocab_size = 512\n[[group.points]]\nmodel = "small"\n'
         "num_layers = 4\nhidden = 512\nnum_heads = 4\nsequence_length = 512\nglobal_batch = 16\ndata = 2\n"

@@ -49,7 +49,7 @@ COMMANDS = [
     "simulate documents.json --json",
     "sequences plan recipes/long_documents.toml --json",
     "lengths --job recipes/long_documents.toml --json",
-    "import recipes/megatron/train.sh --device h100 -o job.toml --json",
+    "import recipes/megatron/train.sh --site h100 -o job.toml --json",
     "import recipes/megatron/train.log --json",
     "import recipes/megatron/ping.txt recipes/megatron/iperf.json job.toml --second-site 32 -o two.toml --json",
     "check job.toml --log recipes/megatron/train.log --json",

@@ -102,7 +102,7 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["schedule", "problem.json", "--time-limit", "-1"], "--time-limit"),
         (["compare", "problem.json", "--colour"], "No such option"),
         (["profile", str(JOB), "--processes", "0"], "--processes"),
-        (["profile", str(JOB), "--name", "a10"], "--name: the job has no device 'a10'"),
+        (["profile", str(JOB), "--as", "a10"], "--as: the job has no device 'a10'"),
         (["train", str(JOB), "--steps", "0"], "--steps"),
         (["report"], "Missing argument"),
         (["schedule", "problem.json", "--method", "1f1b", "--time-limit", "10"], "--time-limit is for a search, and"),
@@ -266,7 +266,7 @@ def test_a_folder_that_may_not_be_entered_is_named(without_rights, problem_file,
 def test_a_point_outside_tolerance_is_told_with_its_figures_once(farpipe, tmp_path):
     columns = "group,model,num_layers,hidden,num_heads,global_batch,microbatch_size,tensor,data,pipeline,step_s"
     (tmp_path / "points.csv").write_text(f"{columns}\nvtrain-multi-node,mine,24,2048,16,64,2,2,4,4,1.0\n")
-    run = farpipe("validate", "--points", "points.csv")
+    run = farpipe("validate", "points.csv")
     assert run.returncode == 5
     assert run.stdout.count("mean error") == 1
     assert (
@@ -277,13 +277,13 @@ def test_a_point_outside_tolerance_is_told_with_its_figures_once(farpipe, tmp_pa
 @pytest.mark.slow
 def test_points_of_a_wrong_kind_are_named(farpipe, folder):
     for name in ("broken.toml", "folder", "absent.csv"):
-        expect_error(farpipe("validate", "--points", name), 3, f"farpipe: {name}")
+        expect_error(farpipe("validate", name), 3, f"farpipe: {name}")
 
 
 OUTPUTS = [
     ["schedule", "problem.json", "--method", "1f1b", "-o"],
     ["compare", "problem.json", "--method", "1f1b", "--plot"],
-    ["simulate", "problem.json", "--schedule", "s.json", "--trace"],
+    ["simulate", "problem.json", "--schedule", "s.json", "--perfetto"],
     ["simulate", "problem.json", "--schedule", "s.json", "--plot"],
     ["simulate", "problem.json", "--schedule", "s.json", "--html"],
 ]
@@ -380,14 +380,14 @@ def test_a_file_that_is_no_schedule_is_not_replaced_by_one(farpipe, problem_file
 
 TAKEN = [
     ("simulate", "problem.json", "--html", "mine.html"),
-    ("simulate", "problem.json", "--trace", "mine.json"),
+    ("simulate", "problem.json", "--perfetto", "mine.json"),
     ("simulate", "problem.json", "--plot", "mine.svg"),
     ("compare", "problem.json", "--plot", "mine.svg"),
     ("plan", "job.toml", "--html", "mine.html"),
     ("plan", "job.toml", "--output", "mine.json"),
     ("profile", "job.toml", "--output", "mine.json"),
     ("report", "runs/last", "--output", "mine.html"),
-    ("report", "runs/last", "--trace", "mine.json"),
+    ("report", "runs/last", "--perfetto", "mine.json"),
     ("sweep", "job.toml", "--over", "link.latency_s=1,2", "--output", "mine.jsonl"),
     ("sweep", "job.toml", "--over", "link.latency_s=1,2", "--plot", "mine.png"),
     ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--events", "mine.jsonl"),
@@ -421,7 +421,7 @@ def test_results_of_farpipe_are_replaced(farpipe, problem_file):
     for _ in range(2):
         for words in (
             ("schedule", problem_file, "--method", "1f1b", "-o", "order.json"),
-            ("simulate", problem_file, "--schedule", "order.json", "--html", "page.html", "--trace", "trace.json"),
+            ("simulate", problem_file, "--schedule", "order.json", "--html", "page.html", "--perfetto", "trace.json"),
             ("compare", problem_file, "--method", "gpipe", "--method", "1f1b", "--plot", "picture.svg"),
             ("export", "order.json", "-o", "order.csv"),
         ):

@@ -379,7 +379,7 @@ def test_a_plan_runs_over_the_light_paths_that_were_simulated_for_it(farpipe, tm
     training = '[training]\nsequence_length = 64\nglobal_batch = 8\nprecision = "fp32"\n'
     job.write_text(SMALL_MODEL + training + pins + cluster_text())
     assert farpipe("plan", job, "--output", plan).returncode == 0
-    options = ("--nodes", "zurich=1,lugano=4", "--set", "steps=2", "--light-paths", light)
+    options = ("--nodes", "zurich=1,lugano=4", "--set", "steps=2", "--output", light)
     steps = json.loads(farpipe("optical", "simulate", plan, *options, "--json").stdout)["steps"][0]
     over_light = ("train", plan, "--light-paths", light, "--device", "sleep")
     run = farpipe(*over_light, "--steps", "3", "--run-dir", run_dir, "--json")

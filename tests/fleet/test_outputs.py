@@ -112,18 +112,18 @@ def test_why_a_job_waits_carbon_deadlines_and_tenants_are_printed(tmp_path):
     rows = ["one,0,3600,8,vision,9000", "two,5,3600,8,speech,6000"]
     (tmp_path / "jobs.csv").write_text("job,submit_s,duration_s,devices,tenant,deadline_s\n" + "\n".join(rows))
     arguments = ["fleet", "simulate", str(tmp_path / "fleet.toml"), "--jobs", str(tmp_path / "jobs.csv")]
-    told = CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--why", "two"]).stdout
+    told = CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--waits", "two"]).stdout
     assert "5 s: fcfs keeps it waiting for others" in told
     assert "with the devices of 'one', which would end at 3720 s" in told
     assert "3,720 s: it does not wait any more" in told
     assert "1 of 2" in told
     assert "speech" in told
-    assert "never waits" in CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--why", "one"]).stdout
-    data = json.loads(CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--why", "two", "--json"]).stdout)
+    assert "never waits" in CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--waits", "one"]).stdout
+    data = json.loads(CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--waits", "two", "--json"]).stdout)
     assert [line["time_s"] for line in data["why"]] == [5.0, 3720.0]
     assert (data["num_deadlines"], data["num_deadlines_met"]) == (2, 1)
     assert data["tenants"]["vision"]["device_hours"] == pytest.approx(8 * 3720 / 3600)
-    failed = CliRunner().invoke(app, [*arguments, "--why", "tow"])
+    failed = CliRunner().invoke(app, [*arguments, "--waits", "tow"])
     assert "has no such job; did you mean 'two'" in str(failed.exception)
 
 

@@ -44,7 +44,9 @@ class FleetOptions:
     events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None
     plot: Plot = None
     charts: Charts = None
-    why: Annotated[str | None, typer.Option(metavar="JOB", help="Show why this job waits, and what would help.")] = None
+    waits: Annotated[str | None, typer.Option(metavar="JOB", help="Show why this job waits, and what would help.")] = (
+        None
+    )
     as_json: AsJson = False
 
 
@@ -61,11 +63,11 @@ def simulate(options: FleetOptions) -> None:
     from farpipe.fleet.waiting import Waits
 
     _check_outputs(options.path, options.jobs, options.plot, options.charts, options.events)
-    scenario, why = load_scenario(options.path), options.why
+    scenario, why = load_scenario(options.path), options.waits
     trace = read_jobs(options.jobs, scenario.start)
     names = [job.name for job in trace]
     if why is not None and why not in names:
-        raise UsageError(f"--why {why}: {options.jobs} has no such job{nearest(why, names)}")
+        raise UsageError(f"--waits {why}: {options.jobs} has no such job{nearest(why, names)}")
     waits = Waits(why or "")
     with status(f"simulating {len(trace)} jobs under {options.policy}"):
         outcome = _logged(options.events, lambda log: play(scenario, trace, options.policy, log=log, after=waits))

@@ -11,6 +11,7 @@ from farpipe.cli.options import AsJson, Output, pairs, refuse, typed, with_group
 from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import read_text, write_text
+from farpipe.core.units import SECONDS
 from farpipe.report.tables import FittedTable
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from farpipe.interop.trace_files import Trace
     from farpipe.planning.cost import Profile
 
+_SITE = re.compile(r"([1-9]\d*)x(?=.)")
+"""A number of devices before their name."""
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
     "Settings of a training: a script or options of Megatron-LM, YAML of Megatron-LM, NeMo or Accelerate, "
@@ -47,8 +50,13 @@ class ImportOptions:
         ),
     ]
     form: Annotated[str, typer.Option("--format", help=f"One of {FORMATS}.")] = "auto"
-    device: Annotated[str, typer.Option(help="The device that it runs on, by its name in the catalogue.")] = "h100"
-    num_devices: Annotated[int | None, typer.Option(min=1, help="Devices, where the files don't say it.")] = None
+    site: Annotated[
+        str,
+        typer.Option(
+            help="The devices that it runs on, by their name in the catalogue, such as h100; 128xh100 where the files "
+            "don't say how many."
+        ),
+    ] = "h100"
     given: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,20 +76,40 @@ class ImportOptions:
         int | None,
         typer.Option(min=1, help="Devices of a second site: the job then leaves the degrees to the planner."),
     ] = None
-    latency: Annotated[
-        str | None, typer.Option(help="Latency of the link to the second site, one way; else measured, or 20 ms.")
-    ] = None
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Bandwidth of the link to the second site; else measured, or 100 Gbit/s.")
+    link_text: Annotated[
+        str | None,
+        typer.Option(
+            "--link",
+            metavar="TIME,RATE",
+            help="Latency (one way) and bandwidth of the link to the second site, or one of them, such as "
+            "'10 ms,400 Gbit/s'; else measured, or 20 ms and 100 Gbit/s.",
+        ),
     ] = None
     job: Annotated[Path | None, typer.Option(help="The job that a trace or a log is of.")] = None
     output: Output = None
     as_json: AsJson = False
 
     @property
-    def link(self) -> dict[str, str | None]:
-        """Figures of the link to the second site, as given."""
-        return {"latency": self.latency, "bandwidth": self.bandwidth}
+    def device(self) -> str:
+        """The device's name, of `--site`."""
+        return _SITE.sub("", self.site)
+
+    @property
+    def num_devices(self) -> int | None:
+        """Number of devices, of `--site`."""
+        found = _SITE.match(self.site)
+        return int(found[1]) if found else None
+
+    @property
+    def link(self) -> dict[str, str]:
+        """Figures of the link to the second site, as given: "latency" and "bandwidth", or one of them."""
+        words = [word.strip() for word in self.link_text.split(",")] if self.link_text else []
+        found = {"latency" if word.lstrip("0123456789_.eE+- ") in SECONDS else "bandwidth": word for word in words}
+        if len(found) < len(words) or "" in words:
+            raise UsageError(
+                f"--link: expected a latency and a bandwidth such as '10 ms,400 Gbit/s', found {self.link_text!r}"
+            )
+        return found
 
 
 @with_groups
@@ -104,7 +132,7 @@ def import_(context: typer.Context, options: ImportOptions) -> None:
     ):
         return
     if jobs := [file for file in files if is_job(file)]:
-        others = {"form": "--format", "device": "--device", "num_devices": "--num-devices", "given": "--set"}
+        others = {"form": "--format", "site": "--site", "given": "--set"}
         refuse(
             typed(context, **others), f"is for settings of others, and {jobs[0]} is a job of farpipe: change it there"
         )
@@ -155,7 +183,7 @@ def _import_job(path: Path, files: list[Path], options: ImportOptions) -> None:
         text, notes = with_second_site(path, job, options.second_site, link)
         notes += mixed
     elif files:
-        refuse([f"--{name}" for name, text in options.link.items() if text], "is for --second-site")
+        refuse(["--link"] if options.link else [], "is for --second-site")
         job, units = with_measured_links(job, files)
         text, notes = job.to_toml(), list(units)
     else:

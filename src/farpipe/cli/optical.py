@@ -111,8 +111,13 @@ class LightOutputs:
 
     plot: Plot = None
     html: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None
-    light_paths: Annotated[
-        Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the light paths of the first background's steps, for `farpipe train --light-paths`.",
+        ),
     ] = None
     events: Annotated[
         Path | None, typer.Option(help="Write every light path of one step, the background's too, as CSV.")
@@ -136,7 +141,7 @@ def simulate(
 
     check_picture(outputs.plot)
     window_s = _window_s(options.settings.window)
-    files = (outputs.plot, outputs.html, outputs.light_paths, outputs.events)
+    files = (outputs.plot, outputs.html, outputs.output, outputs.events)
     check_folder(*files, keeping=(job, *options.inputs))
     options.expect_one_source(context)
     setting = options.setting(seeds=1)
@@ -149,8 +154,8 @@ def simulate(
     table = _table([{"policy": policy, **facts}])
     about = LightText(f"{policy} over {setting.net.name}", "\n".join((*lines, setting.setting_text)), table)
     _draw(outputs, window_s, cases[0], setting.policy(policy), about)
-    if outputs.light_paths is not None:
-        light_paths(runs.runs[policy][0].played.steps).save(outputs.light_paths)
+    if outputs.output is not None:
+        light_paths(runs.runs[policy][0].played.steps).save(outputs.output)
     if as_json:
         print_json(facts)
         return

@@ -30,9 +30,9 @@ class ProfileOptions:
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="Device to measure on. Default: what it is measured for.")
     ] = None
-    name: Annotated[str | None, typer.Option(help="The job's name for it, where its sites have several devices.")] = (
-        None
-    )
+    name: Annotated[
+        str | None, typer.Option("--as", help="The job's name for the device, where its sites have several.")
+    ] = None
     processes: Annotated[
         int | None,
         typer.Option(
@@ -125,7 +125,7 @@ def _device_name(job: "Job", wanted: str | None) -> str:
     if wanted is None and len(names) == 1:
         return names[0]
     if wanted is None:
-        raise UsageError(f"the job has several devices; say with --name which one this is: {', '.join(names)}")
+        raise UsageError(f"the job has several devices; say with --as which one this is: {', '.join(names)}")
     if wanted not in names:
-        raise UsageError(f"--name: the job has no device {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}")
+        raise UsageError(f"--as: the job has no device {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}")
     return wanted
