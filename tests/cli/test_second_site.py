@@ -96,7 +96,7 @@ def test_measurements_take_the_place_of_a_job_s_link(given, tmp_path):
     [
         (ONE + OTHER + LINK, ("--second-site", "8"), 3, "for a job of one site, and it has zurich, lugano"),
         (ONE, (), 2, "add --second-site N"),
-        (ONE, ("--second-site", "8", "--link", "fast"), 3, "--link"),
+        (ONE, ("--second-site", "8", "--link", "fast"), 2, "--link: expected a quantity with its unit such as"),
         (ONE, ("--second-site", "8", "--link", "5 ms,6 ms"), 2, "expected a latency and a bandwidth"),
         (ONE, ("--second-site", "8", "--site", "4xh100"), 2, "--site is for settings of others"),
     ],

@@ -11,7 +11,7 @@ from farpipe.cli.options import AsJson, Output, pairs, refuse, typed, with_group
 from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import read_text, write_text
-from farpipe.core.units import SECONDS
+from farpipe.core.units import BYTES_PER_S, SECONDS, parse
 from farpipe.report.tables import FittedTable
 
 if TYPE_CHECKING:
@@ -103,12 +103,16 @@ class ImportOptions:
     @property
     def link(self) -> dict[str, str]:
         """Figures of the link to the second site, as given: "latency" and "bandwidth", or one of them."""
-        words = [word.strip() for word in self.link_text.split(",")] if self.link_text else []
-        found = {"latency" if word.lstrip("0123456789_.eE+- ") in SECONDS else "bandwidth": word for word in words}
-        if len(found) < len(words) or "" in words:
-            raise UsageError(
-                f"--link: expected a latency and a bandwidth such as '10 ms,400 Gbit/s', found {self.link_text!r}"
-            )
+        found: dict[str, str] = {}
+        for word in [word.strip() for word in (self.link_text or "").split(",") if self.link_text]:
+            is_time = word.lstrip("0123456789_.eE+- ") in SECONDS
+            units, example = (SECONDS, "10 ms") if is_time else (BYTES_PER_S, "400 Gbit/s")
+            try:
+                parse(word, units, example)
+            except ValueError as error:
+                raise UsageError(f"--link: {error}") from None
+            if found.setdefault("latency" if is_time else "bandwidth", word) is not word:
+                raise UsageError(f"--link: expected a latency and a bandwidth, found {self.link_text!r}")
         return found
 
 
