@@ -388,10 +388,10 @@ def test_a_plan_runs_over_the_light_paths_that_were_simulated_for_it(farpipe, tm
     assert [line["predicted_makespan_s"] for line in lines] == pytest.approx([*steps, steps[0]])
     assert min(steps) <= json.loads(run.stdout)["predicted_makespan_s"] <= max(steps)
     assert farpipe("report", run_dir).returncode == 0
-    other = farpipe(*over_light, "--method", "gpipe", "--run-dir", tmp_path / "other")
+    other = farpipe(*over_light, "--set", "schedule.method=gpipe", "--run-dir", tmp_path / "other")
     assert other.returncode == 3
     assert "its order is" in other.stderr
-    without = farpipe(*over_light, "--no-emulate", "--run-dir", tmp_path / "other")
+    without = farpipe(*over_light, "--set", "run.emulate=false", "--run-dir", tmp_path / "other")
     assert without.returncode == 2
     assert "is for emulated links" in without.stderr
 

@@ -45,7 +45,7 @@ def prepare(
     spec = run_spec_of(plan, emulate_links=False, resume=place.resume, **options.settings(plan, costs))
     with only_run(place.run_dir, make=True):
         open_run_dir(spec, place.run_dir, resume=place.in_place, explanation=document.explanation)
-        _show_how_to_start(plan, spec, place.run_dir, options.max_restarts, launch_format, hostfile)
+        _show_how_to_start(plan, spec, place.run_dir, plan.job.run.max_restarts, launch_format, hostfile)
     named = (spec.model and spec.model.hugging_face, spec.data.source, spec.data.tokenizer)
     if paths := [path for path in named if path and Path(path).exists()]:
         typer.echo(f"\nEvery machine reads these too, at the same path from where it starts: {', '.join(paths)}")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 @with_groups
 def train(
     options: RunOptions,
-    emulate: Annotated[bool, typer.Option(help="Delay messages between sites as the links would.")] = True,
     wan: Annotated[
         bool, typer.Option("--wan", help="Run each site in a network namespace, with kernel links between them (root).")
     ] = False,
@@ -45,14 +44,14 @@ def train(
     document, costs = options.load_plan(computes_here=True)
     plan = document.plan
     show_planned(plan, options.device_for(plan.job), to_stderr=True)
-    emulated = emulate and not wan
+    emulated = plan.job.run.emulate and not wan
     paths = _load_light_paths(light_paths, plan, emulated=emulated)
     settings = options.settings(plan, costs) | {
         "emulate_links": emulated,
         "light_paths": paths,
         "resume": options.resume,
     }
-    launching = {"allow_plaintext": allow_plaintext, "max_restarts": options.max_restarts}
+    launching = {"allow_plaintext": allow_plaintext}
     with wan_for(plan.job.cluster, wanted=wan) as between:
         run = _train(document, place.run_dir, launching | {"wan": between}, settings)
     _show_results(run, as_json=as_json)
@@ -65,13 +64,13 @@ def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "Li
     if path is None:
         return None
     if not emulated:
-        raise UsageError("--light-paths is for emulated links; leave out --wan and --no-emulate")
+        raise UsageError("--light-paths is for emulated links; leave out --wan and run.emulate = false")
     paths = LightPaths.load(path)
     paths.expect_fit(plan.problem, str(path))
     if paths.schedule.ranks != plan.schedule.ranks:
         raise InputError(
             f"{path}: its order is {paths.schedule.method}, the plan's {plan.schedule.method}; simulate the light "
-            "paths of the plan in its own order (without --method)"
+            "paths of the plan in its own order"
         )
     return paths
 

@@ -48,7 +48,7 @@ from farpipe.core.spec.part import (
     more_than_zero,
     possible_bandwidth,
 )
-from farpipe.core.spec.training import Data, MetricsSettings, Rate, Training
+from farpipe.core.spec.training import Data, MetricsSettings, Rate, RunKeys, Training
 from farpipe.core.strict import nearest
 from farpipe.core.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
 
@@ -379,6 +379,7 @@ class WrittenJob(Written):
     layout: Pins = Pins()
     schedule: WrittenSchedule = WrittenSchedule()
     metrics: MetricsSettings = MetricsSettings()
+    run: RunKeys = RunKeys()
 
     def resolve(self) -> Job:
         """The job."""
@@ -390,4 +391,5 @@ class WrittenJob(Written):
             layout=self.layout,
             schedule=self.schedule.method,
             metrics=self.metrics,
+            run=self.run,
         )
