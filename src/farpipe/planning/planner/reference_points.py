@@ -34,9 +34,21 @@ from farpipe.core.spec import (
     preset_model,
 )
 from farpipe.core.spec.model import Experts, LatentAttention, RotaryScaling, WindowPattern
-from farpipe.core.spec.part import Count, Flag, Name, Natural, NonNegative, Part, Positive, Text, fault
+from farpipe.core.spec.part import (
+    Bandwidth,
+    Count,
+    Flag,
+    Latency,
+    Name,
+    Natural,
+    NonNegative,
+    Part,
+    Positive,
+    Text,
+    fault,
+)
 from farpipe.core.spec.training import WrittenPrecision
-from farpipe.core.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
+from farpipe.core.spec.written import DevicePreset, WrittenDevice
 from farpipe.core.strict import expect_format, nearest, parse_toml, read_text, validate
 from farpipe.planning.cost import Layout, Placement, place_evenly
 
