@@ -36,7 +36,7 @@ INSIDE = {
         "document": "errors units strict",
         "catalog": "errors units strict",
         "spec": "errors units strict arguments catalog",
-        "step": "errors units strict document",
+        "step": "errors units strict arguments document",
         "schedule": "errors units strict arguments plugins step",
         "simulate": "errors units strict arguments document step schedule",
     },

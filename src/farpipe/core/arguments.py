@@ -42,6 +42,13 @@ def expect_kind(place: str, value: object, kinds: type | tuple[type, ...], wante
         raise InputError(f"{place}: expected {wanted}; found {show(value)}")
 
 
+def expect_list(place: str, values: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """InputError at `place` for what is no list, and for its first value that is none of `kinds`."""
+    expect_kind(place, values, (list, tuple), f"a list, each entry {wanted}")
+    for index, value in enumerate(values):  # type: ignore[arg-type, var-annotated]
+        expect_kind(f"{place}[{index}]", value, kinds, wanted)
+
+
 def expect_seconds(place: str, value: object) -> float:
     """`value` as seconds, 0 or more; InputError at `place` for anything else."""
     try:

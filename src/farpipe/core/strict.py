@@ -53,8 +53,8 @@ def seen_from(folder: Path, name: str) -> Path:
 
 def read_text(path: Path | str) -> str:
     """The file's text; InputError when it is missing, no plain file, too large, empty or not UTF-8."""
-    path = Path(path)
     try:
+        path = Path(path)
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe could keep us waiting for ever
             raise InputError(f"{path}: not a plain file")
         if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
@@ -65,7 +65,7 @@ def read_text(path: Path | str) -> str:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start}); {advice}") from None
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
-    except ValueError as error:  # a NUL in the path
+    except (ValueError, TypeError) as error:  # a NUL in the path, or no path at all
         raise InputError(f"{str(path)!r}: can't be read: {error}") from None
     if not text.strip():
         raise InputError(f"{path}: the file is empty")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from farpipe.core.arguments import Checked
+from farpipe.core.arguments import Checked, expect_kind
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.schedule.library import order as named
 from farpipe.core.step import Problem, Schedule
@@ -162,6 +162,7 @@ class LightSetting(LightSettings, metaclass=Checked):
 
         Messages of a plan go over light paths. Its collectives inside sites are left out: no light path carries them.
         """
+        expect_kind("compare: step", step, (Plan, tuple), "a Plan, or a step as (problem, schedule, plan)")
         if isinstance(step, Plan):
             step = (messages_alone(step.problem), step.schedule, step)
         chosen = {name: self.policy(name) for name in policies}

@@ -3,14 +3,19 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
+from types import NoneType
 from typing import Any, Self
+
+from pydantic import ValidationError
 
 from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import Timeline
 from farpipe.core.spec import Job
 from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.strict import explain, nearest
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
     PLAN_NAME,
@@ -56,6 +61,7 @@ class Run:
     @classmethod
     def load(cls, run_dir: Path | str) -> Self:
         """Read a run directory, whole or broken off; InputError when it is none, or a file is damaged."""
+        expect_kind("Run.load: run_dir", run_dir, (str, Path), "the path of a run directory")
         run_dir = Path(run_dir)
         if not (run_dir / PLAN_NAME).is_file():
             raise no_run(run_dir)
@@ -96,6 +102,12 @@ def train(
     each of its steps is planned. Raises what `run` raises, and InputError for a plan that the engine can't run, and for
     anything that is neither a plan nor a job.
     """
+    for name, path in (("run_dir", run_dir), ("resume", resume)):
+        expect_kind(f"train: {name}", path, (str, Path, NoneType), "the path of a run directory")
+    if unknown := sorted({*(launching or {})} - {*signature(run).parameters}):
+        raise InputError(
+            f"train: launching: run has no option {unknown[0]!r}{nearest(unknown[0], signature(run).parameters)}"
+        )
     document, chunks = _planned(plan)
     place = choose_run_dir(*(None if path is None else Path(path) for path in (run_dir, resume)))
     spec = run_spec_of(document.plan, resume=place.resume, **(chunks | settings))
@@ -148,7 +160,10 @@ def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
         "seeks_orders": plan.job.schedule == SEARCHED,
         "peak_flops_per_s": _peak_flops_per_s(plan, device),
     }
-    return RunSpec(plan=plan, device=device, **(defaults | settings))
+    try:
+        return RunSpec(plan=plan, device=device, **(defaults | settings))
+    except ValidationError as error:
+        raise InputError(explain(RunSpec, error, "the run's settings")) from None
 
 
 def device_of(job: "Job") -> DeviceKind:
