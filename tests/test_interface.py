@@ -12,6 +12,8 @@ import farpipe
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.schedule.library import order
 from farpipe.core.spec import parse_job
+from farpipe.engine.launch.directory import RunPlace
+from farpipe.planning import PlanDocument, reorder
 from pipelines import pipeline, two_sites
 
 ROOT = Path(__file__).parent.parent
@@ -168,6 +170,16 @@ def test_a_wrong_argument_is_an_error_that_names_it(call, words, plan, tmp_path,
         call(plan)
     assert words in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_continued_with_another_plan_says_so(plan, tmp_path):
+    PlanDocument(plan=plan).save(tmp_path / "plan.json")
+    place = RunPlace(tmp_path, in_place=True)
+    assert place.change_of(plan) == ""
+    changed = place.change_of(reorder(plan, "interleaved"))
+    assert changed.startswith(f"{tmp_path}: continued with another plan: ")
+    assert f"order interleaved (before: {plan.where}: {plan.degrees}, order {plan.schedule.method})" in changed
+    assert RunPlace(tmp_path).change_of(reorder(plan, "interleaved")) == ""
 
 
 def test_an_order_that_is_not_there_is_named_once():

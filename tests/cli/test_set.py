@@ -61,6 +61,9 @@ def test_a_plan_leaves_the_keys_of_a_run_and_the_order_open(farpipe, tmp_path):
     assert (run["transport"]["outage_s"], run["device"]) == (5.0, "cpu")
     plan = json.loads((tmp_path / "new" / "plan.json").read_text())
     assert (plan["schedule"]["method"], plan["job"]["run"]["max_restarts"]) == ("gpipe", 3)
+    again = farpipe("prepare", "plan.json", "--device", "cpu", "--run-dir", "new", *keys, "--set", "run.outage_s=6")
+    assert "new: was prepared before, with another plan or other settings; the earlier one is now" in again.stderr
+    assert json.loads((tmp_path / "new" / "run.previous.json").read_text()) == run
     for key, code, words in (
         ("training.global_batch=8", 2, "--set training.global_batch: the plan has this decided; give the job"),
         ("run.outages=5", 3, "--set: run.outages: unknown key"),

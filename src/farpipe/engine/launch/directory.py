@@ -31,7 +31,7 @@ from farpipe.engine.figures.metrics import (
 
 if TYPE_CHECKING:
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning import Explanation, PlanDocument
+    from farpipe.planning import Explanation, Plan, PlanDocument
 
 JOB_NAME: Final = "job.toml"
 LOGS_NAME: Final = "logs"
@@ -50,6 +50,24 @@ class RunPlace:
     """Another directory with the checkpoints to go on from."""
     in_place: bool = False
     """True if it goes on in the directory that it has."""
+
+    def change_of(self, plan: "Plan") -> str:
+        """Sentence on how `plan` differs from the plan of the run that is continued; empty where it does not."""
+        from farpipe.planning import PlanDocument
+
+        folder = self.run_dir if self.in_place else Path(self.resume or "")
+        folder = folder.parent.parent if (folder / MANIFEST_NAME).exists() else folder
+        if not (self.in_place or self.resume) or not (folder / PLAN_NAME).is_file():
+            return ""
+        try:
+            before = PlanDocument.load(folder / PLAN_NAME).plan
+        except InputError:  # its checkpoints are what counts
+            return ""
+        if before.placements == plan.placements and before.schedule.method == plan.schedule.method:
+            return ""
+        then, now = (f"{one.where}: {one.degrees}, order {one.schedule.method}" for one in (before, plan))
+        what = f"{now} (before: {then})" if then != now else "other layers on its stages"
+        return f"{folder}: continued with another plan: {what}"
 
 
 def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import NoneType
@@ -111,6 +112,8 @@ def train(
     document, chunks = _planned(plan)
     place = choose_run_dir(*(None if path is None else Path(path) for path in (run_dir, resume)))
     spec = run_spec_of(document.plan, resume=place.resume, **(chunks | settings))
+    if change := place.change_of(document.plan):
+        (launching or {}).get("on_notice", partial(warnings.warn, stacklevel=2))(change)
     why = document.explanation
     launching = {"max_restarts": document.plan.job.run.max_restarts} | (launching or {})
     run(spec, place.run_dir, resume=place.in_place, explanation=why, on_step=on_step, **launching)
