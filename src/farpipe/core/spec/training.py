@@ -107,6 +107,13 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
+CudaGraphs = Flag | Literal["part"]
+"""Layers replayed from CUDA graphs: none, all, or all but the experts."""
+AttentionKernel = Literal["flash-1", "flash-2", "flash-3", "cudnn", "sdpa", "eager"]
+"""Kernels of attention: FlashAttention by its version, 1 being also its form in Triton; cuDNN's; the one that PyTorch's
+`scaled_dot_product_attention` takes; one for each operation, which keeps the scores."""
+
+
 class Training(Part):
     """Settings of a training: what an optimizer step is, its precision, the optimizer."""
 
@@ -138,6 +145,10 @@ class Training(Part):
     """Norms are divided over the tensor-parallel devices as well; `"auto"` leaves it to the planner."""
     flash_attention: Flag = True
     """Attention never keeps the matrix of scores."""
+    attention_kernel: Annotated[AttentionKernel | None, Field(exclude_if=lambda kernel: kernel is None)] = None
+    """Kernel of attention, for planning: FlashAttention by version, `"flash-1"` (also its Triton form), `"flash-2"` or
+    `"flash-3"`; `"cudnn"`; `"sdpa"`, PyTorch's choice; `"eager"`, which keeps the scores. Default: the fastest that
+    Transformer Engine has for the device, or `"sdpa"` where `kernels` are eager."""
     matmul: Matmul = "same"
     """Number format of the layers' matrix products: `"same"` (as `precision`), `"tf32"` (for `fp32` only), `"fp8"` (a
     scale for every tensor, delayed or current), `"mxfp8"` (a scale for every 32 numbers; Blackwell), `"nvfp4"` (4 bit,
@@ -177,8 +188,9 @@ class Training(Part):
     kernels: Literal["fused", "eager"] = "fused"
     """Kernels between matrix products: `"fused"` (Megatron-LM's, or torch.compile's) or `"eager"` (plain PyTorch, one
     kernel per operation, 2.4 times the traffic). For planning; the engine's own are eager."""
-    cuda_graphs: Flag = False
-    """Replay layers from CUDA graphs, so that the host's launches never delay them. Planned only."""
+    cuda_graphs: CudaGraphs = False
+    """Replay layers from CUDA graphs, so that the host's launches never delay them; `"part"`: all of a layer but its
+    experts (Megatron-Core's scopes `attn`, `moe_router` and `moe_preprocess`). Planned only."""
     dropout: Flag = False
     """Drop out activations and attention, which takes masks. Planned only."""
     overlap: Flag = True
@@ -222,6 +234,16 @@ class Training(Part):
         if not isinstance(given["zero1"], bool):
             raise fault("input should be a valid boolean", "zero1")
         return {key: value for key, value in given.items() if key != "zero1"} | {"zero": int(given["zero1"])}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_attention_kernel(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("attention_kernel") is None:
+            return given
+        kept = given["attention_kernel"] == "eager"
+        if given.get("flash_attention", not kept) is kept:
+            raise fault(f"{given['attention_kernel']!r} and flash_attention contradict each other", "attention_kernel")
+        return dict(given) | {"flash_attention": not kept}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
