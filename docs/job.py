@@ -12,7 +12,7 @@ from typing import Any, Final
 from farpipe.core.spec import Data, Model, Pins, Prices, Training
 from farpipe.core.spec.links import WrittenLink, WrittenMatrices, WrittenSpeed
 from farpipe.core.spec.part import Part
-from farpipe.core.spec.training import Lora, MetricsSettings
+from farpipe.core.spec.training import Lora, MetricsSettings, RunKeys
 from farpipe.core.spec.written import WrittenDevice, WrittenModel, WrittenSchedule, WrittenSite
 
 PAGE: Final = Path(__file__).parent / "reference" / "job.md"
@@ -29,6 +29,7 @@ TABLES: Final[Sequence[Sequence[type[Part]]]] = (
     (Pins,),
     (WrittenSchedule,),
     (MetricsSettings,),
+    (RunKeys,),
 )
 """The tables of the page in their order, and whose fields each one has."""
 HEAD: Final = "| key | meaning | default |\n|---|---|---|\n"

@@ -392,7 +392,7 @@ TAKEN = [
     ("sweep", "job.toml", "--over", "link.latency_s=1,2", "--plot", "mine.png"),
     ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--events", "mine.jsonl"),
     ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--plot", "mine.png"),
-    ("fleet", "compare", "fleet.toml", "--jobs", "jobs.csv", "--charts", "mine.svg"),
+    ("fleet", "compare", "fleet.toml", "--jobs", "jobs.csv", "--plot", "mine.svg"),
     ("sequences", "plan", "job.toml", "--html", "mine.html"),
     ("optical", "blocking", "--network", "n.csv", "--trace", "t.csv", "--paths", "p.csv", "--events", "mine.csv"),
     ("optical", "simulate", "job.toml", "--network", "n.csv", "--html", "mine.html"),

@@ -38,7 +38,7 @@ def test_a_log_calibrates_a_job_that_gets_a_second_site_and_is_planned(farpipe, 
         "import train.sh --site h100 -o job.toml",
         "check job.toml --log train.log --tolerance 9 --calibrate fitted.toml",
         "check fitted.toml --log train.log",
-        "import fitted.toml ping.txt --second-site 96 --link 400Gbit/s -o two.toml",
+        "import fitted.toml ping.txt --second-site 96 --link 400G -o two.toml",
         "plan two.toml --no-strategies",
     ):
         done = farpipe(*command.split())

@@ -56,7 +56,7 @@ def files(tmp_path):
     [
         (["simulate", "--events", "jobs.csv"], 3, "jobs.csv: this command reads it"),
         (["simulate", "--plot", "jobs.csv"], 2, "pictures are written as .svg or .png"),
-        (["simulate", "--charts", "x.bmp"], 2, "--charts x.bmp: pictures are written"),
+        (["simulate", "--plot", "x.bmp"], 2, "--plot x.bmp: pictures are written"),
         (["compare", "--policy", "fcfs", "--plot", "nowhere/x.png"], 6, "nowhere does not exist"),
         (["compare", "--policy", "fcfs", "--plot", "/dev/full"], 6, "/dev/full: can't be written: No space left"),
     ],

@@ -337,7 +337,7 @@ def test_a_series_that_ends_before_the_jobs_is_named(tmp_path):
     assert "a: electricity: its last figure stands for the 110 hours after it as well" in found.stderr
     same = str(tmp_path / "same.svg")
     with pytest.raises(UsageError, match=r"same.svg: two results can't be written to one file"):
-        CliRunner().invoke(app, ["fleet", "simulate", *files, "--plot", same, "--charts", same], catch_exceptions=False)
+        CliRunner().invoke(app, ["fleet", "simulate", *files, "--plot", same, "--events", same], catch_exceptions=False)
 
 
 def test_carbon_goes_on_by_the_hour_where_electricity_has_one_price(tmp_path):

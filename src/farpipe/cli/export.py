@@ -37,7 +37,7 @@ class ExportOptions:
         ),
     ] = "torch-csv"
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file, by default stdout; for weights a new folder.")
+        Path | None, typer.Option("--output", "-o", help="File; default: stdout. For weights a new folder.")
     ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the weights that are written.")

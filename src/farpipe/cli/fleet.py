@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from farpipe.cli.fleet_units import ENERGIES, MASSES, TIMES, in_unit, in_usd
-from farpipe.cli.options import AsJson, Plot, with_groups
+from farpipe.cli.options import AsJson, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 from farpipe.core.errors import InfeasibleError, UsageError
 from farpipe.core.strict import nearest, write_text
@@ -28,9 +28,13 @@ MAX_NAMED = 5
 
 FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
 Jobs = Annotated[Path, typer.Option("--jobs", help="The trace: JOBS.csv.")]
-Charts = Annotated[
+Pictures = Annotated[
     Path | None,
-    typer.Option(help="Draw completion times, use, queue and money over time, links and a map to this PNG or SVG."),
+    typer.Option(
+        "--plot",
+        help="Draw which job had which devices to this PNG or SVG, and to NAME.charts.png completion times, use, "
+        "queue, money, links and a map.",
+    ),
 ]
 
 
@@ -42,8 +46,7 @@ class FleetOptions:
     jobs: Jobs
     policy: Annotated[str, typer.Option(help="Policy that decides; `farpipe list policies` shows them.")] = "farpipe"
     events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None
-    plot: Plot = None
-    charts: Charts = None
+    plot: Pictures = None
     waits: Annotated[str | None, typer.Option(metavar="JOB", help="Show why this job waits, and what would help.")] = (
         None
     )
@@ -62,7 +65,7 @@ def simulate(options: FleetOptions) -> None:
     from farpipe.fleet.traces import read_jobs
     from farpipe.fleet.waiting import Waits
 
-    _check_outputs(options.path, options.jobs, options.plot, options.charts, options.events)
+    _check_outputs(options.path, options.jobs, options.plot, options.events)
     scenario, why = load_scenario(options.path), options.waits
     trace = read_jobs(options.jobs, scenario.start)
     names = [job.name for job in trace]
@@ -72,7 +75,7 @@ def simulate(options: FleetOptions) -> None:
     with status(f"simulating {len(trace)} jobs under {options.policy}"):
         outcome = _logged(options.events, lambda log: play(scenario, trace, options.policy, log=log, after=waits))
     _print_series_ends(scenario, outcome.end_s)
-    _draw([outcome], scenario, options.plot, options.charts)
+    _draw([outcome], scenario, options.plot)
     if options.as_json:
         reasons = [{"time_s": time_s, "why": reason or None} for time_s, reason in waits.found]
         print_json(outcome.to_data() | ({"why": reasons} if why else {}))
@@ -86,8 +89,7 @@ def compare(
     path: FleetFile,
     jobs: Jobs,
     policy: Annotated[str, typer.Option(metavar="NAMES", help="Policies with commas between them, or all.")] = "all",
-    plot: Plot = None,
-    charts: Charts = None,
+    plot: Pictures = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate the same trace under several policies, side by side."""
@@ -99,7 +101,7 @@ def compare(
     names = list(POLICIES) if policy == "all" else [name.strip() for name in policy.split(",")]
     for name in names:
         policy_of(name)
-    _check_outputs(path, jobs, plot, charts)
+    _check_outputs(path, jobs, plot)
     scenario = load_scenario(path)
     trace = read_jobs(jobs, scenario.start)
     quotes, outcomes = quotes_of(scenario), []
@@ -107,7 +109,7 @@ def compare(
         with status(f"simulating {len(trace)} jobs under {name}"):
             outcomes.append(play(scenario, trace, name, quotes=quotes))
     _print_series_ends(scenario, max(outcome.end_s for outcome in outcomes))
-    _draw(outcomes, scenario, plot, charts)
+    _draw(outcomes, scenario, plot)
     if as_json:
         print_json([{k: v for k, v in outcome.to_data().items() if k != "jobs"} for outcome in outcomes])
     else:
@@ -151,21 +153,22 @@ def _one_site_only(outcome: "FleetOutcome") -> str:
     )
 
 
-def _check_outputs(path: Path, jobs: Path, plot: Path | None, charts: Path | None, events: Path | None = None) -> None:
+def _charts(plot: Path) -> Path:
+    """The second picture, beside the first."""
+    return plot.with_name(f"{plot.stem}.charts{plot.suffix}")
+
+
+def _check_outputs(path: Path, jobs: Path, plot: Path | None, events: Path | None = None) -> None:
     check_picture(plot)
-    check_picture(charts, "--charts")
-    check_folder(plot, charts, events, keeping=(path, jobs))
+    check_folder(plot, plot and _charts(plot), events, keeping=(path, jobs))
 
 
-def _draw(outcomes: "list[FleetOutcome]", scenario: "Scenario", plot: Path | None, charts: Path | None) -> None:
+def _draw(outcomes: "list[FleetOutcome]", scenario: "Scenario", plot: Path | None) -> None:
     if plot is not None:
-        from farpipe.report.fleet import draw_fleet
+        from farpipe.report.fleet import draw_charts, draw_fleet
 
         draw_fleet(outcomes, plot)
-    if charts is not None:
-        from farpipe.report.fleet import draw_charts
-
-        draw_charts(outcomes, charts, scenario.locations)
+        draw_charts(outcomes, _charts(plot), scenario.locations)
 
 
 def _print_series_ends(scenario: "Scenario", end_s: float) -> None:

@@ -82,7 +82,7 @@ class ImportOptions:
             "--link",
             metavar="TIME,RATE",
             help="Latency (one way) and bandwidth of the link to the second site, or one of them, such as "
-            "'10 ms,400 Gbit/s'; else measured, or 20 ms and 100 Gbit/s.",
+            "20ms,100G, which it is by default where nothing was measured.",
         ),
     ] = None
     job: Annotated[Path | None, typer.Option(help="The job that a trace or a log is of.")] = None
@@ -103,10 +103,13 @@ class ImportOptions:
     @property
     def link(self) -> dict[str, str]:
         """Figures of the link to the second site, as given: "latency" and "bandwidth", or one of them."""
+        from farpipe.core.spec.first import rate_text
+
         found: dict[str, str] = {}
         for word in [word.strip() for word in (self.link_text or "").split(",") if self.link_text]:
             is_time = word.lstrip("0123456789_.eE+- ") in SECONDS
-            units, example = (SECONDS, "10 ms") if is_time else (BYTES_PER_S, "400 Gbit/s")
+            word = word if is_time else rate_text(word)
+            units, example = (SECONDS, "20ms") if is_time else (BYTES_PER_S, "100G")
             try:
                 parse(word, units, example)
             except ValueError as error:

@@ -42,9 +42,9 @@ class BlockingOptions:
         "deeprmsa"
     )
     given: Given = None
-    events: Annotated[
-        Path | None, typer.Option(help="With --trace: write every request and its light path as CSV.")
-    ] = None
+    events: Annotated[Path | None, typer.Option(help="Write every request of --trace with its light path as CSV.")] = (
+        None
+    )
     as_json: AsJson = False
 
     @cached_property

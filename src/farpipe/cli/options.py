@@ -68,11 +68,11 @@ def settings(kind: type[SettingsType], given: list[str] | None) -> SettingsType:
         raise UsageError(str(error)) from None
 
 
-def pairs(given: list[str] | None) -> dict[str, str]:
-    """The NAME=VALUE of `--set` by name."""
+def pairs(given: list[str] | None, option: str = "--set") -> dict[str, str]:
+    """The NAME=VALUE of `option` by name."""
     for text in given or ():
         if "=" not in text.lstrip("="):
-            raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint="--set")
+            raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint=option)
     return dict(text.split("=", 1) for text in given or ())
 
 

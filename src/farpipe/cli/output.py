@@ -151,10 +151,10 @@ def _is_same(file: Path, other: Path) -> bool:
         return False
 
 
-def check_picture(path: Path | None, option: str = "--plot", kinds: tuple[str, ...] = (".svg", ".png")) -> None:
+def check_picture(path: Path | None, kinds: tuple[str, ...] = (".svg", ".png")) -> None:
     """UsageError unless the name of the picture at `path` ends in one of `kinds`, or has no ending."""
     if path is not None and path.suffix and path.suffix not in kinds:
-        raise UsageError(f"{option} {path}: pictures are written as {' or '.join(kinds)}")
+        raise UsageError(f"--plot {path}: pictures are written as {' or '.join(kinds)}")
 
 
 def expect_replaceable(path: Path, kind: str) -> bool:

@@ -37,7 +37,7 @@ class ProbeOptions:
         typer.Option(envvar="FARPIPE_PROBE_TOKEN", help="Shown by the side that listens without certificates."),
     ] = None
     seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0
-    write: Annotated[Path | None, typer.Option(help="Cluster or job (.toml) to write the link into.")] = None
+    write: Annotated[Path | None, typer.Option(help="Write the link into this cluster or job (.toml).")] = None
     as_json: AsJson = False
 
 

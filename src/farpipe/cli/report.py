@@ -13,12 +13,14 @@ def report(
         list[Path],
         typer.Argument(help="Run directories; the first is the one that the page is about."),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: report.html in the first.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the page; default: report.html in the first.")
+    ] = None,
     perfetto: Annotated[
         Path | None,
         typer.Option(
-            help="Trace of the first run for ui.perfetto.dev. Default: trace.json in it, or NAME.trace.json beside the "
-            "page NAME.html."
+            help="Write the first run's trace for ui.perfetto.dev here; default: trace.json in it, or NAME.trace.json "
+            "beside the page NAME.html."
         ),
     ] = None,
 ) -> None:
