@@ -310,7 +310,7 @@ def test_lists_of_jobs_become_what_a_fleet_reads(farpipe, tmp_path):
     done = farpipe("import", "sacct.txt", "--set", "zone=Europe/Zurich", "-o", "jobs.csv")
     assert done.returncode == 0, done.stderr
     assert "[clock] start" in done.stderr
-    assert "times without a zone are those of Europe/Zurich" in done.stderr
+    assert "times without a zone are taken as Europe/Zurich" in done.stderr
     assert (tmp_path / "jobs.csv").read_text().splitlines()[1] == "101,0.0,10800.0,16,vision"
     for files, message in (
         (["sacct.txt", "sacct.txt"], "a list of jobs is one file"),

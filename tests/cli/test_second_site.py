@@ -98,7 +98,7 @@ def test_measurements_take_the_place_of_a_job_s_link(given, tmp_path):
         (ONE, (), 2, "add --second-site N"),
         (ONE, ("--second-site", "8", "--link", "fast"), 2, "--link: expected a quantity with its unit such as"),
         (ONE, ("--second-site", "8", "--link", "5 ms,6 ms"), 2, "expected a latency and a bandwidth"),
-        (ONE, ("--second-site", "8", "--site", "4xh100"), 2, "--site is for settings of others"),
+        (ONE, ("--second-site", "8", "--site", "4xh100"), 2, "--site is for other frameworks' settings"),
     ],
 )
 def test_what_a_job_does_not_take_is_refused(given, job, options, code, words):

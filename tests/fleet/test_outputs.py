@@ -115,7 +115,7 @@ def test_why_a_job_waits_carbon_deadlines_and_tenants_are_printed(tmp_path):
     told = CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--waits", "two"]).stdout
     assert "5 s: fcfs keeps it waiting for others" in told
     assert "with the devices of 'one', which would end at 3720 s" in told
-    assert "3,720 s: it does not wait any more" in told
+    assert "3,720 s: it no longer waits" in told
     assert "1 of 2" in told
     assert "speech" in told
     assert "never waits" in CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--waits", "one"]).stdout
@@ -162,7 +162,7 @@ def test_figures_that_nobody_gave_are_null_and_a_dash(files, given):
 
 def test_a_sum_without_one_sites_price_says_so_and_no_policy_is_the_cheapest(files):
     shown = run_fleet(files, ("electricity",), "compare", "--policy", "fcfs,sjf")
-    assert "Sums are without what has no figure: electricity at b." in shown
+    assert "Sums leave out sites without figures: electricity at b." in shown
     assert "money" not in shown.partition("Over 3 jobs")[2]
 
 

@@ -334,7 +334,7 @@ def test_a_series_that_ends_before_the_jobs_is_named(tmp_path):
     (tmp_path / "jobs.csv").write_text(f"{HEADER}\na,400000,llama-3.2-1b,2048,8,7,8,8,,\n")
     files = [str(tmp_path / "fleet.toml"), "--jobs", str(tmp_path / "jobs.csv")]
     found = CliRunner().invoke(app, ["fleet", "simulate", *files, "--policy", "fcfs"])
-    assert "a: electricity: its last figure stands for the 110 hours after it as well" in found.stderr
+    assert "a: electricity: its last figure is also used for the 110 hours after it" in found.stderr
     same = str(tmp_path / "same.svg")
     with pytest.raises(UsageError, match=r"same.svg: two results can't be written to one file"):
         CliRunner().invoke(app, ["fleet", "simulate", *files, "--plot", same, "--events", same], catch_exceptions=False)

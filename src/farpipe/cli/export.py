@@ -54,7 +54,7 @@ def export(context: typer.Context, options: ExportOptions) -> None:
     if options.form == "hugging-face":
         _export_weights(options.source, options.output, options.dtype)
         return
-    refuse(typed(context, dtype="--dtype"), "is for weights: add --format hugging-face")
+    refuse(typed(context, dtype="--dtype"), "needs --format hugging-face")
     with_comms = options.form == "torch-csv-comms"
     text = _with_comms(options.source) if with_comms else _exported(options.source, options.form)
     if options.output is None:
@@ -67,7 +67,7 @@ def export(context: typer.Context, options: ExportOptions) -> None:
 def _exported(source: Path, form: str) -> str:
     """The plan or the schedule in `source`, in the format `form`."""
     if source.suffix == ".toml":
-        raise InputError(f"{source}: a job has no schedule yet; plan it, and export the plan that this writes")
+        raise InputError(f"{source}: a job has no schedule yet; run `farpipe plan` and export its plan")
     from farpipe.core.schedule.torch_csv import to_torch_csv
     from farpipe.engine.figures.metrics import PLAN_NAME
     from farpipe.planning import Plan

@@ -120,7 +120,7 @@ def compare(
 def _print_outcome(outcome: "FleetOutcome", waits: "Waits") -> None:
     _print_tables([outcome])
     for time_s, reason in waits.found:
-        typer.echo(f"{time_s:,.0f} s: {reason or 'it does not wait any more'}")
+        typer.echo(f"{time_s:,.0f} s: {reason or 'it no longer waits'}")
     if waits.name and not waits.found:
         typer.echo(f"{waits.name!r} never waits")
 
@@ -138,7 +138,7 @@ def _print_tables(outcomes: "list[FleetOutcome]") -> None:
 def _left_out(outcome: "FleetOutcome") -> str:
     """Sentence on sites that lack a figure which others have: sums are without them."""
     missing = "; ".join(f"{kind} at {', '.join(sites)}" for kind, sites in outcome.half_known.items())
-    return f"Sums are without what has no figure: {missing}." if missing else ""
+    return f"Sums leave out sites without figures: {missing}." if missing else ""
 
 
 def _one_site_only(outcome: "FleetOutcome") -> str:
@@ -176,7 +176,7 @@ def _print_series_ends(scenario: "Scenario", end_s: float) -> None:
     for name, last_s in scenario.series_end_s.items():
         if end_s > last_s + 3600.0:
             hours = (end_s - last_s) / 3600.0
-            typer.echo(f"{name}: its last figure stands for the {hours:,.0f} hours after it as well", err=True)
+            typer.echo(f"{name}: its last figure is also used for the {hours:,.0f} hours after it", err=True)
 
 
 def _logged(path: Path | None, run: "Callable[[TextIO | None], FleetOutcome]") -> "FleetOutcome":
@@ -234,7 +234,8 @@ def _print_left(outcomes: "list[FleetOutcome]") -> None:
         _print_named("not finished", left)
         if outcome.num_refused:
             typer.echo(
-                f"{outcome.num_refused} decisions of {outcome.policy} were not possible; --events names them", err=True
+                f"{outcome.num_refused} decisions of {outcome.policy} could not be carried out; --events names them",
+                err=True,
             )
     if all(record.refused or record.unfinished for outcome in outcomes for record in outcome.records):
         names = ", ".join(outcome.policy for outcome in outcomes)
@@ -247,7 +248,7 @@ def _print_named(what: str, reasons: list[str]) -> None:
     for why in reasons[:MAX_NAMED]:
         typer.echo(f"{what}: {why}", err=True)
     if (more := len(reasons) - MAX_NAMED) > 0:
-        typer.echo(f"{what}: {more} more jobs; `farpipe fleet simulate --json` names each with its reason", err=True)
+        typer.echo(f"{what}: {more} more jobs; `farpipe fleet simulate --json` gives each reason", err=True)
 
 
 def _in_time(outcome: "FleetOutcome") -> str:

@@ -69,7 +69,7 @@ class ImportOptions:
         list[str] | None,
         typer.Option(
             metavar="OPTION",
-            help="An option that may say a shape and is not understood: take the job without it; may be repeated.",
+            help="Import without this option that is not understood and may change the model's shape; repeatable.",
         ),
     ] = None
     second_site: Annotated[
@@ -143,7 +143,8 @@ def import_(context: typer.Context, options: ImportOptions) -> None:
     if jobs := [file for file in files if is_job(file)]:
         others = {"form": "--format", "site": "--site", "given": "--set"}
         refuse(
-            typed(context, **others), f"is for settings of others, and {jobs[0]} is a job of farpipe: change it there"
+            typed(context, **others),
+            f"is for other frameworks' settings, and {jobs[0]} is a farpipe job: change it there",
         )
         _import_job(jobs[0], [file for file in files if file != jobs[0]], options)
         return
@@ -187,7 +188,7 @@ def _import_job(path: Path, files: list[Path], options: ImportOptions) -> None:
     if options.second_site is not None:
         settings, sites, mixed, link = _sorted(files, options.device)
         if settings or sites:
-            raise UsageError(f"{files[0]}: beside a job only measurements of its link are read")
+            raise UsageError(f"{files[0]}: with a job, only measurements of its link are read")
         link.give(options.link)
         text, notes = with_second_site(path, job, options.second_site, link)
         notes += mixed
@@ -196,7 +197,7 @@ def _import_job(path: Path, files: list[Path], options: ImportOptions) -> None:
         job, units = with_measured_links(job, files)
         text, notes = job.to_toml(), list(units)
     else:
-        raise UsageError(f"{path}: is a job of farpipe; add --second-site N, or measurements of the link between sites")
+        raise UsageError(f"{path}: is a farpipe job already; add --second-site N, or measurements of its link")
     if options.output is not None:
         expect_new(options.output)
         write_text(options.output, text)
@@ -266,7 +267,7 @@ def _is_traced(files: list[Path], job: Path | None, output: Path | None, as_json
     if not all(file.is_file() and is_trace(file) for file in files):
         return False
     if job is None:
-        raise UsageError(f"{files[0]}: a trace has times, but no model: give the job that it is of with --job")
+        raise UsageError(f"{files[0]}: a trace has times but no model: name its job with --job")
     traces = [*map(read_trace, files)]
     found, notes = _profile(traces, job) if of_one_rank(traces) else _traced_step(traces, job)
     for note in notes:

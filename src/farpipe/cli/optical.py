@@ -96,9 +96,9 @@ class LightOptions:
             random = typed(context, load="--load") + _set(given, "seeds", "mean_holding", "rates")
             refuse(random, "is for random traffic, not for a trace")
         else:
-            refuse(_set(given, "trace_modulation"), "is of the requests of --trace: give that too")
+            refuse(_set(given, "trace_modulation"), "needs --trace")
         if self.settings.placements is not None:
-            refuse(_set(given, "seeds"), "is for one placement: of several each has a background of its own")
+            refuse(_set(given, "seeds"), "is for one placement: several have a background each")
 
 
 def _set(given: set[str], *names: str) -> list[str]:
@@ -196,7 +196,7 @@ def _run(job: Path, setting: "LightSetting", names: list[str]) -> "tuple[list[Ca
     from farpipe.cli.planned import load_step
 
     step = _without_collectives(load_step(job))
-    with progress_bar("simulating", "runs") as progress:
+    with progress_bar("simulating", "run") as progress:
         return setting.compare(step, names, progress)
 
 

@@ -100,7 +100,7 @@ def _expect_one_source(options: BlockingOptions) -> None:
         raise UsageError("give the traffic as --trace FILE or as --load ERLANG, one of them")
     named = options.details.model_fields_set
     if options.trace is None:
-        refuse(["--events"] if options.events is not None else [], "lists the requests of --trace: give that too")
+        refuse(["--events"] if options.events is not None else [], "needs --trace")
     else:
         of_poisson = [f"--set {name}" for name in ("seeds", "requests", "truncate", "rates") if name in named]
         refuse(of_poisson, "is for --load, not for a trace")

@@ -24,7 +24,10 @@ class ProbeOptions:
     """The other side, how to reach it, and where the link is written."""
 
     address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Address at which the other side listens, or this one is to.")
+        str,
+        typer.Argument(
+            metavar="HOST:PORT", help="Address where the other side listens; with --listen, where this one does."
+        ),
     ]
     link: Annotated[
         str | None, typer.Argument(help="With --write: 'a>b', the sites of this side and of the one that listens.")
@@ -34,7 +37,9 @@ class ProbeOptions:
     allow_plaintext: AllowPlaintext = False
     token: Annotated[
         str | None,
-        typer.Option(envvar="FARPIPE_PROBE_TOKEN", help="Shown by the side that listens without certificates."),
+        typer.Option(
+            envvar="FARPIPE_PROBE_TOKEN", help="Secret that the listening side shows when it has no certificates."
+        ),
     ] = None
     seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0
     write: Annotated[Path | None, typer.Option(help="Write the link into this cluster or job (.toml).")] = None
@@ -54,7 +59,7 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
         raise UsageError("--write and LINK go together: the file, and 'a>b' for the two sites in it")
     if options.listen:
         of_the_other_side = {"seconds": "--seconds", "write": "--write", "as_json": "--json"}
-        refuse(typed(context, **of_the_other_side), "is for the side that measures, not for the one with --listen")
+        refuse(typed(context, **of_the_other_side), "is for the side that measures, not with --listen")
         _listen(host, port, options)
         return
     sides = _sides(host, options.certs, options.allow_plaintext, options.token)
@@ -105,11 +110,11 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
         return Sides(TlsFiles.find(certs, ""), (token or "").encode())
     if not allow_plaintext and host not in ("127.0.0.1", "::1", "localhost"):
         raise UsageError(
-            f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or say "
-            "--allow-plaintext on a network that nobody else can reach"
+            f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or, on "
+            "a private network, --allow-plaintext"
         )
     if not token:
-        raise UsageError("without certificates, give --token as the side that listens shows it")
+        raise UsageError("without certificates, give the --token that the listening side shows")
     return Sides(None, token.encode())
 
 

@@ -45,7 +45,7 @@ class RunOptions:
     ] = None
     profile: ProfileFiles = None
     resume: Annotated[
-        Path | None, typer.Option(help="Go on from the newest good checkpoint of this run, or from this one.")
+        Path | None, typer.Option(help="Continue from this run's newest good checkpoint, or from this checkpoint.")
     ] = None
 
     def load_plan(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
@@ -80,7 +80,7 @@ class RunOptions:
         from farpipe.engine.launch.directory import choose_run_dir
 
         if self.device == "sleep" and self.resume is not None:
-            raise UsageError("--resume has nothing to go on from: a rehearsal trains nothing")
+            raise UsageError("--resume has nothing to continue: a rehearsal trains nothing")
         return choose_run_dir(self.run_dir, self.resume)
 
     def settings(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]") -> dict[str, Any]:
@@ -96,9 +96,9 @@ class RunOptions:
         document = _with_keys_of_a_run(PlanDocument.load(self.job), self.given)
         plan = document.plan
         if self.profile:
-            raise UsageError(f"--profile: {self.job} is made already; give the job, to plan anew")
+            raise UsageError(f"--profile: {self.job} is a finished plan; give the job (.toml) to plan with profiles")
         if plan.job.data.packing is not None:
-            raise UsageError(f"{self.job}: with data.packing every step is planned for itself; give the job")
+            raise UsageError(f"{self.job}: with data.packing every step is planned separately; give the job")
         self._check(plan.job, computes_here=computes_here)
         return document, ()
 

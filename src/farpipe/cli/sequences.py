@@ -106,9 +106,9 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     from farpipe.planning.planner.batches import plan_batch
 
     if options.sample is None and options.lengths is not None:
-        refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
+        refuse(typed(context, seed="--seed"), "needs --sample")
     if options.lengths is None:
-        refuse(typed(context, column="--column"), "is of the file of --lengths: give that too")
+        refuse(typed(context, column="--column"), "needs --lengths")
     check_folder(options.html, keeping=(options.job, options.lengths))
     job, asked = options.load_job(), options.batch_settings
     batch = _batch(job, options)

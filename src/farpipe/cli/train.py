@@ -30,15 +30,15 @@ def train(
 ) -> None:
     """Train here, one process per rank, with an emulated WAN between the sites.
 
-    Needs PyTorch. Given a job, it plans first. Without --device it computes on what the sites have, and refuses to
-    train a job for GPUs on a CPU unless told so; --device sleep rehearses everything but the computing. --wan runs over
-    the kernel's network, with TLS. metrics.jsonl is always written. A rank that fails ends them all; --resume continues
-    from the last checkpoint. Each rank gets its share of the cores as OMP_NUM_THREADS, unless that is set.
+    Needs PyTorch. Given a job, it plans first. Without --device it computes on what the sites have; a job for
+    GPUs trains on a CPU only with --device cpu, and --device sleep rehearses everything but the computing. --wan runs
+    over the kernel's network, with TLS. metrics.jsonl is always written. A rank that fails ends them all; --resume
+    continues from the last checkpoint. Each rank gets its share of the cores as OMP_NUM_THREADS, unless that is set.
     """
     from farpipe.cli.wan import wan_for
 
     if allow_plaintext and not wan:
-        raise UsageError("--allow-plaintext is for --wan; under torchrun it is the ranks' own")
+        raise UsageError("--allow-plaintext needs --wan; under torchrun, give it to the ranks")
     need_torch("farpipe train")
     place = options.place()
     document, costs = options.load_plan(computes_here=True)
@@ -97,7 +97,7 @@ def _train(document: "PlanDocument", run_dir: Path, launching: dict[str, Any], s
     plan, err = document.plan, console(stderr=True)
     launching |= {
         "on_notice": err.print,
-        "on_restart": lambda reason: err.print(f"the run broke, and starts again: {reason}"),
+        "on_restart": lambda reason: err.print(f"the run broke and restarts: {reason}"),
     }
     try:
         with _progress(plan.schedule.method, settings["num_steps"], plan.job.metrics.log_every_steps) as on_step:

@@ -120,7 +120,7 @@ def wan_down(context: typer.Context) -> None:
     except ValueError as error:
         raise UsageError(f"--name: {error}") from None
     for pid in state.take_down(context.obj):
-        typer.echo(f"process {pid} was in the WAN and goes on without a network", err=True)
+        typer.echo(f"process {pid} was in the WAN and continues without a network", err=True)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def wan_for(cluster: "Cluster", *, wanted: bool) -> Iterator["Wan | None"]:
         return
     check_possible()
     if (found := Wan.find()) is not None:
-        typer.echo(f"over the WAN {found.name!r}, which is up; its links are as they were set there", err=True)
+        typer.echo(f"over the WAN {found.name!r}, which is up, with its links as set there", err=True)
         yield found
         return
     with wan_of_cluster(cluster, name=f"run{os.getpid()}") as own:

@@ -57,7 +57,7 @@ class BlockingSettings(_Settings):
     warm_up: Annotated[int, Field(ge=0)] | None = None
     """Requests before these that are not; default: 3000, of a trace 0."""
     truncate: Positive | None = None
-    """Holding times are cut at so many means (DeepRMSA: 2); with --load."""
+    """Longest holding time in means, drawn again beyond it (DeepRMSA: 2); with --load."""
     rates: Rates = "25-100"
     """Least and largest rate in Gbit/s; with --load."""
 
@@ -104,7 +104,7 @@ class LightSettings(_Settings):
     release: Seconds = 0.01
     """Seconds from the last bit until the spectrum is free for others."""
     ahead: bool = True
-    """Light paths are asked for `setup` before they are needed."""
+    """Ask for a light path `setup` seconds before it is needed."""
     keep: Seconds | None = None
     """Seconds for which a hop keeps its one light path while it is idle; default: none is kept."""
     one_per_hop: bool = False

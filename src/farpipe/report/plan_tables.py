@@ -98,8 +98,8 @@ def trust_note(document: PlanDocument) -> str:
         return f"Mean error of predictions for these devices: {error}. Expect a step of {low} to {high}."
     names = ", ".join((*why.unmeasured, *why.uncompared))
     return (
-        f"~ nobody has compared predictions for {names} with measurements; expect a step of {low} to {high}. "
-        "`farpipe profile` or --learned-from gives times of your own."
+        f"~ predictions for {names} were never compared with measurements; expect a step of {low} to {high}. "
+        "`farpipe profile` or --learned-from gives measured times."
     )
 
 

@@ -278,7 +278,7 @@ def _check_memory(problem: Problem, schedule: Schedule) -> None:
             place = next(i for i, used in enumerate(curve.tolist()) if exceeds(used, spec.memory_bytes))
             used, limit = float(curve[place]), float(spec.memory_bytes or 0)
             raise InfeasibleError(
-                f"schedule {schedule.method!r} is out of memory: rank {rank} needs {format_bytes(used)} of "
+                f"schedule {schedule.method!r} needs too much memory: rank {rank} needs {format_bytes(used)} of "
                 f"{format_bytes(limit)} at {schedule.ranks[rank][place]}, {format_bytes(used - limit)} too much\n"
                 f"{draw_grid(schedule.ranks, (rank, place))}\n"
                 "It would fit with fewer microbatches at once (another schedule), recomputation or fewer layers there."

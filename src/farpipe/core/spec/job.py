@@ -321,7 +321,7 @@ class Job(Request):
             for place, why in self.not_of_chunks().items():
                 raise fault(f"not with data.packing = {self.data.packing!r}: {why}", *place)
             if self.run.replan:
-                raise fault("with data.packing every step is planned by itself; leave it out", "run", "replan")
+                raise fault("with data.packing every step is planned separately; leave it out", "run", "replan")
 
     def not_of_chunks(self) -> dict[tuple[str, str], str]:
         """Pinned keys that chunks of documents can't keep, each with the reason and what to do."""

@@ -329,9 +329,9 @@ class RunKeys(Part):
     """Limits of the job's runs, and what they do about faults and changes."""
 
     outage_s: Positive = 60.0
-    """Longest interruption of a connection that a run survives."""
+    """Longest interruption of a connection that a run survives, in seconds."""
     timeout_s: Positive | None = None
-    """Longest wait for one message; None: a minute, or ten predicted steps where that is more."""
+    """Longest wait for one message, in seconds. Default: a minute, or ten predicted steps where that is more."""
     max_restarts: Natural = 0
     """Times that a run that breaks starts again from its newest checkpoint."""
     replan: Flag = False

@@ -81,8 +81,8 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
         raise UsageError("--resume with one checkpoint: give --run-dir another directory, for a run of its own")
     if resume is not None and not is_checkpoint and not whole_checkpoints(resume / CHECKPOINTS_NAME):
         raise InputError(
-            f"no complete checkpoint in {resume / CHECKPOINTS_NAME}: nothing to go on from; begin anew, without "
-            "--resume and in another directory"
+            f"no complete checkpoint in {resume / CHECKPOINTS_NAME}: so there is nothing to continue; start without "
+            "--resume, in another directory"
         )
     place = run_dir or resume or DEFAULT_RUN_DIR
     if resume is not None and place.resolve() == resume.resolve():
@@ -137,7 +137,9 @@ def refuse_results(run_dir: Path) -> None:
     checkpoints = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
     names += [CHECKPOINTS_NAME] if checkpoints else []
     if names:
-        others = "remove this one, or go on with --resume {}" if checkpoints else "or remove {}: it has no checkpoint"
+        others = (
+            "remove this one, or continue with --resume {}" if checkpoints else "or remove {}: it has no checkpoint"
+        )
         raise InputError(
             f"{run_dir}: has the {names[0]} of an earlier run; choose another directory, {others.format(run_dir)}"
         )

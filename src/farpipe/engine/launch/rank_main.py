@@ -268,7 +268,7 @@ def _choose_interface(run: RunSpec, config: TransportConfig) -> None:
         key = f"layout.{run.twin_key}" if run.num_twins > 1 else "training.zero"
         raise InputError(
             f"{key}: processes at a site share weights over torch's own connections, and {config.host} can be reached "
-            "from other machines; say --allow-plaintext if nobody else reaches the site's network, or train with "
+            "from other machines; say --allow-plaintext if the site's network is private, or train with "
             f"{key} = 1"
         )
 

@@ -147,7 +147,7 @@ def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
     if obstacle:
         raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}")
     if plan.job.data.packing is not None and settings.get("chunk_costs") is None:
-        raise InputError("with data.packing every step is planned for itself: give the job instead of its plan")
+        raise InputError("with data.packing every step is planned separately: give the job instead of its plan")
     if device == "sleep" and settings.get("group_costs"):
         raise InputError("--device sleep: a rehearsal has one process for all of a stage; pin layout.context and data")
     of_job = plan.job.run

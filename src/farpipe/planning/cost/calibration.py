@@ -21,7 +21,7 @@ UNMEASURED: Final[dict[str, Any]] = {
     "longest": 8192,
     "attention_kernels": (),
 }
-"""Calibration of a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
+"""Calibration of a device that was never compared: the residual is the mean error on B200, the worst datacentre
 device, before it had a constant of its own (docs/reference/cost-model.md, section 7)."""
 
 UNCOMPARED: Final = 0.12

@@ -184,7 +184,7 @@ def trust_of(costs: JobCosts, sites: Collection[Site], layout: Layout) -> dict[s
 
 
 def trust(costs: JobCosts, sites: Collection[Site]) -> tuple[float, tuple[str, ...]]:
-    """The largest residual of the sites' devices, and those whose times nobody has compared with a measurement.
+    """The largest residual of the sites' devices, and those whose times were never compared with a measurement.
 
     A device that was compared for other matrix products alone is told with these: ``gh200 (bf16)``.
     Devices with a profile are measured themselves, and left out; (0, ()) where all are.

@@ -144,7 +144,7 @@ class Explanation(Table):
     residual: float = 0.0
     """Mean relative error of predictions for the least known of what is in use; 0 where all times are measured ones."""
     unmeasured: tuple[str, ...] = ()
-    """Devices in use whose times nobody has compared with a measurement; ``gh200 (bf16)``: not for these products."""
+    """Devices in use whose times were never compared with a measurement; ``gh200 (bf16)``: not for these products."""
     uncompared: tuple[str, ...] = ()
     """Properties of the job, such as ``mixtures of experts``, that no measured step had that predictions were compared
     with."""
