@@ -80,7 +80,7 @@ def read_csv(path: Path | str, delimiter: str = ",") -> tuple[list[str], Iterato
     table = _csv_table(path, delimiter)
     _, names = next(table)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{path}: line 1: column {twice[0]!r} is there twice")
+        raise InputError(f"{path}: line 1: column {twice[0]!r} appears twice")
 
     def rows() -> Iterator[tuple[str, dict[str, str]]]:
         for line, cells in table:
@@ -97,7 +97,7 @@ def as_utc(text: str, place: str, zone: tzinfo | None = UTC) -> datetime:
     try:
         found = datetime.fromisoformat(text.strip())
         if found.tzinfo is None and zone is None:
-            raise InputError(f"{place}: {text[:40]!r} names no time zone; export times with their offset from UTC")
+            raise InputError(f"{place}: {text[:40]!r} has no time zone; export times with their offset from UTC")
         return (found if found.tzinfo else found.replace(tzinfo=zone)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InputError(f'{place}: expected a time such as "2024-01-31T12:00:00", found {text[:40]!r}') from None
@@ -169,14 +169,14 @@ def shaped(source: str, kind: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise InputError(f"{source}: looks like {kind}, but has another shape: {error!r:.120}") from None
+        raise InputError(f"{source}: looks like {kind}, but has a different structure: {error!r:.120}") from None
 
 
 def parse_json(text: str, source: str) -> Any:
     """The JSON value in `text`; NaN, infinities and repeated keys are errors as well."""
 
     def reject_constant(name: str) -> NoReturn:
-        raise InputError(f"{source}: {name} is not a number that JSON or farpipe knows")
+        raise InputError(f"{source}: {name} is not a number in JSON")
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         data = dict(pairs)
@@ -201,7 +201,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         except tomllib.TOMLDecodeError as error:
             hint = _json_hint(text) if text.lstrip().startswith("{") else ""
             if "twice" in str(error):
-                hint = "; only tables of a list stand several times, in double brackets: [[cluster.sites]]"
+                hint = "; only tables of a list may repeat, in double brackets: [[cluster.sites]]"
             raise InputError(f"{source}: not TOML: {error}{hint}") from None
 
 

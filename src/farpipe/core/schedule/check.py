@@ -146,9 +146,9 @@ def _check_slices(problem: Problem, schedule: Schedule, rank: int, action: Actio
     if kind == "W" or before == NOBODY:
         return
     if kind == "F" and (stage, "F", before) not in place:
-        raise _fail(f"{action} comes before {stage}F{before}, the slice before it of its sequence", schedule, here)
+        raise _fail(f"{action} comes before {stage}F{before}, the previous slice of its sequence", schedule, here)
     if kind != "F" and not {(stage, "I", before), (stage, "B", before)} & place.keys():
-        text = f"{action} comes before the backward of {stage}F{before}, the slice after it of its sequence"
+        text = f"{action} comes before the backward of {stage}F{before}, the next slice of its sequence"
         raise _fail(text, schedule, here)
 
 
