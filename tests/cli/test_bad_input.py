@@ -108,7 +108,7 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["schedule", "problem.json", "--method", "1f1b", "--time-limit", "10"], "--time-limit is for a search, and"),
         (["schedule", "problem.json", "--method", "wave", "--seed", "0"], "--seed is for a search, and --method wave"),
         (["schedule", "problem.json", "--timeline"], "--timeline needs --json"),
-        (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to go on from: a rehearsal"),
+        (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to continue: a rehearsal"),
         (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext is for --wan"),
         (["export", "problem.json", "--dtype", "bfloat16"], "--dtype needs --format hugging-face"),
         (["compare", "problem.json", "--method", "1f1b", "--time-limit", "5"], "add one of greedy, local, exact, auto"),
@@ -205,7 +205,7 @@ def test_a_path_that_can_not_be_is_named_and_no_bug_of_ours(farpipe, folder, wor
 
 def test_a_profile_comes_too_late_for_a_plan(farpipe, tmp_path):
     planning.plan(job([site("here", num_devices=1)])).save(tmp_path / "plan.json")
-    expect_error(farpipe("train", "plan.json", "--profile", "any.json"), 2, "--profile: plan.json is made already")
+    expect_error(farpipe("train", "plan.json", "--profile", "any.json"), 2, "--profile: plan.json is a finished plan")
 
 
 def test_a_schedule_for_another_problem_shows_the_place(farpipe, problem_file, tmp_path):

@@ -51,7 +51,7 @@ def test_every_request_of_a_trace_is_listed(farpipe, small_trace, tmp_path):
     assert all((row["nodes"].split("-")[0], row["nodes"].split("-")[-1]) == (row["src"], row["dst"]) for row in lit)
     assert all(0 <= int(row["first_slot"]) <= 20 - int(row["slots"]) for row in lit)
     refused = farpipe("optical", "blocking", "--load", "5", "--events", tmp_path / "log.csv")
-    assert (refused.returncode, "--trace: give that too" in refused.stderr) == (2, True)
+    assert (refused.returncode, "--events needs --trace" in refused.stderr) == (2, True)
     kept = farpipe("optical", "blocking", "--trace", small_trace, "--events", small_trace)
     assert kept.returncode == 3
     assert small_trace.read_text().startswith("request,arrival_s")

@@ -99,7 +99,7 @@ def test_a_chain_holds_the_gradients_of_its_keys_and_values_from_its_first_backw
     assert memory_curve(problem, schedule, 0).tolist() == [3, 5, 12, 7, 2, 1]
     assert memory_curve(problem, schedule, 1).tolist() == [3, 5, 12, 6, 2, 1]
     check(chained(memory=12), schedule)
-    with pytest.raises(InfeasibleError, match="out of memory: rank 0 needs 12 B of 11 B at 0I1, 1 B too much"):
+    with pytest.raises(InfeasibleError, match="needs too much memory: rank 0 needs 12 B of 11 B at 0I1, 1 B too much"):
         check(chained(memory=11), schedule)
 
 
@@ -122,7 +122,7 @@ def test_too_little_memory_is_infeasible_and_the_place_is_drawn():
     with pytest.raises(InfeasibleError) as caught:
         check(problem, Schedule.from_text(GOOD, 2))
     text = str(caught.value)
-    assert "out of memory: rank 0 needs 5 B of 4 B at 0F1, 1 B too much" in text
+    assert "needs too much memory: rank 0 needs 5 B of 4 B at 0F1, 1 B too much" in text
     assert text.splitlines()[2] == "            ^^^"
     check(problem, Schedule.from_text(GOOD, 2), memory=False)
 
