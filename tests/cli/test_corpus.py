@@ -113,11 +113,11 @@ def test_bytes_are_told_only_where_no_job_names_a_tokenizer(farpipe, tmp_path):
     (tmp_path / "job.toml").write_text(f'{JOB}source = "{tmp_path / "a.jsonl"}"\n')
     np.save(tmp_path / "b.npy", np.arange(256))
     np.save(tmp_path / "b.ends.npy", np.array([256]))
-    assert "tokens are bytes" in farpipe("lengths", "a.jsonl").stderr
+    assert "bytes are counted as tokens" in farpipe("lengths", "a.jsonl").stderr
     for arguments in (("b.npy",), ("a.jsonl", "--job", "job.toml"), ("--job", "job.toml")):
         run = farpipe("lengths", *arguments)
         assert run.returncode == 0, run.stderr
-        assert "tokens are bytes" not in run.stderr
+        assert "bytes are counted as tokens" not in run.stderr
 
 
 def test_the_batch_is_the_jobs_unless_it_is_given(farpipe, tmp_path):

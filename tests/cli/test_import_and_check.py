@@ -256,7 +256,7 @@ def test_a_trace_becomes_a_profile_and_takes_the_model_s_place(farpipe, tmp_path
     found = json.loads(trace_of(tmp_path).read_text())
     step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "tid": 7, "ts": 0, "dur": 2000}
     (tmp_path / "trace.json").write_text(json.dumps(found | {"traceEvents": [*found["traceEvents"], step]}))
-    assert "give the job that it is of with --job" in farpipe("import", "trace.json").stderr
+    assert "name its job with --job" in farpipe("import", "trace.json").stderr
     done = farpipe("import", "trace.json", "--job", "job.toml", "-o", "profile.json")
     assert done.returncode == 0, done.stderr
     assert farpipe("plan", "job.toml", "--no-strategies", "--profile", "profile.json").returncode == 0
