@@ -111,7 +111,10 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to continue: a rehearsal"),
         (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext needs --wan"),
         (["export", "problem.json", "--dtype", "bfloat16"], "--dtype needs --format hugging-face"),
-        (["compare", "problem.json", "--method", "1f1b", "--time-limit", "5"], "with one of greedy, local, exact, auto"),
+        (
+            ["compare", "problem.json", "--method", "1f1b", "--time-limit", "5"],
+            "with one of greedy, local, exact, auto",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

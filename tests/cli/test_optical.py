@@ -272,7 +272,7 @@ def test_the_page_of_a_training_has_its_setting_and_its_figures(farpipe, small_s
             "rates=1-200: the largest background request takes 201",
         ),
         (("--nodes", "1,4,10", "--set", "mean_holding=0"), 2, "--set: mean_holding: input should be greater than 0"),
-        (("--nodes", "1,4,10", "--set", "trace_modulation=bpsk"), 2, "is of the requests of --trace"),
+        (("--nodes", "1,4,10", "--set", "trace_modulation=bpsk"), 2, "--set trace_modulation needs --trace"),
         (("--nodes", "1,4,10", "--set", "slots=2", "--load", "0", "--policy", "ksp-ff"), 4, "never finds 3 units"),
         (
             ("--nodes", "1,4,10", "--set", "slots=2", "--load", "0", "--policy", "ksp-ff", "--set", "units=1"),
