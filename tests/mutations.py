@@ -127,7 +127,7 @@ SAMPLES = {
         }.items()
     },
     "modulation.csv": (
-        (*BLOCKING, "--load", "5", "--seeds", "1", "--modulation", "{}"),
+        (*BLOCKING, "--load", "5", "--set", "seeds=1", "--modulation", "{}"),
         "reach_km,bit_s_hz\n500,4\n4000,2\n",
     ),
     "requests.csv": ((*BLOCKING, "--trace", "{}"), _head(optical_data.TRACE, 40)),
