@@ -24,19 +24,25 @@ class ProbeOptions:
     """The other side, how to reach it, and where the link is written."""
 
     address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Address at which the other side listens, or this one is to.")
+        str,
+        typer.Argument(
+            metavar="HOST:PORT", help="Address where the other side listens; with --listen, where this one does."
+        ),
     ]
+    link: Annotated[
+        str | None, typer.Argument(help="With --write: 'a>b', the sites of this side and of the one that listens.")
+    ] = None
     listen: Annotated[bool, typer.Option("--listen", help="Wait there for the other side, until Ctrl-C.")] = False
     certs: Annotated[Path | None, typer.Option(help="This site's folder from `farpipe certs issue`.")] = None
     allow_plaintext: AllowPlaintext = False
     token: Annotated[
         str | None,
-        typer.Option(envvar="FARPIPE_PROBE_TOKEN", help="Shown by the side that listens without certificates."),
+        typer.Option(
+            envvar="FARPIPE_PROBE_TOKEN", help="Secret that the listening side shows when it has no certificates."
+        ),
     ] = None
     seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0
-    write: Annotated[Path | None, typer.Option(help="Cluster or job (.toml) to write the link into.")] = None
-    source: Annotated[str | None, typer.Option("--from", help="With --write: the site of this side.")] = None
-    target: Annotated[str | None, typer.Option("--to", help="With --write: the site of the side that listens.")] = None
+    write: Annotated[Path | None, typer.Option(help="Write the link into this cluster or job (.toml).")] = None
     as_json: AsJson = False
 
 
@@ -48,22 +54,20 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
     """
     from farpipe.engine.transport.link_probe import measure
 
-    write, source, target = options.write, options.source, options.target
-    host, port = _split(options.address)
-    if (write is None) != (source is None) or (write is None) != (target is None):
-        raise UsageError("--write, --from and --to go together: the file and the names of the two sites in it")
+    write, (host, port) = options.write, _split(options.address)
+    if (write is None) != (options.link is None):
+        raise UsageError("--write and LINK go together: the file, and 'a>b' for the two sites in it")
     if options.listen:
         of_the_other_side = {"seconds": "--seconds", "write": "--write", "as_json": "--json"}
-        refuse(typed(context, **of_the_other_side), "is for the side that measures, not for the one with --listen")
+        refuse(typed(context, **of_the_other_side), "is for the side that measures, not with --listen")
         _listen(host, port, options)
         return
     sides = _sides(host, options.certs, options.allow_plaintext, options.token)
-    if write is not None:
-        _check_sites(write, str(source), str(target))
+    source, target = ("", "") if write is None else _ends(write, str(options.link))
     with status(f"measuring the link to {host}, about {4 * options.seconds:.0f} s"):
         found = measure((host, port), sides, seconds=options.seconds)
     if write is not None:
-        _write(write, str(source), str(target), found)
+        _write(write, source, target, found)
     for line in doubts(found):
         typer.echo(line, err=True)
     if options.as_json:
@@ -106,11 +110,11 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
         return Sides(TlsFiles.find(certs, ""), (token or "").encode())
     if not allow_plaintext and host not in ("127.0.0.1", "::1", "localhost"):
         raise UsageError(
-            f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or say "
-            "--allow-plaintext on a network that nobody else can reach"
+            f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or, on "
+            "a private network, --allow-plaintext"
         )
     if not token:
-        raise UsageError("without certificates, give --token as the side that listens shows it")
+        raise UsageError("without certificates, give the --token that the listening side shows")
     return Sides(None, token.encode())
 
 
@@ -131,20 +135,22 @@ def _listen(host: str, port: int, options: ProbeOptions) -> None:
         server.close()
 
 
-def _check_sites(path: Path, *names: str) -> None:
-    """InputError, before anything is measured, when the file can't take a link between these sites."""
+def _ends(path: Path, link: str) -> tuple[str, str]:
+    """The sites of `link`; an error, before anything is measured, when the file can't take a link between them."""
     from farpipe.core.spec import load_cluster
 
+    source, arrow, target = link.partition(">")
+    if not arrow or source == target:
+        raise UsageError(f"LINK: expected two sites such as 'zurich>lugano', found {link!r}")
     known = [site.name for site in load_cluster(path).sites]
-    for option, name in zip(("--from", "--to"), names, strict=True):
+    for name in (source, target):
         if name not in known:
-            raise InputError(f"{option}: {path} has no site {name!r}{nearest(name, known)}; it has {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise UsageError("--from and --to: a link joins two sites, and both are the same")
+            raise InputError(f"LINK: {path} has no site {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+    return source, target
 
 
 def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
-    """Put both directions into the file; the sites are there, see `_check_sites`."""
+    """Put both directions into the file; the sites are there, see `_ends`."""
     from farpipe.core.spec import load_cluster
     from farpipe.core.spec.write import with_link
 

@@ -338,6 +338,21 @@ class MetricsSettings(Part):
     reached."""
 
 
+class RunKeys(Part):
+    """Limits of the job's runs, and what they do about faults and changes."""
+
+    outage_s: Positive = 60.0
+    """Longest interruption of a connection that a run survives, in seconds."""
+    timeout_s: Positive | None = None
+    """Longest wait for one message, in seconds. Default: a minute, or ten predicted steps where that is more."""
+    max_restarts: Natural = 0
+    """Times that a run that breaks starts again from its newest checkpoint."""
+    replan: Flag = False
+    """Search for a faster schedule while the run goes on, and switch to it."""
+    emulate: Flag = True
+    """Delay messages between sites as the job's links would; only where all ranks are on one machine."""
+
+
 class ReplanSettings(Part):
     """Conditions under which a run is re-planned, and limits of that search."""
 
