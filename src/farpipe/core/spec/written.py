@@ -24,6 +24,7 @@ from farpipe.core.spec.cluster import (
     Device,
     LocalLink,
     Place,
+    PlainTcp,
     Prices,
     Site,
     SiteLink,
@@ -36,6 +37,7 @@ from farpipe.core.spec.link_matrices import Window, WrittenMatrices
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import (
     Count,
+    Flag,
     Name,
     NonNegative,
     NumDevices,
@@ -258,6 +260,8 @@ class WrittenLink(WrittenSpeed, Written):
     loss: Share = 0.0
     jitter: Latency = 0.0
     congestion_control: CongestionControl = "bbr"
+    slow_start: Flag = False
+    mtu: Annotated[int, Field(ge=576)] = 1500
     egress_usd_per_gb: NonNegative | None = None
     kind: Literal["tcp", "rdma", "lossless-otn"] = "tcp"
     fibre_km: NonNegative | None = None
@@ -280,6 +284,9 @@ class WrittenLink(WrittenSpeed, Written):
         speed = self._carried(self._over_fibre()).model_dump()
         disturbed = {"loss": self.loss, "jitter_s": self.jitter, "congestion_control": self.congestion_control}
         figures = speed | disturbed | {"egress_usd_per_gb": self.egress_usd_per_gb}
+        if self.slow_start:
+            window = self.window or TCP_WINDOW_BYTES
+            figures["plain_tcp"] = PlainTcp(num_streams=self.streams or 1, window_bytes=window, mtu_bytes=self.mtu)
         if self.queue is not None:
             length, kind = self.queue
             figures["queue_bytes"] = length * (speed["bandwidth_bytes_per_s"] if kind == "seconds" else 1.0)
@@ -305,7 +312,7 @@ class WrittenLink(WrittenSpeed, Written):
         rate, rtt_s = speed.bandwidth_bytes_per_s, 2 * speed.latency_s
         if self.kind == "lossless-otn":
             rate = rate if self.buffer is None else windowed_rate(rate, self.buffer, rtt_s)
-        elif self.kind == "rdma" or self.window is not None or self.streams is not None:
+        elif not self.slow_start and (self.kind == "rdma" or self.window is not None or self.streams is not None):
             usual = RDMA_WINDOW_BYTES if self.kind == "rdma" else TCP_WINDOW_BYTES
             window = usual if self.window is None else self.window
             acknowledged_s = SITE_RTT_S if self.acknowledged == "source" else rtt_s
@@ -324,7 +331,7 @@ class WrittenLink(WrittenSpeed, Written):
             key = "window" if self.window is not None else "acknowledged"
             raise fault('the equipment of a lossless OTN paces RDMA: leave this out, or take kind = "rdma"', key)
         if self.kind != "tcp":
-            for key in ("streams", "loss", "jitter"):
+            for key in ("streams", "loss", "jitter", "slow_start"):
                 if getattr(self, key):
                     raise fault(f'"{self.kind}" has no {key}: leave it out, or take kind = "tcp"', key)
 

@@ -151,16 +151,18 @@ class _Step:
             num_bytes = memory.boundary_bytes(self.model, self.training, self.layout)
             if here.site != there.site:
                 num_bytes = narrowed_bytes(num_bytes, self.training)
-            forward, backward = self._exchange(links, here, there, num_bytes)
+            forward, backward = self._exchange(links, here, there, num_bytes, self.layout.num_microbatches)
             found.append(None if here.rank == there.rank else Hop.computed(forward=forward, backward=backward))
         return found
 
-    def _exchange(self, links: StepLinks, one: Placement, other: Placement, num_bytes: float) -> list[Transfer | None]:
-        """`num_bytes` there and back; None where both are on one rank."""
+    def _exchange(
+        self, links: StepLinks, one: Placement, other: Placement, num_bytes: float, count: int = 1
+    ) -> list[Transfer | None]:
+        """`num_bytes` there and back, `count` times a step; None where both are on one rank."""
         if one.rank == other.rank:
             return [None, None]
         calibration = self.calibration(self.cluster.site(one.site))
-        return [links.between(a, b, num_bytes, calibration) for a, b in ((one, other), (other, one))]
+        return [links.between(a, b, num_bytes, calibration, count) for a, b in ((one, other), (other, one))]
 
     def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
         """The collectives of every stage's replicas on one site, or of their sites; computed once for equal stages."""
