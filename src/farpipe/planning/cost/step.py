@@ -30,9 +30,9 @@ class StepCost:
 
     problem: Problem
     overhead_s: float
-    """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, and, when the replicas' own
-    reduction comes first, the exchange of tied embeddings; with replicas at several sites what is around their
-    exchange there."""
+    """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, waiting for the slowest
+    replica, and, when the replicas' own reduction comes first, the exchange of tied embeddings; with replicas at
+    several sites what is around their exchange there."""
     optimizer_s: float
     """The optimizer's part of it."""
 
@@ -95,6 +95,7 @@ class _Step:
         return {
             "optimizer of the slowest rank": self.optimizer_s(),
             "norm for clipping, told to everybody": self.clipping_s(),
+            "waiting for the slowest replica": self.slowest_s(),
             "exchange of tied embeddings": self.late_tied_exchange_s(),
             "around the exchange between sites": self.around_inter_site_s(),
             "fixed": max(self.calibration(site).step_overhead_s for site in self.sites.values()),
@@ -315,6 +316,12 @@ class _Step:
         if profile is not None:
             return profile.optimizer_s_per_param
         return memory.adam_bytes(self.training) / (device.memory_bandwidth_bytes_per_s * calibration.memory_fraction)
+
+    def slowest_s(self) -> float:
+        """Time for which the slowest of the replicas keeps the others waiting (`Calibration.slowest`)."""
+        num_replicas = self.layout.data * self.layout.context
+        share = max(self.calibration(site).slowest(num_replicas) for site in self.sites.values())
+        return share * self.layout.num_microbatches * self.pace_s
 
     def clipping_s(self) -> float:
         """Everybody tells everybody one number: latency alone, of the slowest pair of sites and of a tree inside."""
