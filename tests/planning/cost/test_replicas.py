@@ -28,3 +28,19 @@ def test_more_replicas_wait_longer_and_context_parallel_devices_count():
     at_8, at_64, at_512 = (_overhead(data)[SLOWEST] for data in (8, 64, 512))
     assert 0.0 == at_8 < at_64 < at_512
     assert _overhead(64, 8)[SLOWEST] > 0.0
+
+
+@pytest.mark.parametrize(("virtual", "overlap", "changes"), [(1, False, False), (2, False, True), (2, True, False)])
+def test_ranks_of_several_stages_that_wait_for_what_they_send_take_longer(virtual, overlap, changes):
+    training = Training(sequence_length=2048, global_batch=8, overlap=overlap, zero=0)
+    costs = JobCosts(preset_model("llama-2-7b"), training)
+
+    def stage_of(stages: int):
+        layout = Layout(4, 1, 1, stages, 1, 8)
+        return costs.stage(layout, SITE, 4, "none", embedding=False, head=False)
+
+    plain, changed = stage_of(1), stage_of(virtual)
+    more_s = LAW.stage_change_s if changes else 0.0
+    assert changed.forward_s == pytest.approx(plain.forward_s + more_s)
+    assert changed.input_grad_s == pytest.approx(plain.input_grad_s + more_s)
+    assert changed.weight_grad_s == plain.weight_grad_s

@@ -93,6 +93,8 @@ class Calibration:
     """Overhead of one collective, in addition to it."""
     action_overhead_s: float
     """Fixed time of one F or I besides its computation."""
+    stage_change_s: float
+    """The same in addition on ranks of several stages that wait for what they send (see `stage.changes_stages`)."""
     step_overhead_s: float
     """Fixed time of one optimizer step."""
     replica_lateness: float
