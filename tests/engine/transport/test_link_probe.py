@@ -200,7 +200,7 @@ def test_an_answer_that_makes_no_sense_is_an_error(server, monkeypatch, text):
     monkeypatch.setattr(link_probe, "take_batch", lambda *_: 1.0)
     monkeypatch.setattr(link_probe, "send_batch", lambda *_: None)
 
-    def nonsense(transport):
+    def nonsense(transport, host):
         for number in range(1, 100):
             message = transport.receive(1, "control", Tag(number, 0, 0), waiting_for="a command")
             done = json.loads(bytes(message.data))["do"]
@@ -234,9 +234,9 @@ def test_the_rate_is_that_from_the_first_arrival_to_the_last():
 @given(st.integers(1, 1 << 44))
 def test_a_batch_has_about_its_bytes_in_messages_of_bounded_size(num_bytes):
     count, size = message_probe.sizes(num_bytes)
-    assert count >= link_probe.LEAST_MESSAGES
-    assert size <= link_probe.MESSAGE_BYTES
-    assert count * size <= max(num_bytes, link_probe.LEAST_MESSAGES)
+    assert count >= message_probe.LEAST_MESSAGES
+    assert size <= message_probe.MESSAGE_BYTES
+    assert count * size <= max(num_bytes, message_probe.LEAST_MESSAGES)
 
 
 @pytest.mark.slow
