@@ -13,10 +13,11 @@ from farpipe.cli.options import AllowPlaintext, AsJson, refuse, typed, with_grou
 from farpipe.cli.output import console, print_json, status
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import nearest, read_text, write_text
-from farpipe.core.units import BYTES_PER_S, format_seconds
+from farpipe.core.units import BYTES, BYTES_PER_S, SECONDS, format_bytes, format_seconds, parse
 
 if TYPE_CHECKING:
     from farpipe.engine.transport.link_probe import LinkFigures, Sides
+    from farpipe.engine.transport.message_probe import Messages
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class ProbeOptions:
         ),
     ] = None
     seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0
+    message: Annotated[
+        str | None, typer.Option(help="Size of single messages to measure as well, such as '8 MB'; see --gap.")
+    ] = None
+    gap: Annotated[str, typer.Option(help="With --message: pause before each.")] = "100 ms"
+    plan: Annotated[
+        Path | None, typer.Option(help="Plan whose messages between sites, with their pauses, are measured as well.")
+    ] = None
     write: Annotated[Path | None, typer.Option(help="Write the link into this cluster or job (.toml).")] = None
     as_json: AsJson = False
 
@@ -59,13 +67,15 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
         raise UsageError("--write and LINK go together: the file, and 'a>b' for the two sites in it")
     if options.listen:
         of_the_other_side = {"seconds": "--seconds", "write": "--write", "as_json": "--json"}
+        of_the_other_side |= {name: f"--{name}" for name in ("message", "gap", "plan")}
         refuse(typed(context, **of_the_other_side), "is for the side that measures, not with --listen")
         _listen(host, port, options)
         return
     sides = _sides(host, options.certs, options.allow_plaintext, options.token)
     source, target = ("", "") if write is None else _ends(write, str(options.link))
+    messages = _messages(options)
     with status(f"measuring the link to {host}, about {4 * options.seconds:.0f} s"):
-        found = measure((host, port), sides, seconds=options.seconds)
+        found = measure((host, port), sides, seconds=options.seconds, messages=messages)
     if write is not None:
         _write(write, source, target, found)
     for line in doubts(found):
@@ -76,6 +86,30 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
     _show(found)
     if write is not None:
         typer.echo(f"links {source}>{target} and {target}>{source} written to {write}")
+
+
+def _messages(options: ProbeOptions) -> "Messages | None":
+    """Single messages to measure; UsageError where they are none, or given twice."""
+    from farpipe.engine.transport.message_probe import MAX_MESSAGE_BYTES, Messages
+
+    if options.message is None and options.plan is None:
+        return None
+    if options.message is not None and options.plan is not None:
+        raise UsageError("--message and --plan: give one of the two, the plan has messages of its own")
+    if options.plan is not None:
+        from farpipe.planning.planner.plan import Plan
+
+        asked = Messages.of(Plan.load(options.plan).problem)
+        if asked is None:
+            raise UsageError(f"--plan: in {options.plan} no site sends another one activations")
+    else:
+        try:
+            asked = Messages(round(parse(options.message, BYTES, "8 MB")), parse(options.gap, SECONDS, "100 ms"))
+        except ValueError as error:
+            raise UsageError(f"--message and --gap: {error}") from None
+    if not 0 < asked.num_bytes <= MAX_MESSAGE_BYTES:
+        raise UsageError(f"messages of {asked.num_bytes:,} bytes can't be measured: from 1 to {MAX_MESSAGE_BYTES:,}")
+    return asked
 
 
 def doubts(found: "LinkFigures") -> Iterator[str]:
@@ -172,3 +206,11 @@ def _show(found: "LinkFigures") -> None:
     shown.print(
         f"{f'{found.num_streams} streams':15} {rate(found.streams_there)} there, {rate(found.streams_back)} back"
     )
+    if (single := found.messages) is None:
+        return
+    each = f"messages of {format_bytes(single.num_bytes)}, {format_seconds(single.gap_s)} apart"
+    shown.print(f"{each}: {rate(single.there)} there, {rate(single.back)} back")
+    if single.plain_there is None or single.plain_back is None:
+        shown.print("  over plain TCP: the second port could not be reached")
+    else:
+        shown.print(f"  over plain TCP: {rate(single.plain_there)} there, {rate(single.plain_back)} back")

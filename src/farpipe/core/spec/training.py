@@ -141,7 +141,9 @@ class Training(Part):
     dropout: Flag = False
     """Drop out activations and attention, which takes masks. Planned only."""
     overlap: Flag = True
-    """Replicas' collectives run beside the rank's own computation where the device allows it."""
+    """Replicas' collectives run beside the rank's own computation where the device allows it, and messages between
+    stages beside the next stage's (Megatron-LM's `--overlap-grad-reduce`, `--overlap-param-gather` and, with several
+    stages on a rank, `overlap_p2p_comm`)."""
     learning_rate: Positive = 3e-4
     """Learning rate of AdamW."""
     betas: tuple[Share, Share] = (0.9, 0.95)
