@@ -12,13 +12,13 @@ COMMON: Final = ("--json", "--set")
 MOST: Final = 130
 """Options of all commands; a rare one is a key of the job or a setting, which `--set` names."""
 NAMES: Final = {
-    "reads": "--certs --hostfile --job --jobs --learned-from --lengths --light-paths --links --log --paths --profile "
+    "reads": "--certs --hostfile --job --jobs --learned-from --lengths --light-paths --links --log --paths --plan --profile "
     "--resume --schedule --trace",
     "writes": "--calibrate --events --html --output --perfetto --plot --run-dir --write",
     "flag": "--allow-plaintext --json --listen --strategies --timeline --wan --why",
     "number": "--cut --days --guard --load --port --processes --sample --second-site --seconds --seed "
     "--slot-ghz --slots --steps --time-limit --tolerance --top",
-    "word": "--accept --advertise-host --as --column --device --dtype --format --host "
+    "word": "--accept --advertise-host --as --column --device --dtype --format --gap --host --message "
     "--link --method --model --modulation --network --nodes --objective --over --policy --set --site --sites --token "
     "--tokens --waits",
 }
