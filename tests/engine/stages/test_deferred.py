@@ -55,6 +55,45 @@ def test_gradients_are_autograds_whether_they_wait_or_not():
     assert not gradients(module)["0.weight"][2].any(), "the row of padding is not trained"
 
 
+def test_the_store_holds_what_w_needs_and_an_input_that_two_layers_share_once():
+    layers, store, x = nn.ModuleList(nn.Linear(5, 3) for _ in range(2)), WeightGradStore(), torch.randn(4, 5)
+    defer(layers, store)
+    with store.deferring(0):
+        torch.autograd.backward([layer(x) for layer in layers], [torch.ones(4, 3) for _ in layers])
+    assert store.num_bytes == x.nbytes + 2 * 4 * 3 * 4
+    store.compute(0)
+    assert store.num_bytes == 0
+
+
+@pytest.mark.parametrize("width", [6, 800])
+def test_backwards_at_once_leave_small_layers_to_autograd_and_add_the_same(width):
+    """Microbatches in turn, one in parts and one at once, their forwards before their backwards."""
+    torch.manual_seed(0)
+    module, store, x = (
+        nn.Sequential(nn.Linear(width, width), nn.Tanh()).double(),
+        WeightGradStore(),
+        torch.randn(3, width),
+    )
+    plain = copy.deepcopy(module)
+    defer(module, store)
+    outputs = []
+    for microbatch in range(4):
+        store.forward_begins(microbatch, in_parts=microbatch % 2 == 0)
+        outputs.append(module((1 + microbatch) * x.double()))
+        plain((1 + microbatch) * x.double()).sum().backward()
+    assert ("Addmm" in str(outputs[1].grad_fn.next_functions)) == (width == 6)
+    for microbatch, y in enumerate(outputs):
+        store.backward_begins(microbatch)
+        if microbatch % 2:
+            y.sum().backward()
+        else:
+            with store.deferring(microbatch):
+                y.sum().backward()
+    for microbatch in (2, 0):
+        store.compute(microbatch)
+    torch.testing.assert_close(gradients(module), gradients(plain), rtol=1e-10, atol=1e-10)
+
+
 def test_the_gradient_goes_to_the_parameter_of_its_own_forward():
     layer, store, x = nn.Linear(3, 2), WeightGradStore(), torch.randn(4, 3)
     defer(layer, store)

@@ -19,8 +19,7 @@ from transformers import AttentionInterface
 from farpipe.core.errors import InputError
 from farpipe.engine.data.batches import Batch
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
-from farpipe.engine.stages.module_stage import ModuleStage
-from farpipe.engine.stages.stage import Boundary
+from farpipe.engine.stages.stage import Boundary, TorchStage
 
 _ATTENTION: Final = "farpipe_context"
 """Name in transformers' registry of attention over sequences that processes share."""
@@ -36,8 +35,8 @@ class _Shared(NamedTuple):
     attend: Any
 
 
-class ContextStage(ModuleStage):
-    """A ModuleStage with one of equally long parts of every sequence; other processes have the rest."""
+class ContextStage(TorchStage):
+    """A TorchStage with one of equally long parts of every sequence; other processes have the rest."""
 
     module: HuggingFaceSlice
 

@@ -7,6 +7,7 @@ each leaves out those that others share.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -55,9 +56,9 @@ class ContextChunkStage(HuggingFaceChunkStage):
         self._sharing = dict(zip(batch.chunks, batch.groups or [self._all] * len(batch.chunks), strict=True))
         super().begin_chunks(batch, recomputed, keeps_attention=keeps_attention)
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+    def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
         """The same; nothing is done for a chunk that others share."""
-        return self._shared(super().forward, microbatch, x)
+        return self._shared(partial(super().forward, in_parts=in_parts), microbatch, x)
 
     def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """The same; nothing is done for a chunk that others share."""

@@ -18,7 +18,6 @@ from farpipe.engine.site.tensor_plans import divide, expect_all_divided
 from farpipe.engine.site.twin_stage import twin_chunk_stage, twin_stage
 from farpipe.engine.stages.deferred import local_part
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
-from farpipe.engine.stages.module_stage import ModuleSlice
 from farpipe.engine.stages.self_check import (
     NUM_LAYERS,
     error_on_chunks,
@@ -29,7 +28,7 @@ from farpipe.engine.stages.self_check import (
     shrunk,
     worst_error,
 )
-from farpipe.engine.stages.slices import slices
+from farpipe.engine.stages.slices import ModuleSlice, slices
 from farpipe.engine.stages.stage import Boundary, TorchStage
 
 _LENGTH: Final = 16

@@ -11,7 +11,7 @@ from farpipe.core.spec.training import Zero
 from farpipe.engine.replicas.collectives import Line, Rings, Shard, local_grad
 from farpipe.engine.site.sharding import StepReduction, is_counted
 from farpipe.engine.stages.deferred import WeightGradStore
-from farpipe.engine.stages.module_stage import ModuleSlice
+from farpipe.engine.stages.slices import ModuleSlice
 
 
 class SharedWeights:

@@ -8,13 +8,12 @@ from farpipe.engine.site.context import ContextStage
 from farpipe.engine.site.context_chunks import ContextChunkStage, Groups
 from farpipe.engine.site.mesh import CONTEXT, TENSOR
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
-from farpipe.engine.stages.module_stage import ModuleStage
-from farpipe.engine.stages.stage import Boundary
+from farpipe.engine.stages.stage import Boundary, TorchStage
 
 
 def twin_stage(
     module: HuggingFaceSlice, boundary: Boundary, twins: DeviceMesh, device: torch.device | str = "cpu"
-) -> ModuleStage:
+) -> TorchStage:
     """The stage of this process, one of a mesh ``(CONTEXT, TENSOR)``; `boundary` is of whole sequences.
 
     Activations are ``1 / twins.size()`` of them: the tokens are divided over CONTEXT, each part again over TENSOR, as
@@ -23,7 +22,7 @@ def twin_stage(
     size, length, *rest = boundary.shape
     own = Boundary((size, length // twins.size(), *rest), boundary.dtype)
     if (context := twins[CONTEXT]).size() == 1:
-        return ModuleStage(module, own, device)
+        return TorchStage(module, own, device)
     num_tokens, place = length // context.size(), context.get_local_rank()
     part = slice(place * num_tokens, (place + 1) * num_tokens)
     return ContextStage(module, own, context.get_group(), part, device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from farpipe.core.errors import RunError
 from farpipe.engine.data.batches import IGNORED
 from farpipe.engine.stages.chunk_attention import ChunkAttention, Held, HeldBytes, KeptResults, KeyValueStore
-from farpipe.engine.stages.decoder import Layer, StageModule
+from farpipe.engine.stages.decoder import Decoder, Layer
 from farpipe.engine.stages.slices import again
 from farpipe.engine.stages.stage import Boundary, TorchStage
 from farpipe.planning.workload import Chunk
@@ -77,7 +77,7 @@ class ChunkStage(TorchStage):
     that no logits are kept.
     """
 
-    module: StageModule
+    module: Decoder
 
     def begin_chunks(
         self, batch: ChunkBatch, recomputed: Sequence[int] | None = None, *, keeps_attention: bool = False
@@ -91,7 +91,8 @@ class ChunkStage(TorchStage):
         self._counted: dict[int, list[Held]] = defaultdict(list)
         self.keys_and_values = KeyValueStore(counter=self.held)
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+    def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
+        self.store.forward_begins(microbatch, in_parts=in_parts)
         x = self._input(microbatch, x)
         with self.held.counting():
             y = self._compute(microbatch, x)
@@ -113,6 +114,7 @@ class ChunkStage(TorchStage):
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """Gradient of the input and of the weights; the keys and values of the chunk's slice are let go."""
+        self.store.backward_begins(microbatch)
         if self.module.part.has_head:
             gy = self._head_grad(microbatch, self._saved[microbatch][1])
         else:

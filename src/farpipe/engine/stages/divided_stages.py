@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.replicas.collectives import Rings
 from farpipe.engine.run_spec import RunSpec
-from farpipe.engine.stages.module_stage import ModuleSlice
+from farpipe.engine.stages.slices import ModuleSlice
 from farpipe.engine.stages.stage import TorchStage
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec.recompute import Recompute, operations_of
-from farpipe.engine.stages.module_stage import ModuleSlice
-from farpipe.engine.stages.slices import Again, StageSlice, again
+from farpipe.engine.stages.slices import Again, ModuleSlice, StageSlice, again
 
 RECOMPUTED: Final = ("core_attn", "mlp", "moe")
 """Operations of a layer that can be recomputed by themselves in any model of transformers."""

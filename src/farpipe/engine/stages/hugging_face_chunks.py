@@ -9,7 +9,6 @@ from transformers import AttentionInterface
 from farpipe.core.errors import InputError
 from farpipe.engine.stages.chunk_attention import ChunkAttention, Held, KeptResults
 from farpipe.engine.stages.chunk_stage import ChunkStage
-from farpipe.engine.stages.deferred import WeightGradStore, defer
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, layers_of
 from farpipe.engine.stages.slices import again
 from farpipe.engine.stages.stage import Boundary
@@ -55,14 +54,12 @@ class HuggingFaceChunkStage(ChunkStage):
     module: HuggingFaceSlice  # type: ignore[assignment]
 
     def __init__(self, module: HuggingFaceSlice, boundary: Boundary, device: torch.device | str = "cpu") -> None:
-        store = WeightGradStore()
-        defer(module, store)
         AttentionInterface.register(ATTENTION, _attention)
         module.inner.set_attn_implementation(ATTENTION)
         part = module.part
         for number, layer in list(enumerate(layers_of(module.inner)[1]))[part.first_layer : part.end_layer]:
             layer.forward = _LayerOnChunk(number, layer)
-        super().__init__(module.to(device), store, boundary, device)
+        super().__init__(module, boundary, device)
 
     def _compute(self, microbatch: int, x: Tensor) -> Tensor:
         parts = self.chunk(microbatch).slices

@@ -11,12 +11,10 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import Model, Training
 from farpipe.core.spec.recompute import Recompute
 from farpipe.engine.stages.chunk_stage import ChunkStage
-from farpipe.engine.stages.decoder import Numerics, StageModule, compute_dtype, initialise
-from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise
 from farpipe.engine.stages.divided_stages import divide_module, twins_in
-from farpipe.engine.stages.module_stage import ModuleSlice, ModuleStage
 from farpipe.engine.stages.own_module import check_outputs, own_module
-from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.slices import ModuleSlice, StageSlice
 from farpipe.engine.stages.stage import Boundary, TorchStage
 
 if TYPE_CHECKING:
@@ -95,14 +93,12 @@ def make_stage(
             raise InputError(f"data.packing: {what} can't be trained on chunks; leave data.packing out")
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
         _divide(own, mesh, numerics, training)
-        stage = ModuleStage(own, boundary, device)
+        stage = TorchStage(own, boundary, device)
         check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
         return stage
-    store = WeightGradStore()
-    module = StageModule(model, part, training.sequence_length, store, numerics)
+    module = Decoder(model, part, training.sequence_length, numerics)
     initialise(module, training.seed)
-    kind = ChunkStage if on_chunks else TorchStage
-    return kind(module.to(device), store, boundary, device)
+    return (ChunkStage if on_chunks else TorchStage)(module, boundary, device)
 
 
 def _divide(module: ModuleSlice, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
@@ -130,7 +126,7 @@ def _stage_of_transformers(
         from farpipe.engine.stages.hugging_face_chunks import HuggingFaceChunkStage
 
         return HuggingFaceChunkStage(module, boundary, device)
-    return ModuleStage(module, boundary, device)
+    return TorchStage(module, boundary, device)
 
 
 def _of_transformers(model: Model, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":

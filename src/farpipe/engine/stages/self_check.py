@@ -17,7 +17,6 @@ from farpipe.engine.data.batches import Batch
 from farpipe.engine.stages.chunk_stage import chunk_batch
 from farpipe.engine.stages.hugging_face import INSTEAD, HuggingFaceSlice, build, fill
 from farpipe.engine.stages.hugging_face_chunks import HuggingFaceChunkStage
-from farpipe.engine.stages.module_stage import ModuleStage
 from farpipe.engine.stages.slices import StageSlice, slices
 from farpipe.engine.stages.stage import Boundary, TorchStage
 from farpipe.planning.workload import Chunk, Slice
@@ -191,12 +190,12 @@ def random_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMode
     return model
 
 
-def make_stages(whole: PreTrainedModel, batch: Batch, recompute: Recompute, num_stages: int = 3) -> list[ModuleStage]:
+def make_stages(whole: PreTrainedModel, batch: Batch, recompute: Recompute, num_stages: int = 3) -> list[TorchStage]:
     """Stages of equal numbers of layers with copies of the weights of `whole`, ready for `batch`."""
     _, size, length = batch.tokens.shape
     boundary = Boundary((size, length, whole.config.hidden_size), whole.dtype)
     copies = ((copy.deepcopy(whole), part) for part in _parts(num_stages))
-    stages = [ModuleStage(HuggingFaceSlice(model, part, recompute), boundary) for model, part in copies]
+    stages = [TorchStage(HuggingFaceSlice(model, part, recompute), boundary) for model, part in copies]
     for stage in stages:
         stage.begin_step(batch)
     return stages
