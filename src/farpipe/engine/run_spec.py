@@ -59,7 +59,7 @@ class RunSpec(Document, RunSettings):
 
     @property
     def schedule(self) -> Schedule:
-        """The plan's order, the first of a run that is planned anew."""
+        """The plan's order, the first one of a run that is re-planned."""
         return self.plan.schedule
 
     @property
