@@ -7,7 +7,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Model
-from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, discarding, initialise, rotate
+from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise, rotate
+from farpipe.engine.stages.recomputed import discarding
 from farpipe.engine.stages.slices import StageSlice, slices
 from small_models import (
     GPT,

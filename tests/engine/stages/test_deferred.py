@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from farpipe.engine.stages.deferred import WeightGradStore, defer
-from farpipe.engine.stages.slices import Again
+from farpipe.engine.stages.recomputed import Again
 
 
 class Renamed(nn.Linear):

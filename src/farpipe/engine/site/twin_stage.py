@@ -4,9 +4,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from farpipe.core.errors import InputError
-from farpipe.engine.site.context import ContextStage
-from farpipe.engine.site.context_chunks import ContextChunkStage, Groups
+from farpipe.engine.site.context import SharedSequences
+from farpipe.engine.site.context_chunks import Groups, SharedChunks
 from farpipe.engine.site.mesh import CONTEXT, TENSOR
+from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
 from farpipe.engine.stages.stage import Boundary, TorchStage
 
@@ -25,7 +26,7 @@ def twin_stage(
         return TorchStage(module, own, device)
     num_tokens, place = length // context.size(), context.get_local_rank()
     part = slice(place * num_tokens, (place + 1) * num_tokens)
-    return ContextStage(module, own, context.get_group(), part, device)
+    return TorchStage(module, own, device, SharedSequences(module, context.get_group(), part, device))
 
 
 def twin_chunk_stage(
@@ -34,11 +35,11 @@ def twin_chunk_stage(
     twins: DeviceMesh,
     device: torch.device | str = "cpu",
     groups: Groups | None = None,
-) -> ContextChunkStage:
+) -> ChunkStage:
     """The same for a stage whose microbatches are chunks; InputError where layers are divided as well.
 
     `groups`: those in which processes may share chunks, where not all share all.
     """
     if twins[TENSOR].size() > 1:
         raise InputError("data.packing: layers can't be divided, only chunks; say layout.tensor = 1")
-    return ContextChunkStage(module, boundary, twins[CONTEXT].get_group(), device, groups)
+    return ChunkStage(module, boundary, device, SharedChunks(module, twins[CONTEXT].get_group(), groups))

@@ -6,21 +6,22 @@ two-matrix MLP with GELU) models, as `farpipe.core.spec.Model` describes them.
 
 import hashlib
 import math
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from farpipe.core.errors import InputError
+from farpipe.core.errors import InputError, RunError
 from farpipe.core.spec import Model, Precision, RotaryScaling
 from farpipe.core.spec.recompute import Recompute, operations_of
-from farpipe.engine.stages.slices import SliceModule, StageSlice, again
+from farpipe.engine.stages.chunk_attention import ChunkPass
+from farpipe.engine.stages.recomputed import again, discarding
+from farpipe.engine.stages.slices import SliceModule, StageSlice
 
 INITIAL_STD: Final = 0.02
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -103,6 +104,20 @@ class Decoder(SliceModule):
         """The matrices of embedding and head that this slice has."""
         ends = {name: getattr(self, name) for name in ("embedding", "head") if hasattr(self, name)}
         return {name: end.weight for name, end in ends.items()}
+
+    def prepare_chunks(self) -> None:
+        """Do nothing: its layers take chunks as they are."""
+
+    def on_chunk(self, x: Tensor, chunk: ChunkPass) -> Tensor:
+        """[1, tokens] or [1, tokens, hidden] -> [1, tokens, hidden]; RunError for positions beyond the table."""
+        x = self.embed(x, chunk.positions) if self.part.has_embedding else x
+        rotary = None if self.rotary is None else _angles(self.rotary, chunk.positions)
+        if rotary is not None:  # which layers that are computed again keep unseen by autograd
+            chunk.count(rotary)
+        for name, layer in self.layers.items():
+            number = int(name)
+            x = chunk.run(number, layer, x, {"rotary": rotary, "mix": partial(chunk.attend, number)})
+        return x
 
     def logits(self, x: Tensor) -> Tensor:
         """[b, s, hidden] -> [b, s, vocab]."""
@@ -278,6 +293,16 @@ def _lowness(frequency: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
     return ((numbers - first) / (end - first if end != first else 0.001)).clamp(0, 1)
 
 
+def _angles(rotary: Tensor, positions: Tensor) -> Tensor:
+    """The angles of these positions; RunError beyond the table."""
+    if positions.numel() and int(positions.max()) >= rotary.shape[1]:
+        raise RunError(
+            f"a sequence has a token at {int(positions.max())}, but positions go to {rotary.shape[1] - 1}; "
+            "training.sequence_length is where documents must be cut"
+        )
+    return rotary[:, positions]
+
+
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """Turn the pairs (i, i + head_dim / 2) of [b, heads, s, head_dim] by the angle of their position."""
     cos, sin = rotary[:, : x.shape[-2]]
@@ -312,42 +337,3 @@ def _normal(name: str, like: Tensor, seed: int, num_layers: int) -> Tensor:
     if name.endswith(("attention.output.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * num_layers)
     return torch.from_numpy(generator.standard_normal(tuple(like.shape), dtype=np.float32)).mul_(std)
-
-
-class _Discarded:
-    """A result that is not kept for the backward, and the work that makes it again there."""
-
-    def __init__(self, work: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
-        self._work, self._x = work, x
-        self._address, self._shape = y.untyped_storage().data_ptr(), y.shape
-        self._made: weakref.ref[Tensor] | None = None
-
-    def pack(self, tensor: Tensor) -> Any:
-        """The thing that autograd keeps in place of `tensor`: its shape, where that is the result or a view of all."""
-        is_all = tensor.numel() == self._shape.numel() and tensor.is_contiguous()
-        return tensor.shape if is_all and tensor.untyped_storage().data_ptr() == self._address else tensor
-
-    def unpack(self, kept: Any) -> Any:
-        """The tensor behind what was kept; layers that share the result get one and the same while any has it."""
-        if isinstance(kept, Tensor):
-            return kept
-        made = None if self._made is None else self._made()
-        if made is None:
-            with torch.no_grad():
-                made = self._work(self._x)
-        if made.shape != kept:
-            made = made.view(kept)
-        self._made = weakref.ref(made)
-        return made
-
-
-@contextmanager
-def discarding(work: Callable[[Tensor], Tensor], x: Tensor) -> Iterator[Tensor]:
-    """``work(x)``, which nothing computed inside the context keeps: its backward makes it again from `x`.
-
-    It is Megatron-LM's output-discarding checkpoint; `x` must be kept anyway for that to free memory.
-    """
-    y = work(x)
-    discarded = _Discarded(work, x, y)
-    with torch.autograd.graph.saved_tensors_hooks(discarded.pack, discarded.unpack):
-        yield y

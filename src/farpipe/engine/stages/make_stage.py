@@ -82,51 +82,32 @@ def make_stage(
     """
     assert training.microbatch_size is not None
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
+    kind = ChunkStage if on_chunks else TorchStage
     if model.hugging_face is not None:
         theirs = _of_transformers(model, part, numerics)
         _divide(theirs, mesh, numerics, training)
         _fill(theirs, model.hugging_face, only_times=only_times)
-        return _stage_of_transformers(theirs, boundary, device, mesh, groups, on_chunks=on_chunks)
-    if model.module is not None:
+        if (twins := twins_in(mesh)) is None:
+            return kind(theirs, boundary, device)
+        from farpipe.engine.site.twin_stage import twin_chunk_stage, twin_stage
+
         if on_chunks:
-            what = "a module of your own (model.module)"
-            raise InputError(f"data.packing: {what} can't be trained on chunks; leave data.packing out")
+            return twin_chunk_stage(theirs, boundary, twins, device, groups)
+        return twin_stage(theirs, boundary, twins, device)
+    if model.module is not None:
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
         _divide(own, mesh, numerics, training)
-        stage = TorchStage(own, boundary, device)
+        stage = kind(own, boundary, device)
         check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
         return stage
     module = Decoder(model, part, training.sequence_length, numerics)
     initialise(module, training.seed)
-    return (ChunkStage if on_chunks else TorchStage)(module, boundary, device)
+    return kind(module, boundary, device)
 
 
 def _divide(module: ModuleSlice, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
     if mesh is not None:
         divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
-
-
-def _stage_of_transformers(
-    module: "HuggingFaceSlice",
-    boundary: Boundary,
-    device: str,
-    mesh: "DeviceMesh | None",
-    groups: "Groups | None",
-    *,
-    on_chunks: bool,
-) -> TorchStage:
-    """The stage for the processes of `mesh` that share sequences and layers, or chunks, or for one process."""
-    if (twins := twins_in(mesh)) is not None:
-        from farpipe.engine.site.twin_stage import twin_chunk_stage, twin_stage
-
-        if on_chunks:
-            return twin_chunk_stage(module, boundary, twins, device, groups)
-        return twin_stage(module, boundary, twins, device)
-    if on_chunks:
-        from farpipe.engine.stages.hugging_face_chunks import HuggingFaceChunkStage
-
-        return HuggingFaceChunkStage(module, boundary, device)
-    return TorchStage(module, boundary, device)
 
 
 def _of_transformers(model: Model, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from farpipe.core.errors import InputError, fault_in
 from farpipe.core.spec.recompute import Recompute
-from farpipe.engine.stages.slices import Again, ModuleSlice, SliceModule, StageSlice
+from farpipe.engine.stages.recomputed import Again
+from farpipe.engine.stages.slices import ModuleSlice, SliceModule, StageSlice
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 """Torch's random numbers are those of the whole process."""

@@ -14,9 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.spec.recompute import Recompute
 from farpipe.engine.data.batches import Batch
-from farpipe.engine.stages.chunk_stage import chunk_batch
+from farpipe.engine.stages.chunk_stage import ChunkStage, chunk_batch
 from farpipe.engine.stages.hugging_face import INSTEAD, HuggingFaceSlice, build, fill
-from farpipe.engine.stages.hugging_face_chunks import HuggingFaceChunkStage
 from farpipe.engine.stages.slices import StageSlice, slices
 from farpipe.engine.stages.stage import Boundary, TorchStage
 from farpipe.planning.workload import Chunk, Slice
@@ -132,7 +131,7 @@ def _error_in_stages(whole: PreTrainedModel, recompute: Recompute) -> tuple[floa
 
 def error_on_chunks(
     whole: PreTrainedModel,
-    make: Callable[[HuggingFaceSlice, Boundary], HuggingFaceChunkStage] = HuggingFaceChunkStage,
+    make: Callable[[HuggingFaceSlice, Boundary], ChunkStage] = ChunkStage,
     summed: Callable[[Sequence[TorchStage]], float] = lambda stages: stages[-1].loss,
 ) -> tuple[float, str]:
     """The error for three documents: one in three slices, a short one packed with the last of them, one by itself.

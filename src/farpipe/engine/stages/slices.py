@@ -1,11 +1,12 @@
 """Slices of a model, one per stage: which layers, and what every stage asks of the module that computes them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from farpipe.core.errors import InputError
+from farpipe.engine.stages.chunk_attention import ChunkPass
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,19 @@ class SliceModule(nn.Module):
         """The name of the embedding's matrix by that of the head's, where the whole model ties them."""
         return {}
 
+    def prepare_chunks(self) -> None:
+        """Get ready for `on_chunk`; InputError where that is not known."""
+        what = "a module of your own (model.module)"
+        raise InputError(f"data.packing: {what} can't be trained on chunks; leave data.packing out")
+
+    def on_chunk(self, x: Tensor, chunk: ChunkPass) -> Tensor:
+        """[1, tokens] or [1, tokens, hidden] -> [1, tokens, hidden], without the head, whose output is `logits`."""
+        raise NotImplementedError
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[b, s, hidden] -> [b, s, vocab]."""
+        raise NotImplementedError
+
 
 class ModuleSlice(SliceModule):
     """Any module as the slice of a model; its parameters keep the names that they have in `inner`."""
@@ -73,18 +87,3 @@ class ModuleSlice(SliceModule):
         """Its layers, where they are a list called ``layers``."""
         layers = getattr(self.inner, "layers", None)
         return list(layers) if isinstance(layers, nn.ModuleList) else []
-
-
-class Again:
-    """Forward of a module of which only the inputs are kept: its backward does it once more."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._forward = module.forward
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        return again(self._forward, *inputs, **options)
-
-
-def again(work: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """``work(*inputs, **options)``, of which only the inputs are kept: its backward does it once more."""
-    return checkpoint(work, *inputs, use_reentrant=False, preserve_rng_state=False, **options)

@@ -1,8 +1,10 @@
 """Execution of one stage's actions: on PyTorch, or asleep for a rehearsal of the pipeline without the model."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +57,17 @@ class Boundary:
         return tensor
 
 
+class WholeSequences:
+    """The mesh side of a stage that one process has: it computes all tokens of every sequence."""
+
+    options: Mapping[str, Any] = MappingProxyType({})
+    """What the module is called with beside its input."""
+
+    def share(self, batch: Batch) -> Batch:
+        """This process's part of a batch."""
+        return batch
+
+
 class TorchStage:
     """A PipelineStage: a module with what its microbatches in flight have saved.
 
@@ -62,7 +75,15 @@ class TorchStage:
     until it has done it.
     """
 
-    def __init__(self, module: SliceModule, boundary: Boundary, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        module: SliceModule,
+        boundary: Boundary,
+        device: torch.device | str = "cpu",
+        sequences: WholeSequences | None = None,
+    ) -> None:
+        """`sequences`: the processes that share every one, and this one's part of them."""
+        self._sequences = sequences or WholeSequences()
         self.store, self.boundary, self.device = WeightGradStore(), boundary, torch.device(device)
         defer(module, self.store)
         self.module = module.to(self.device)
@@ -72,7 +93,7 @@ class TorchStage:
 
     def begin_step(self, batch: Batch | None) -> None:
         """Take the step's tokens (needed by the first and the last stage)."""
-        self._batch = None if batch is None else _on_device(batch, self.device)
+        self._batch = None if batch is None else _on_device(self._sequences.share(batch), self.device)
         self._saved.clear()
         self._losses.clear()
 
@@ -126,7 +147,7 @@ class TorchStage:
 
     def _compute(self, microbatch: int, x: Tensor) -> Tensor:
         """Return the module's output for a microbatch's input."""
-        y: Tensor = self.module(x)
+        y: Tensor = self.module(x, **self._sequences.options)
         return y
 
     def _boundary(self, microbatch: int) -> Boundary:
