@@ -1,22 +1,53 @@
 """docs/reference/job.md says what the code does."""
 
+import json
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from farpipe.core.catalog import device_names, link_names, model_names, region_names
 from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 PAGE = (DOCS / "reference" / "job.md").read_text(encoding="utf-8")
+SCHEMA = json.loads((DOCS / "reference" / "job.schema.json").read_text(encoding="utf-8"))
 SCRIPT = runpy.run_path(str(DOCS / "job.py"))
 
 
 def test_the_tables_are_those_of_the_code():
     assert SCRIPT["page"](PAGE) == PAGE, "run python docs/job.py"
+
+
+def test_the_schema_is_that_of_the_code():
+    assert SCRIPT["schema"]() == SCHEMA, "run python docs/job.py"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/*.toml")), ids=lambda path: path.name)
+def test_the_schema_takes_the_recipes(path):
+    jsonschema.validate(tomllib.loads(path.read_text(encoding="utf-8")), SCHEMA)
+
+
+def test_the_schema_takes_the_example_and_no_slip():
+    job = tomllib.loads(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL).group(1))
+    jsonschema.validate(job, SCHEMA)
+    for table, key, value in [
+        (job["model"], "num_layer", 2),
+        (job["training"], "precision", "int3"),
+        (job["cluster"]["links"][0], "latency", 6),
+        (job["cluster"]["sites"][1]["device"], "power", 300),
+    ]:
+        before = dict(table)
+        table[key] = value
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(job, SCHEMA)
+        table.clear()
+        table.update(before)
 
 
 @pytest.mark.parametrize("part", sorted({part for table in SCRIPT["TABLES"] for part in table}, key=repr))

@@ -20,6 +20,8 @@ TOKENS_PER_STEP: Final = 1 << 20
 _SITE: Final = re.compile(r"\s*(?P<name>[^=\s]+)\s*=\s*(?P<count>\d[\d_]*)\s*[x*]\s*(?P<device>\S+)\s*")
 _SHORT_RATE: Final = re.compile(r"(?P<number>[\d.]+)\s*(?P<prefix>[kMGT])")
 _ASSUMED: Final = "assumed"
+SCHEMA_LINE: Final = "#:schema https://github.com/farpipe/farpipe/raw/main/docs/reference/job.schema.json"
+"""By which editors (Even Better TOML, taplo) complete and check the file."""
 
 Table = Mapping[str, tuple[Any, str]]
 """Key -> its value, and a remark on it."""
@@ -53,7 +55,7 @@ def first_job(
     tables: list[tuple[str, Table]] = [("[model]", {key: (model, shape.size_text)}), ("[training]", training)]
     tables += [("[[cluster.sites]]", _site_table(*site)) for site in given]
     tables += [("[[cluster.links]]", table) for table in _links([name for name, _, _ in given], links)]
-    head = f'# Lines marked "{_ASSUMED}" are a guess: check them. All keys: docs/reference/job.md.\n'
+    head = f'{SCHEMA_LINE}\n# Lines marked "{_ASSUMED}" are a guess: check them. All keys: docs/reference/job.md.\n'
     text = "\n".join([head, *(_section(header, table) for header, table in tables)])
     parse_job(text, "the job")
     return text

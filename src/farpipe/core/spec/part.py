@@ -4,7 +4,7 @@ import contextlib
 import re
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,8 @@ from pydantic_core import PydanticCustomError
 from farpipe.core.strict import finite, plain_signature
 from farpipe.core.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
 
+Quantity = str | Literal[0]
+"""A figure as a file has it: a number with its unit; a bare zero needs none. For the JSON Schema alone."""
 Value = TypeVar("Value")
 Place = tuple[str | int, ...]
 """Keys and indices from the top of a job to one of its values."""
@@ -77,7 +79,7 @@ def more_than_zero(units: dict[str, float], example: str) -> BeforeValidator:
             raise ValueError(f"must be more than zero, found {text!r}")
         return value
 
-    return BeforeValidator(read)
+    return BeforeValidator(read, json_schema_input_type=Quantity)
 
 
 def site_name(name: str) -> str:
@@ -126,15 +128,17 @@ BytesPerSecond = Annotated[
 ]
 NumDevices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 
-Latency = Annotated[float, BeforeValidator(_latency)]
-Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
-BandwidthOrNone = Annotated[float, BeforeValidator(_bandwidth_or_none)]
+Latency = Annotated[float, BeforeValidator(_latency, json_schema_input_type=Quantity)]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth, json_schema_input_type=Quantity)]
+BandwidthOrNone = Annotated[float, BeforeValidator(_bandwidth_or_none, json_schema_input_type=Quantity)]
 """Bandwidth of a link that may be down: 0."""
 Memory = Annotated[float, more_than_zero(BYTES, "80 GiB")]
-MemoryReserve = Annotated[float, BeforeValidator(lambda text: parse(text, BYTES, "5 GiB"))]
+MemoryReserve = Annotated[
+    float, BeforeValidator(lambda text: parse(text, BYTES, "5 GiB"), json_schema_input_type=Quantity)
+]
 MemoryBandwidth = Annotated[float, more_than_zero(BYTES_PER_S, "3350 GB/s")]
 Flops = Annotated[float, more_than_zero(FLOPS, "989 TFLOP/s")]
-Queue = Annotated[tuple[float, str], BeforeValidator(_bytes_or_seconds)]
+Queue = Annotated[tuple[float, str], BeforeValidator(_bytes_or_seconds, json_schema_input_type=Quantity)]
 Power = Annotated[float, more_than_zero(WATTS, "700 W")]
 
 

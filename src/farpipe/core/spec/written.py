@@ -125,17 +125,21 @@ class WrittenSite(Written):
 
     name: SiteName
     """Letters, digits, `_`, `-`, `.`; different for every site."""
-    device: Annotated[WrittenDevice, BeforeValidator(_table)]
+    device: Annotated[WrittenDevice, BeforeValidator(_table, json_schema_input_type=str | WrittenDevice)]
     """A device of the catalogue, or a table (below)."""
     num_devices: NumDevices
     """Devices at the site, all equal; at most 1,048,576."""
     devices_per_machine: Count | None = None
     """Devices that `machine_link` joins; divides `num_devices`. Default: for `gb200` and `gb300` the largest divisor up
     to the 72 of a rack; for others 8, and the last machine may have fewer."""
-    machine_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
+    machine_link: Annotated[WrittenSpeed, BeforeValidator(_table, json_schema_input_type=str | WrittenSpeed)] = (
+        WrittenSpeed()
+    )
     """Link over which one device sends to the others of its machine, in one direction: a preset or `{ latency,
     bandwidth }`. Default: the device preset's."""
-    site_link: Annotated[WrittenSpeed, BeforeValidator(_table)] = WrittenSpeed()
+    site_link: Annotated[WrittenSpeed, BeforeValidator(_table, json_schema_input_type=str | WrittenSpeed)] = (
+        WrittenSpeed()
+    )
     """The same between the machines of the site. Default: `"infiniband-ndr"` (14 us, 400 Gbit/s)."""
     memory_reserve: MemoryReserve | None = None
     """Memory that plans leave free on every device for the driver's context, buffers of libraries and fragmentation;
