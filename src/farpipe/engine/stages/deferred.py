@@ -57,8 +57,7 @@ class WeightGradStore:
         self._open: list[Deferred] | None = None
         self._is_closed = False
         self._at_once: set[int] = set()
-        self.in_parts = True
-        """False while layers compute for a microbatch whose backward comes at once."""
+        self._in_parts = True
 
     def open(self) -> None:
         """Take weight gradients again."""
@@ -76,11 +75,15 @@ class WeightGradStore:
     def forward_begins(self, microbatch: int, *, in_parts: bool) -> None:
         """What is computed next is the forward of `microbatch`, whose backward comes in parts, I and W, or at once."""
         (self._at_once.discard if in_parts else self._at_once.add)(microbatch)
-        self.in_parts = in_parts
+        self._in_parts = in_parts
 
     def backward_begins(self, microbatch: int) -> None:
         """What is computed next is the backward of `microbatch`, which may do parts of its forward again."""
-        self.in_parts = microbatch not in self._at_once
+        self._in_parts = microbatch not in self._at_once
+
+    def leaves(self, weight: Tensor) -> bool:
+        """True if autograd should give the gradient of `weight`: its layer is small, and nothing has to wait."""
+        return not self._in_parts and weight.numel() <= SMALL and not is_divided(weight)
 
     def _expect_open(self) -> None:
         if self._is_closed:
@@ -179,8 +182,7 @@ class _LinearForward:
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self._layer.weight, self._layer.bias
         assert isinstance(weight, Tensor)
-        is_left = not self._store.in_parts and weight.numel() <= SMALL
-        if is_left or not _can_wait(weight) or not (bias is None or _can_wait(bias)):
+        if self._store.leaves(weight) or not _can_wait(weight) or not (bias is None or _can_wait(bias)):
             return functional.linear(x, weight.t() if self._transposed else weight, bias)  # type: ignore[arg-type]
         call = _LinearCall(weight, bias, transposed=self._transposed)  # type: ignore[arg-type]
         gys: list[Tensor] = []
@@ -272,7 +274,7 @@ class _EmbeddingForward:
     def __call__(self, rows: Tensor) -> Tensor:
         weight, padding = self._layer.weight, self._layer.padding_idx
         is_by_rows = not is_divided(weight) or weight.placements[0].is_shard(0)
-        if not _can_wait(weight) or not is_by_rows:
+        if self._store.leaves(weight) or not _can_wait(weight) or not is_by_rows:
             return functional.embedding(rows, weight, padding)
         call = _EmbeddingCall(weight, padding)
         y: Tensor = _DeferredEmbedding.apply(local_part(rows), weight, call, self._store)  # type: ignore[no-untyped-call]
