@@ -14,7 +14,7 @@ from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise
 from farpipe.engine.stages.divided_stages import divide_module, twins_in
 from farpipe.engine.stages.own_module import check_outputs, own_module
-from farpipe.engine.stages.slices import ModuleSlice, StageSlice
+from farpipe.engine.stages.slices import SliceModule, StageSlice
 from farpipe.engine.stages.stage import Boundary, TorchStage
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def make_stage(
     return kind(module, boundary, device)
 
 
-def _divide(module: ModuleSlice, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
+def _divide(module: SliceModule, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
     if mesh is not None:
         divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
 
