@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from farpipe.engine.site.context import heads_for_tokens, parts, tokens_for_heads
 from farpipe.engine.stages.chunk_attention import ChunkAttention
-from farpipe.engine.stages.chunk_stage import Alone, ChunkBatch
+from farpipe.engine.stages.chunk_stage import ChunkBatch, WholeChunks
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
 from farpipe.planning.workload import Chunk
 
@@ -22,7 +22,7 @@ Groups = Mapping[tuple[int, int], dist.ProcessGroup | None]
 """(first process, number of processes) -> the group of these neighbours; None for one process alone."""
 
 
-class SharedChunks(Alone):
+class SharedChunks(WholeChunks):
     """A part of every chunk's tokens; the other processes of its group have the rest."""
 
     def __init__(self, module: HuggingFaceSlice, group: dist.ProcessGroup, groups: Groups | None = None) -> None:

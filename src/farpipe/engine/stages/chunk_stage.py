@@ -68,8 +68,8 @@ def chunk_batch(
     )
 
 
-class Alone:
-    """The mesh side of a stage that one process has: all chunks are its own, whole."""
+class WholeChunks:
+    """What processes share of chunks, where one process has the stage: nothing, all chunks are its own."""
 
     def begin(self, batch: ChunkBatch) -> None:
         """Take the step's chunks."""
@@ -92,7 +92,7 @@ def _where_shared(act: Callable[..., Tensor | None]) -> Callable[..., Tensor | N
 
     @wraps(act)
     def acting(stage: "ChunkStage", microbatch: int, x: Tensor | None, **options: Any) -> Tensor | None:
-        with stage.mesh.acting(microbatch, stage.chunk(microbatch)) as is_shared:
+        with stage.sharing.acting(microbatch, stage.chunk(microbatch)) as is_shared:
             return act(stage, microbatch, x, **options) if is_shared else None
 
     return acting
@@ -111,18 +111,18 @@ class ChunkStage(TorchStage):
         module: SliceModule,
         boundary: Boundary,
         device: torch.device | str = "cpu",
-        mesh: Alone | None = None,
+        sharing: WholeChunks | None = None,
     ) -> None:
-        """`mesh`: the processes that share its chunks. InputError for a module that can't compute chunks."""
+        """`sharing`: the processes that share its chunks. InputError for a module that can't compute chunks."""
         super().__init__(module, boundary, device)
         module.prepare_chunks()
-        self.mesh = mesh or Alone()
+        self.sharing = sharing or WholeChunks()
 
     def begin_chunks(
         self, batch: ChunkBatch, recomputed: Sequence[int] | None = None, *, keeps_attention: bool = False
     ) -> None:
         """Take the step's chunks; all stages need them, the first and the last also their tokens and targets."""
-        self.mesh.begin(batch)
+        self.sharing.begin(batch)
         self._saved.clear()
         self._losses.clear()
         self._keeps_attention = keeps_attention
@@ -185,7 +185,7 @@ class ChunkStage(TorchStage):
 
     def tokens_here(self, microbatch: int) -> slice:
         """Tokens of a chunk that this process computes."""
-        return self.mesh.tokens(self.chunk(microbatch))
+        return self.sharing.tokens(self.chunk(microbatch))
 
     def _boundary(self, microbatch: int) -> Boundary:
         here, (_, _, hidden) = self.tokens_here(microbatch), self.boundary.shape
@@ -212,7 +212,7 @@ class ChunkStage(TorchStage):
             self.held,
             range(first, first + self._again[microbatch]),
             self._keeps_attention,
-            self.mesh.attend,
+            self.sharing.attend,
         )
         self._counted[microbatch] = here.counted
         return self.module.on_chunk(x, here)

@@ -58,7 +58,7 @@ class Boundary:
 
 
 class WholeSequences:
-    """The mesh side of a stage that one process has: it computes all tokens of every sequence."""
+    """What processes share of sequences, where one process has the stage: nothing, it computes all tokens."""
 
     options: Mapping[str, Any] = MappingProxyType({})
     """What the module is called with beside its input."""
