@@ -94,6 +94,31 @@ def test_backwards_at_once_leave_small_layers_to_autograd_and_add_the_same(width
     torch.testing.assert_close(gradients(module), gradients(plain), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_small_layers_get_the_same_bits_in_parts_and_at_once(dtype, bias):
+    torch.manual_seed(0)
+    table, layers = nn.Embedding(31, 24, padding_idx=3), [nn.Linear(24, 40, bias=bias), nn.Tanh(), nn.Linear(40, 16)]
+    parted = nn.Sequential(table, *layers).to(dtype)
+    modules = parted, copy.deepcopy(parted)
+    for in_parts, module in zip((True, False), modules, strict=True):
+        store = WeightGradStore()
+        defer(module, store)
+        for parameter in module.parameters():
+            parameter.grad_dtype = torch.float32
+        for microbatch in range(4):
+            store.forward_begins(microbatch, in_parts=in_parts)
+            loss = module((ROWS + 5 * microbatch) % 31).float().square().sum()
+            if in_parts:
+                with store.deferring(microbatch):
+                    loss.backward()
+                store.compute(microbatch)
+            else:
+                loss.backward()
+    for one, other in zip(*(module.parameters() for module in modules), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
 def test_the_gradient_goes_to_the_parameter_of_its_own_forward():
     layer, store, x = nn.Linear(3, 2), WeightGradStore(), torch.randn(4, 3)
     defer(layer, store)
