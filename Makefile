@@ -13,7 +13,7 @@ install = $(if $(UV),$(UV) pip install --python $(BIN)/python --torch-backend=au
 	,) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e $(1)
 
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
-.PHONY: demo test test-all test-fast test-stock check bench docs format clean
+.PHONY: demo test test-all test-fast test-stock check bench errors docs format clean
 
 $(TRAIN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
@@ -56,6 +56,12 @@ check: $(READY)  ## format, lint, types, layers
 
 bench: $(READY)  ## all benchmarks that print their figures; writes docs/reference/benchmarks/raw/
 	$(BIN)/python -m benchmarks.run_all
+
+errors: $(READY)  ## ranges and tables of errors after a change of the cost model, and the pages that show them; FARPIPE_DATA=FOLDER
+	$(BIN)/python -m benchmarks.cost_model.error_ranges --write
+	$(BIN)/python tests/test_printed_output.py README.md docs/tutorial/index.md docs/how-to/plan-over-your-own-sites.md \
+		docs/how-to/begin-with-what-you-have.md
+	$(BIN)/python tests/test_frozen_output.py
 
 docs: $(READY)  ## the documentation as a site, in build/site; broken links and anchors are errors
 	$(BIN)/python -m mkdocs build --strict --quiet

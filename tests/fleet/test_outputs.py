@@ -206,6 +206,10 @@ def outcome(policy, jcts, usd=1.0, num_jobs=2):
             "y has the least money (rent, electricity, egress), $2.00 (next: x, +50.0 %)",
         ),
         ([outcome("x", []), outcome("y", [])], "no policy finished one"),
+        (
+            [outcome("x", [1.0]), outcome("y", [1.0, 1.0]), outcome("z", [3.0, 3.0])],
+            "3.00 s, of the 2 policies that finished 2, the most: y has the least mean completion time",
+        ),
     ],
 )
 def test_the_verdict_names_winners_and_ties_as_ties(outcomes, words):

@@ -188,7 +188,7 @@ def _run_name(plan: "BatchPlan", index: int, method: str) -> str:
 def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
     """Properties of the batch with which predictions were never compared."""
     from farpipe.planning.cost import JobCosts
-    from farpipe.planning.explain.limits import uncompared
+    from farpipe.planning.cost.trust import uncompared
 
     sites = [job.cluster.site(name) for name in plan.layout.devices]
     return uncompared(JobCosts(job.model, job.training), sites, longest, plan.layout.devices_per_stage)

@@ -9,7 +9,7 @@ from farpipe.core.schedule import check, peak_memory_bytes
 from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
-from pipelines import bubble_s, pipeline, two_sites, work_s
+from pipelines import bubble_s, pipeline, two_sites
 
 RANKS = [1, 2, 3, 4, 5, 6, 8, 12, 16]
 
@@ -72,48 +72,6 @@ def test_golden_v_min():
         "rank 0: 0F0 3F0 3I0 0F1 3W0 0I0 0W0 3F1 3I1 0F2 3W1 0I1 0W1 3F2 ..",
         "rank 1: 1F0 2F0 2I0 1I0 1F1 2F1 1W0 2W0 2I1 1I1 1F2 2F2 1W1 2W1 ..",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "delay", "zbv"),
-    [
-        ((1, 1, 1), (2, 2), 2.91),
-        ((76, 93, 41), (0, 0), 1.102),
-        ((76, 93, 41), (2, 0), 1.837),
-        ((76, 93, 41), (2, 2), 3.170),
-    ],
-)
-def test_zbv_over_two_sites_takes_as_long_as_was_found_before(seconds, delay, zbv):
-    """In units of the work, 8 ranks and 16 microbatches; a run of ours from before this code, to two per cent."""
-    latency, size = (d * seconds[0] for d in delay)
-    problem = two_sites(8, 16, seconds=seconds, latency=latency, size=size, v_shape=True, stash=1.0)
-    found = simulate(problem, order("zbv", problem)).makespan_s / work_s(problem)
-    assert found == pytest.approx(zbv, rel=0.02)
-
-
-M70 = (0.038, 0.0465, 0.0205)
-"""Stage times of CrossPipe's M70 in seconds, fitted to the columns of its table 5 without delay."""
-
-
-@pytest.mark.parametrize(
-    ("delay", "equal_memory", "twice"),
-    [
-        ((0, 0), 0.119, 0.108),
-        ((0.25, 0.25), 0.127, 0.112),
-        ((0.25, 2), 0.250, 0.235),
-        ((2, 0.25), 0.148, 0.115),
-        ((2, 2), 0.256, 0.245),
-    ],
-)
-def test_wave_is_near_or_below_crosspipes(delay, equal_memory, twice):
-    """Seconds per microbatch, CrossPipe (ATC 2025), table 5: 8 ranks, 16 microbatches, or 32 in twice the memory."""
-    latency, size = (d * M70[0] for d in delay)
-    for factor, published in ((1, equal_memory), (2, twice)):
-        options = {"seconds": M70, "latency": latency, "size": size, "stash": 1.0, "memory": 8.0 * factor}
-        problem = two_sites(8, 16 * factor, v_shape=True, **options)
-        schedule = order("wave", problem)
-        check(problem, schedule)
-        assert simulate(problem, schedule).makespan_s / (16 * factor) <= 1.06 * published
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(2, 24))

@@ -1,7 +1,6 @@
 import json
 import random
 import socket
-import time
 
 import pytest
 from hypothesis import given
@@ -14,6 +13,7 @@ from farpipe.engine.links import LinkShape
 from farpipe.engine.transport import Tag, TransportConfig, handshake, link_probe
 from farpipe.engine.transport.link_probe import ProbeServer, Sides, answer, arrival_rate, ask, measure
 from transports import connected, in_parallel, tls_files
+from waiting import wait_until
 from wans import both_ways, free_name, needs_wan
 
 TOKEN = b"between the two of us"
@@ -30,18 +30,14 @@ def server():
 
 
 def said(server, text):
-    deadline_s = time.monotonic() + 5
-    while time.monotonic() < deadline_s:
-        if any(text in event for event in server.events):
-            return True
-        time.sleep(0.01)
-    return False
+    wait_until(lambda: any(text in event for event in server.events), f"it said {text!r}")
+    return True
 
 
 @pytest.mark.slow
 def test_both_directions_are_measured(server):
     found = measure(("127.0.0.1", server.port), PLAIN, seconds=0.3, num_streams=3)
-    assert 0 < found.round_trip_s <= found.round_trip_median_s < 0.5
+    assert 0 < found.round_trip_s <= found.round_trip_median_s < 10
     rates = (found.one_stream_there, found.one_stream_back, found.streams_there, found.streams_back)
     assert all(rate > 1e6 for rate in rates)
     assert said(server, "measuring for 127.0.0.1")

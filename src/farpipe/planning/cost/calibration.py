@@ -14,18 +14,13 @@ REFERENCE: Final = "a100-80gb"
 """The device that the law was fitted on."""
 UNMEASURED: Final[dict[str, Any]] = {
     "measured": False,
-    "residual": 0.36,
     "num_rows": 0,
     "compared": (),
     "kinds": (),
     "longest": 8192,
     "attention_kernels": (),
 }
-"""Calibration of a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
-device, before it had a constant of its own (docs/reference/cost-model.md, section 7)."""
-
-UNCOMPARED: Final = 0.12
-"""Least residual of a rate that was never compared on a device: that of the measured chips' sisters."""
+"""Calibration of a device that was never compared."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +97,13 @@ class Calibration:
     """True if trainings on the device do so unless they say otherwise."""
     measured: bool
     """True if steps or layers measured on this very device were compared with what the constants predict."""
-    residual: float
-    """Mean relative error, without sign, on devices of the same class: the range to print beside a prediction."""
     num_rows: int
     """Measurements of this device that the constants were fitted to; 0: none."""
     compared: tuple[Rate, ...]
     """Rates of matrix products that measurements of this very device were compared for."""
     kinds: tuple[str, ...]
-    """Kinds of models and layouts that they had and that were met within UNCOMPARED, besides dense ones whose devices
-    have whole sequences."""
+    """Kinds of models and layouts that they had and that were met within 12 % in the mean, besides dense ones with
+    whole sequences."""
     longest: int
     """Tokens of the longest sequences that they had; of the law's, where there are none."""
     source: str
@@ -119,10 +112,6 @@ class Calibration:
     def fraction(self, rate: Rate) -> float:
         """Share of the device's peak at `rate` that an endless product reaches."""
         return float(getattr(self, f"{rate}_fraction", self.matrix_fraction))
-
-    def residual_at(self, rate: Rate) -> float:
-        """The mean error to expect where products run at `rate`: larger where that was never compared."""
-        return self.residual if rate in self.compared else max(self.residual, UNCOMPARED)
 
     def passes_of_loss(self, *, fused: bool | None) -> float:
         """Number of times that the 32-bit logits cross memory, in each direction; None: as is usual on the device."""
