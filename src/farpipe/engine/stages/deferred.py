@@ -89,7 +89,7 @@ class WeightGradStore:
         """
         if self._in_parts or weight.numel() > SMALL or is_divided(weight):
             return False
-        return bias is None or bias.grad_dtype in (None, bias.dtype)
+        return bias is None or (bias.is_leaf and bias.grad_dtype in (None, bias.dtype))
 
     def _expect_open(self) -> None:
         if self._is_closed:
