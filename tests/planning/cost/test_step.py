@@ -517,3 +517,17 @@ def test_gradients_are_summed_over_the_groups_of_zero():
         compute.Times(0.0, 0.0, 0.0),
     )
     assert alone.input_grad_s > 2 * alone.forward_s
+
+
+def test_dense_layers_are_where_the_model_has_them():
+    model = preset_model("deepseek-v3")
+    assert [model.dense_share(*span) for span in ((0, 2), (2, 6), (3, 9), (4, 4))] == [1.0, 0.25, 0.0, None]
+    assert llama().dense_share(0, 4) is None
+    costs, degrees = JobCosts(model, training()), replace(layout(data=8), expert=8, tensor=1)
+    ends = {"embedding": False, "head": False}
+    first, later, mean = (
+        costs.stage(degrees, site(), 3, "none", **ends, dense_share=share) for share in (1.0, 0.0, None)
+    )
+    assert first.expert_params == 0
+    assert first.static_bytes < mean.static_bytes < later.static_bytes
+    assert later.num_params == pytest.approx(3 * model.num_layer_params)

@@ -203,6 +203,20 @@ class Model(Part):
             return ((1.0, self),)
         return ((1 - share, self), (share, self.model_copy(update={"experts": None})))
 
+    def dense_share(self, first_layer: int, end_layer: int) -> float | None:
+        """Share of these layers that are dense; None: in a model without dense layers before those with experts."""
+        if self.experts is None or not self.experts.num_dense_layers or end_layer == first_layer:
+            return None
+        num_dense = max(0, min(end_layer, self.experts.num_dense_layers) - first_layer)
+        return num_dense / (end_layer - first_layer)
+
+    def with_dense_share(self, share: float | None) -> "Model":
+        """The model with another share of dense layers, for costs in the mean of a stage's layers; None: itself."""
+        if share is None or self.experts is None:
+            return self
+        experts = self.experts.model_copy(update={"num_dense_layers": share * self.num_layers})
+        return self.model_copy(update={"experts": experts})
+
     @property
     def windowed_share(self) -> float:
         """Share of the layers that attend over a window."""

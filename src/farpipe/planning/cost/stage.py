@@ -142,25 +142,37 @@ class JobCosts:
         return (*degrees, layout.zero, layout.sequence_parallel, changes, *shares)
 
     def stage(
-        self, layout: Layout, site: Site, num_layers: int, recompute: Recompute, *, embedding: bool, head: bool
+        self,
+        layout: Layout,
+        site: Site,
+        num_layers: int,
+        recompute: Recompute,
+        *,
+        embedding: bool,
+        head: bool,
+        dense_share: float | None = None,
     ) -> StageCost:
-        """Costs of one stage at `site` that recomputes so.
+        """Costs of one stage at `site` that recomputes so; `dense_share` of its layers have no experts, None: as many
+        as in the mean of the model.
 
         InputError when the profile was measured for something else, InfeasibleError without the precision.
         """
-        key = (self._kind(site), num_layers, recompute, embedding, head, *self._shape(layout))
+        key = (self._kind(site), num_layers, recompute, embedding, head, dense_share, *self._shape(layout))
         if key not in self._known:
             training = self.settled(layout).model_copy(update={"recompute": recompute})
             part = _Slice(num_layers, embedding, head)
-            parts = self._parts_of(training, layout, site)
-            self._known[key] = _summed(part, parts, self.model, training, layout, site)
+            model = self.model.with_dense_share(dense_share)
+            parts = self._parts_of(model, training, layout, site, dense_share)
+            self._known[key] = _summed(part, parts, model, training, layout, site)
         return self._known[key]
 
-    def _parts_of(self, training: Training, layout: Layout, site: Site) -> "_Parts":
-        key = (self._kind(site), training.recompute, *self._shape(layout))
+    def _parts_of(
+        self, model: Model, training: Training, layout: Layout, site: Site, dense_share: float | None
+    ) -> "_Parts":
+        key = (self._kind(site), training.recompute, dense_share, *self._shape(layout))
         if key not in self._parts:
             profile, calibration = self.profiles.get(site.device.name), self.calibration(site)
-            self._parts[key] = _parts(self.model, training, layout, site, profile, calibration)
+            self._parts[key] = _parts(model, training, layout, site, profile, calibration)
         return self._parts[key]
 
     def apart(

@@ -131,6 +131,7 @@ class _Step:
                 *(self.layout, self.sites[p.rank], p.num_layers, p.recompute),
                 embedding=i == 0,
                 head=i == last,
+                dense_share=self.model.dense_share(p.first_layer, p.end_layer),
             )
             for i, p in enumerate(self.placements)
         ]

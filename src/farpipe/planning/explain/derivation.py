@@ -105,7 +105,8 @@ def _layers(plan: Plan, costs: JobCosts, placement: Placement) -> list[tuple[flo
         return []
     training = _training(plan, costs, placement)
     job = (training, plan.layout, site, costs.calibration(site))
-    return [(share, kind, compute.layer_parts(kind, *job)) for share, kind in costs.model.kinds()]
+    model = costs.model.with_dense_share(costs.model.dense_share(placement.first_layer, placement.end_layer))
+    return [(share, kind, compute.layer_parts(kind, *job)) for share, kind in model.kinds()]
 
 
 def _training(plan: Plan, costs: JobCosts, placement: Placement) -> Training:
@@ -213,7 +214,8 @@ def _cost(plan: Plan, costs: JobCosts, placement: Placement, num_layers: int, **
     """Costs of a stage of so many layers where `placement` is; `ends`: ``embedding``, ``head``."""
     site = plan.job.cluster.site(placement.site)
     chosen = {"embedding": False, "head": False} | ends
-    return costs.stage(plan.layout, site, num_layers, placement.recompute, **chosen)
+    dense_share = costs.model.dense_share(placement.first_layer, placement.end_layer)
+    return costs.stage(plan.layout, site, num_layers, placement.recompute, dense_share=dense_share, **chosen)
 
 
 def _part_s(plan: Plan, costs: JobCosts, placement: Placement, num_layers: int = 0, **ends: bool) -> Seconds:

@@ -221,9 +221,16 @@ def _is_faster(best: Evaluated, rank: int, placements: tuple[Placement, ...], co
     """False where the work of a changed `rank` alone takes as long as the step does now."""
     at, last = best.candidate.layout, best.candidate.layout.num_stages - 1
     site, mine = best.candidate.sites[rank], [(s, p) for s, p in enumerate(placements) if p.rank == rank]
-    work_s = sum(
-        costs.stage(at, site, p.num_layers, p.recompute, embedding=s == 0, head=s == last).seconds for s, p in mine
+    costs_of = (
+        costs.stage(
+            *(at, site, p.num_layers, p.recompute),
+            embedding=s == 0,
+            head=s == last,
+            dense_share=costs.model.dense_share(p.first_layer, p.end_layer),
+        )
+        for s, p in mine
     )
+    work_s = sum(cost.seconds for cost in costs_of)
     return at.num_microbatches * work_s + best.overhead_s < best.step_s
 
 
@@ -231,7 +238,9 @@ def _cost(best: Evaluated, index: int, mode: Recompute, costs: JobCosts) -> Stag
     """Costs of stage `index` in `mode`."""
     at, candidate = best.placements[index], best.candidate
     ends = {"embedding": index == 0, "head": index == candidate.layout.num_stages - 1}
-    return costs.stage(candidate.layout, candidate.sites[at.rank], at.num_layers, mode, **ends)
+    dense_share = costs.model.dense_share(at.first_layer, at.end_layer)
+    site = candidate.sites[at.rank]
+    return costs.stage(candidate.layout, site, at.num_layers, mode, dense_share=dense_share, **ends)
 
 
 def improve_order(best: Evaluated) -> Evaluated:
