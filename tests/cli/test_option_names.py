@@ -12,8 +12,8 @@ COMMON: Final = ("--json", "--set")
 MOST: Final = 130
 """Options of all commands; a rare one is a key of the job or a setting, which `--set` names."""
 NAMES: Final = {
-    "reads": "--certs --hostfile --job --jobs --learned-from --lengths --light-paths --links --log --paths --plan --profile "
-    "--resume --schedule --trace",
+    "reads": "--certs --hostfile --job --jobs --learned-from --lengths --light-paths --links --log --paths --plan "
+    "--profile --resume --schedule --trace",
     "writes": "--calibrate --events --html --output --perfetto --plot --run-dir --write",
     "flag": "--allow-plaintext --json --listen --strategies --timeline --wan --why",
     "number": "--cut --days --guard --load --port --processes --sample --second-site --seconds --seed "
