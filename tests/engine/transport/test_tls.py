@@ -258,13 +258,12 @@ def test_a_damaged_certificate_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_bytes", [1, 60, 20_000])
-def test_random_bytes_on_the_port_are_turned_away_and_hold_nobody_up(tmp_path, monkeypatch, num_bytes):
+def test_random_bytes_on_the_port_are_turned_away_and_hold_nobody_up(tmp_path, monkeypatch):
     monkeypatch.setattr(handshake, "LIMIT_S", 1.0)
     with connected(configs=[config(f) for f in tls_files(tmp_path, SITES)]) as (first, second):
         silent = socket.create_connection(second._dialler._ranks[1].address, timeout=60)
         with silent, socket.create_connection(second._dialler._ranks[1].address, timeout=60) as stranger:
-            stranger.sendall(random.Random(num_bytes).randbytes(num_bytes))
+            stranger.sendall(random.Random(60).randbytes(60))
             first.send(1, "forward", Tag(0, 0, 0), b"1111")
             assert second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it").data == b"1111"
             for sock in (stranger, silent):

@@ -2,7 +2,6 @@ import os
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -122,16 +121,6 @@ def test_what_can_not_be_sent_is_refused_and_the_run_goes_on(pair):
         pair[0].send(0, "forward", Tag(120, 0, 0), b"12")
     pair[0].send(1, "forward", Tag(120, 0, 0), b"12")
     take(pair[1], 0, Tag(120, 0, 0))
-
-
-def test_exchange_gives_everybody_everything_by_rank():
-    with connected(3) as transports:
-        for turn in range(3):
-            parts = [bytes([rank, turn]) * (rank * 1000) for rank in range(3)]
-            results = in_parallel(
-                *(partial(t.exchange, "norm", parts[t.rank], waiting_for="the norm") for t in transports)
-            )
-            assert results == [parts] * 3
 
 
 def test_posts_arrive_once_in_order_and_under_their_name():

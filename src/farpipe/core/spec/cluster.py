@@ -29,8 +29,10 @@ from farpipe.core.units import format_bytes, format_rate, format_seconds
 CongestionControl = Literal["bbr", "cubic", "reno"]
 
 USUAL_MACHINE: Final = 8
+RESERVED_BYTES: Final = 2.5 * 2**30
 RESERVED_FRACTION: Final = 1 / 16
-"""Share of a device's memory that is left free by default: docs/reference/cost-model.md, section 3."""
+"""Memory of a device that is left free by default, the less of both; with less than the share free a plan warns:
+docs/reference/cost-model.md, section 3."""
 TCP_WINDOW_BYTES: Final = 2.7e6
 """Window of one stream with default buffers: hivemind-multi-cloud's measurements between clouds 0.2 to 300 ms apart."""
 RDMA_WINDOW_BYTES: Final = 16e6
@@ -125,7 +127,7 @@ def _usual_machines(known: dict[str, Any]) -> int:
 
 
 def _usual_reserve(known: dict[str, Any]) -> float:
-    return RESERVED_FRACTION * known["device"].memory_bytes if "device" in known else 0.0
+    return min(RESERVED_BYTES, RESERVED_FRACTION * known["device"].memory_bytes) if "device" in known else 0.0
 
 
 class Site(Part):

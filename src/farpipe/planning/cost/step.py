@@ -21,6 +21,8 @@ from farpipe.planning.cost.transfer import (
     narrowed_bytes,
     replica_link,
     ring_bytes,
+    ring_link,
+    summed_over_groups_s,
 )
 
 
@@ -206,13 +208,18 @@ class _Step:
 
     def _ring_bytes(self, kind: RingKind, site: Site, cost: StageCost, width: float) -> float:
         """Bytes on the ring of a stage's replicas. Experts are the same on fewer devices than all else, which are
-        farther apart: their bytes count as much more as their own ring is slower."""
+        farther apart: their bytes count as much more as their own ring is slower. So do those of ZeRO's groups."""
         at, calibration = self.layout, self.calibration(site)
-        common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, at.num_shares)
+        whole = (cost.device_params - cost.expert_params) * width
+        shared_s = occupied_s(replica_link(site, calibration, at), 1.0)
+        common = ring_bytes(kind, whole, at.num_shares)
+        if self.training.zero1 and (size := self.training.grouped(at.num_shares)) < at.num_shares:
+            grouped_s = occupied_s(ring_link(site, calibration, size, at.tensor), ring_bytes(kind, whole, size))
+            if kind == "reduce-scatter":
+                grouped_s += summed_over_groups_s(site, calibration, at, size, whole)
+            common = grouped_s / shared_s
         experts = ring_bytes(kind, cost.expert_params * width, at.num_expert_shares)
-        rings = replica_link(site, calibration, at), expert_replica_link(site, calibration, at)
-        shared_s, own_s = (occupied_s(ring, 1.0) for ring in rings)
-        return common + experts * own_s / shared_s
+        return common + experts * occupied_s(expert_replica_link(site, calibration, at), 1.0) / shared_s
 
     def _exposed(
         self, kind: CollectiveKind, num_bytes: float, effective: EffectiveLink, cost: StageCost, slowdown: float
@@ -241,7 +248,7 @@ class _Step:
         size = len(self.layout.replica_sites)
         gradients = cost.num_params * memory.gradient_bytes(self.training)
         weights = cost.num_params * memory.gathered_weight_bytes(self.training)
-        divided = self.training.zero == 1
+        divided = self.training.zero == 1 and self.training.zero_group_size is None
         whole: dict[CollectiveKind, float] = {"gather": ring_bytes("all-gather", weights, size)} if divided else {}
         whole["reduce"] = ring_bytes("reduce-scatter" if divided else "all-reduce", gradients, size)
         return Sync(**{kind: self._exposed_over_sites(links, kind, size, cost) for kind, size in whole.items()})

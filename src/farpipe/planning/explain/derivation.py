@@ -284,7 +284,8 @@ class _Layer:
             "copies to the host": f"{self.training.cpu_offloading_num_layers} of {self.model.num_layers} layers, "
             "beyond what is hidden",
             "recomputed": f"recompute {self.training.recompute}",
-            "ZeRO": f"stage {self.training.zero}, over {degrees.num_shares} devices, beyond what is hidden",
+            "ZeRO": f"stage {self.training.zero}, over {self.training.grouped(degrees.num_shares)} devices, "
+            "beyond what is hidden",
         }
         return told.get(name, f"over {degrees.context} devices")
 

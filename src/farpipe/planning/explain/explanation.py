@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.spec import Job, without_flash_attention
-from farpipe.core.units import format_percent, format_seconds
+from farpipe.core.spec.cluster import RESERVED_FRACTION
+from farpipe.core.units import format_bytes, format_percent, format_seconds
 from farpipe.planning.cost import busy_notes
 from farpipe.planning.cost.trust import Trust, trust_of
 from farpipe.planning.explain.changes import LIMIT_S, RunsOn, changes_that_help, still_helping
@@ -51,7 +52,7 @@ def explain(planned: Planned) -> Explanation:
     )
     if job.schedule in SEARCHES:  # the others have named orders, with which this one can't be compared
         return first
-    said = (*_on_short_search(named, best), *_on_settings(job))
+    said = (*_on_short_search(named, best), *_on_memory(planned.plan, job), *_on_settings(job))
     more = {
         "runners_up": tuple(runners_up(best, parts, ranked, planned.found.rejected)),
         **ties(best, ranked, links_s),
@@ -138,6 +139,22 @@ def _lost_by(plan: Plan, runs_on: Callable[[Plan], tuple[str, ...]]) -> RunsOn:
         return None if own <= set(names) else names
 
     return able
+
+
+def _on_memory(plan: Plan, job: Job) -> Iterator[str]:
+    """Warning where a device has less memory left than a run may lose to libraries and fragmentation."""
+    sites = {placement.rank: job.cluster.site(placement.site) for placement in plan.placements}
+    free = [site.device.memory_bytes - plan.prediction.peak_memory_bytes[rank] for rank, site in sites.items()]
+    shares = [left / site.device.memory_bytes for left, site in zip(free, sites.values(), strict=True)]
+    if min(shares) < RESERVED_FRACTION:
+        tight = shares.index(min(shares))
+        site = list(sites.values())[tight]
+        whole, usual = site.device.memory_bytes, RESERVED_FRACTION * site.device.memory_bytes
+        yield (
+            f"Memory is tight: {format_bytes(free[tight])} of {format_bytes(whole)} stay free on {site.name}, for the "
+            "driver, communication libraries and fragmentation. Set PyTorch's expandable_segments:True, or "
+            f'memory_reserve = "{format_bytes(usual)}".'
+        )
 
 
 def _on_settings(job: Job) -> list[str]:
