@@ -134,9 +134,9 @@ def test_a_second_step_is_not_mixed_up_with_the_first():
 
 
 def _telling(told, what, call):
-    def tell(*inputs):
+    def tell(*inputs, **options):
         told.append(what)
-        return call(*inputs)
+        return call(*inputs, **options)
 
     return tell
 

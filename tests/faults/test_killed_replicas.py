@@ -1,6 +1,6 @@
 """Replicas with ZeRO-1 that are killed: all start again, and the training is that of a run without faults.
 
-Every rank in every phase, with one replica, is in tests/engine/test_restart.py.
+Every rank in every phase, with one replica, is in tests/engine/launch/test_restart.py.
 """
 
 import json

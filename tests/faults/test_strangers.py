@@ -1,6 +1,6 @@
 """Strangers at every port of a training within TLS: they are turned away, and the training does not notice.
 
-For how long each is listened to: tests/engine/test_transport_strangers.py and test_transport_tls_limits.py.
+For how long each is listened to: tests/engine/transport/test_strangers.py and test_tls_limits.py.
 """
 
 import contextlib

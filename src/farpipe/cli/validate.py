@@ -11,7 +11,9 @@ from farpipe.core.errors import ToleranceError
 
 
 def validate(
-    points: Annotated[Path | None, typer.Option(help="Measured points of your own (TOML or CSV).")] = None,
+    points: Annotated[
+        Path | None, typer.Argument(help="Step times that you have measured (TOML or CSV); default: published ones.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the cost model and the simulator with published and measured step times.

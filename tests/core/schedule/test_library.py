@@ -227,7 +227,7 @@ def test_looped_orders_say_so(name):
 
 
 def test_what_else_orders_are_not_defined_for():
-    with pytest.raises(InputError, match="2 ranks divide; it is 3"):
+    with pytest.raises(InputError, match="2 ranks divide, found 3"):
         order("interleaved", pipeline(2, 3, 2))
     with pytest.raises(InputError, match="'bfs' needs several stages on every rank"):
         order("bfs", pipeline(2, 4))

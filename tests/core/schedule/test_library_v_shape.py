@@ -86,7 +86,7 @@ def test_wave_keeps_the_memory_of_the_ranks(num_ranks, num_microbatches, halves)
 @pytest.mark.parametrize("name", ["zbv", "zbv-late", "v-half", "v-min"])
 def test_a_pattern_that_does_not_fit_memory_is_told_with_the_place(name):
     problem = pipeline(4, 16, v_shape=True, memory=1.5)
-    with pytest.raises(InfeasibleError, match=f"'{name}' is out of memory: rank 0 needs 2 B"):
+    with pytest.raises(InfeasibleError, match=f"'{name}' needs too much memory: rank 0 needs 2 B"):
         check(problem, order(name, problem))
 
 

@@ -26,6 +26,7 @@ from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.run_spec import RunSpec
 from forked import WITH_FORKS
+from proxies import free_port
 from rank_processes import processes_of, wait_for_end_of_ranks
 from small_models import (
     LLAMA,
@@ -37,6 +38,7 @@ from small_models import (
     relative_error,
     whole_model,
 )
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -235,3 +237,27 @@ def test_the_same_ranks_run_under_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr
     assert Summary.load(tmp_path / "summary.json").num_steps == 3
     assert Schedule.from_data(spec.schedule.to_data()) == spec.schedule
+
+
+def hears_sigterm(process):
+    """True once the process has a handler of its own for SIGTERM."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) & 1 << (signal.SIGTERM - 1))
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_waits_for_the_others_leaves_at_once(tmp_path, rank):
+    """Rank 1 waits in C++ for a meeting point, rank 0 in Python for the others."""
+    training(3).save(tmp_path / "run.json")
+    place = {"RANK": rank, "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    environment = os.environ | place | {"MASTER_PORT": str(free_port()), "FARPIPE_RUN_TOKEN": "x" * 32}
+    command = [sys.executable, "-m", "farpipe.engine.launch.rank_main", str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: hears_sigterm(process), "the rank waits", limit_s=60)
+        time.sleep(1.0)  # it is inside the wait by then; before, the request is found when it begins
+        begin_s = time.monotonic()
+        process.terminate()
+        _, words = process.communicate(timeout=30)
+    assert (process.returncode, "asked to leave before all ranks had met" in words) == (75, True), words
+    assert time.monotonic() - begin_s < 10

@@ -114,8 +114,8 @@ def test_stamps_of_an_emulated_link_are_on_the_clocks_of_the_ranks():
         offsets = first.clock_offsets()
     assert times.end_ns - times.start_ns == 20 * MS
     journey_ns = (times.arrival_ns + 4_000_000_000) - (times.end_ns - 5_000_000_000)
-    assert 20 * MS <= journey_ns < 220 * MS
-    assert abs(offsets[1] + 9_000_000_000) < MS, "the emulated latency must not count"
+    assert 20 * MS <= journey_ns < 2000 * MS
+    assert abs(offsets[1] + 9_000_000_000) < 10 * MS, "the emulated latency must not count"
 
 
 @pytest.mark.slow

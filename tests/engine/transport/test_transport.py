@@ -233,11 +233,11 @@ def test_clocks_that_are_seconds_apart_agree_once_the_offsets_are_removed():
         for transport in transports:
             offsets = transport.clock_offsets()
             assert offsets[0] == 0
-            assert all(abs(found - skew) < 1_000_000 for found, skew in zip(offsets, skews, strict=True))
+            assert all(abs(found - skew) < 100_000_000 for found, skew in zip(offsets, skews, strict=True))
         transports[1].send(2, "forward", Tag(0, 0, 0), b"1")
         times = transports[2].receive(1, "forward", Tag(0, 0, 0), waiting_for="stamps").times
         journey = (times.arrival_ns - offsets[2]) - (times.start_ns - offsets[1])
-        assert -1_000_000 < journey < 1_000_000_000
+        assert -100_000_000 < journey < 3_000_000_000
 
 
 def test_a_rank_alone_needs_nobody():

@@ -1,4 +1,4 @@
-"""Plans that rest on times that nobody has compared, and the range of their error."""
+"""Plans that rest on times that were never compared, and the range of their error."""
 
 import pytest
 

@@ -166,6 +166,16 @@ class Site(Part):
         return self.device.memory_bytes - self.memory_reserve_bytes
 
 
+class PlainTcp(Part):
+    """TCP connections that are not kept warm, as those of NCCL and gloo: they start slowly after a pause."""
+
+    num_streams: Count = 1
+    window_bytes: Positive = TCP_WINDOW_BYTES
+    """The most that each sends in a round trip, for long."""
+    mtu_bytes: Annotated[int, Field(ge=576)] = 1500
+    """Largest packet, its headers included."""
+
+
 class SiteLink(Part):
     """One direction of a connection between two sites.
 
@@ -184,6 +194,8 @@ class SiteLink(Part):
     """The most that a packet is delayed beyond the latency."""
     congestion_control: CongestionControl = Field(default="bbr", exclude_if=lambda name: bool(name == "bbr"))
     """Congestion control of the hosts where packets are lost; farpipe takes BBR wherever it is allowed."""
+    plain_tcp: PlainTcp | None = Field(default=None, exclude_if=lambda plain: plain is None)
+    """What carries messages in place of farpipe's own transport, whose connections are kept warm; None: that one."""
     egress_usd_per_gb: NonNegative | None = None
     """Price of 10^9 bytes over this link; None: the price of the site that it leaves."""
 

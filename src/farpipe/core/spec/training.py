@@ -141,7 +141,9 @@ class Training(Part):
     dropout: Flag = False
     """Drop out activations and attention, which takes masks. Planned only."""
     overlap: Flag = True
-    """Replicas' collectives run beside the rank's own computation where the device allows it."""
+    """Replicas' collectives run beside the rank's own computation where the device allows it, and messages between
+    stages beside the next stage's (Megatron-LM's `--overlap-grad-reduce`, `--overlap-param-gather` and, with several
+    stages on a rank, `overlap_p2p_comm`)."""
     learning_rate: Positive = 3e-4
     """Learning rate of AdamW."""
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -336,6 +338,21 @@ class MetricsSettings(Part):
     prometheus_host: Text = "127.0.0.1"
     """Address of that port. Reading the metrics takes no password; from other machines the loopback interface can't be
     reached."""
+
+
+class RunKeys(Part):
+    """Limits of the job's runs, and what they do about faults and changes."""
+
+    outage_s: Positive = 60.0
+    """Longest interruption of a connection that a run survives, in seconds."""
+    timeout_s: Positive | None = None
+    """Longest wait for one message, in seconds. Default: a minute, or ten predicted steps where that is more."""
+    max_restarts: Natural = 0
+    """Times that a run that breaks starts again from its newest checkpoint."""
+    replan: Flag = False
+    """Search for a faster schedule while the run goes on, and switch to it."""
+    emulate: Flag = True
+    """Delay messages between sites as the job's links would; only where all ranks are on one machine."""
 
 
 class ReplanSettings(Part):

@@ -40,7 +40,7 @@ from farpipe.core.spec.part import (
     first,
     known,
 )
-from farpipe.core.spec.training import Data, MetricsSettings, Rate, Training
+from farpipe.core.spec.training import Data, MetricsSettings, Rate, RunKeys, Training
 from farpipe.core.strict import nearest
 
 USUAL_SITE_LINK: Final = "infiniband-ndr"
@@ -230,6 +230,7 @@ class WrittenJob(Written):
     layout: Pins = Pins()
     schedule: WrittenSchedule = WrittenSchedule()
     metrics: MetricsSettings = MetricsSettings()
+    run: RunKeys = RunKeys()
 
     def resolve(self) -> Job:
         """The job."""
@@ -241,4 +242,5 @@ class WrittenJob(Written):
             layout=self.layout,
             schedule=self.schedule.method,
             metrics=self.metrics,
+            run=self.run,
         )

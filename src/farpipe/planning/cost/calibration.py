@@ -1,6 +1,7 @@
 """Efficiency of devices: a few constants of one law, from the catalogue's efficiency.toml."""
 
 import datetime
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ UNMEASURED: Final[dict[str, Any]] = {
     "attention_kernels": (),
 }
 """Calibration of a device that was never compared."""
+
+FITTED_REPLICAS: Final = 8
+"""Replicas whose waiting for each other the constants contain."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,12 @@ class Calibration:
     """Overhead of one collective, in addition to it."""
     action_overhead_s: float
     """Fixed time of one F or I besides its computation."""
+    stage_change_s: float
+    """The same in addition on ranks of several stages that wait for what they send (see `stage.changes_stages`)."""
     step_overhead_s: float
     """Fixed time of one optimizer step."""
+    replica_lateness: float
+    """Mean lateness of a replica, as a share of a step's computation; see `slowest`."""
     loss_passes: float
     """Number of times that the loss reads or writes the 32-bit logits, in each direction."""
     fused_loss_passes: float
@@ -117,6 +125,15 @@ class Calibration:
         """Number of times that the 32-bit logits cross memory, in each direction; None: as is usual on the device."""
         return self.fused_loss_passes if (self.fused_loss if fused is None else fused) else self.loss_passes
 
+    def slowest(self, num_replicas: int) -> float:
+        """Share of a step's computation for which the slowest of `num_replicas` keeps the others waiting.
+
+        Lateness is taken to be exponentially distributed, for its causes (hot devices, packets sent again, other
+        processes) have a long tail: the mean of the largest of n such numbers is n's harmonic number of means. Up to
+        FITTED_REPLICAS it is part of the other constants, which were fitted to steps of machines of so many devices.
+        """
+        return self.replica_lateness * (_harmonic(max(num_replicas, FITTED_REPLICAS)) - _harmonic(FITTED_REPLICAS))
+
     def attention_share(self, kernel: str | None) -> float:
         """Share of the 16-bit peak that a kernel of attention reaches; None: the fastest."""
         return dict(self.attention_kernels).get(kernel or "", self.attention_fraction)
@@ -124,6 +141,11 @@ class Calibration:
     def crowd(self, num_devices: int) -> float:
         """Factor by which `num_devices` that talk inside a machine at once slow each other down."""
         return max(1.0, num_devices / self.machine_link_devices) if self.machine_link_devices else 1.0
+
+
+def _harmonic(n: int) -> float:
+    """1 + 1/2 + ... + 1/n, by Euler's expansion: within 1e-6 from 8 on."""
+    return math.log(n) + 0.5772156649 + 1 / (2 * n) - 1 / (12 * n * n)
 
 
 def calibration_of(device: Device) -> Calibration:

@@ -32,9 +32,9 @@ class StepCost:
 
     problem: Problem
     overhead_s: float
-    """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, and, when the replicas' own
-    reduction comes first, the exchange of tied embeddings; with replicas at several sites what is around their
-    exchange there."""
+    """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, waiting for the slowest
+    replica, and, when the replicas' own reduction comes first, the exchange of tied embeddings; with replicas at
+    several sites what is around their exchange there."""
     optimizer_s: float
     """The optimizer's part of it."""
 
@@ -97,6 +97,7 @@ class _Step:
         return {
             "optimizer of the slowest rank": self.optimizer_s(),
             "norm for clipping, told to everybody": self.clipping_s(),
+            "waiting for the slowest replica": self.slowest_s(),
             "exchange of tied embeddings": self.late_tied_exchange_s(),
             "around the exchange between sites": self.around_inter_site_s(),
             "fixed": max(self.calibration(site).step_overhead_s for site in self.sites.values()),
@@ -153,16 +154,18 @@ class _Step:
             num_bytes = memory.boundary_bytes(self.model, self.training, self.layout)
             if here.site != there.site:
                 num_bytes = narrowed_bytes(num_bytes, self.training)
-            forward, backward = self._exchange(links, here, there, num_bytes)
+            forward, backward = self._exchange(links, here, there, num_bytes, self.layout.num_microbatches)
             found.append(None if here.rank == there.rank else Hop.computed(forward=forward, backward=backward))
         return found
 
-    def _exchange(self, links: StepLinks, one: Placement, other: Placement, num_bytes: float) -> list[Transfer | None]:
-        """`num_bytes` there and back; None where both are on one rank."""
+    def _exchange(
+        self, links: StepLinks, one: Placement, other: Placement, num_bytes: float, count: int = 1
+    ) -> list[Transfer | None]:
+        """`num_bytes` there and back, `count` times a step; None where both are on one rank."""
         if one.rank == other.rank:
             return [None, None]
         calibration = self.calibration(self.cluster.site(one.site))
-        return [links.between(a, b, num_bytes, calibration) for a, b in ((one, other), (other, one))]
+        return [links.between(a, b, num_bytes, calibration, count) for a, b in ((one, other), (other, one))]
 
     def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
         """The collectives of every stage's replicas on one site, or of their sites; computed once for equal stages."""
@@ -320,6 +323,12 @@ class _Step:
         if profile is not None:
             return profile.optimizer_s_per_param
         return memory.adam_bytes(self.training) / (device.memory_bandwidth_bytes_per_s * calibration.memory_fraction)
+
+    def slowest_s(self) -> float:
+        """Time for which the slowest of the replicas keeps the others waiting (`Calibration.slowest`)."""
+        num_replicas = self.layout.data * self.layout.context
+        share = max(self.calibration(site).slowest(num_replicas) for site in self.sites.values())
+        return share * self.layout.num_microbatches * self.pace_s
 
     def clipping_s(self) -> float:
         """Everybody tells everybody one number: latency alone, of the slowest pair of sites and of a tree inside."""

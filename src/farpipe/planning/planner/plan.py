@@ -159,7 +159,7 @@ class Explanation(Table):
     decides: str = ""
     """Sentence on what decides between these: memory, traffic or simplicity; empty where no layout is a tie."""
     unmeasured: tuple[str, ...] = ()
-    """Devices in use whose times nobody has compared with a measurement; ``gh200 (bf16)``: not for these products."""
+    """Devices in use whose times were never compared with a measurement; ``gh200 (bf16)``: not for these products."""
     uncompared: tuple[str, ...] = ()
     """Properties of the job, such as ``mixtures of experts``, that no measured step had that predictions were compared
     with."""

@@ -16,6 +16,7 @@ from farpipe.core.simulate import simulate
 from farpipe.core.step import Problem
 from farpipe.core.units import counted, format_change, format_percent
 from farpipe.planning.cost import JobCosts, calibration_of, step_cost
+from farpipe.planning.cost.stage import changes_stages
 from farpipe.planning.cost.trust import ErrorRange, families, trust_of
 from farpipe.planning.planner.reference_points import ReferenceGroup, ReferenceJob, ReferencePoint, load_points
 
@@ -203,7 +204,8 @@ def measured_problem(point: ReferencePoint, problem: Problem, job: ReferenceJob)
     """`problem` with the published times of a rank, shared evenly by its stages, and the fixed time of an action."""
     if point.rank_s is None:
         return problem
-    virtual, overhead_s = job.layout.virtual, calibration_of(job.cluster.sites[0].device).action_overhead_s
+    virtual, law = job.layout.virtual, calibration_of(job.cluster.sites[0].device)
+    overhead_s = law.action_overhead_s + law.stage_change_s * changes_stages(job.training, job.layout)
     forward_s, input_grad_s, weight_grad_s = (seconds / virtual for seconds in point.rank_s)
     times = {
         "forward_s": forward_s + overhead_s,
