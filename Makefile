@@ -62,7 +62,7 @@ bench: $(READY)  ## all benchmarks that print their figures; writes docs/referen
 errors: $(READY)  ## ranges and tables of errors after a change of the cost model, and the pages that show them; FARPIPE_DATA=FOLDER
 	$(BIN)/python -m benchmarks.cost_model.error_ranges --write
 	$(BIN)/python tests/test_printed_output.py README.md docs/tutorial/index.md docs/how-to/plan-over-your-own-sites.md \
-		docs/how-to/begin-with-what-you-have.md
+		docs/how-to/begin-with-what-you-have.md docs/how-to/two-nodes-slower-than-one.md
 	$(BIN)/python tests/test_frozen_output.py
 
 docs: $(READY)  ## the documentation as a site, in build/site; broken links and anchors are errors

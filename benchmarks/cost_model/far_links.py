@@ -35,7 +35,16 @@ overlap = false
 zero = 0
 """
 SITE: Final = '[[cluster.sites]]\nname = "r{index}"\ndevice = "v100-16gb"\nnum_devices = 1\n'
-LINK: Final = '[[cluster.links]]\nbetween = ["r{index}", "r{next}"]\nlatency = "{latency}"\nbandwidth = "{bandwidth}"\n'
+LINK: Final = """
+[[cluster.links]]
+between = ["r{index}", "r{next}"]
+latency = "{latency}"
+bandwidth = "{bandwidth}"
+slow_start = true
+streams = 16
+mtu = 9001
+"""
+"""Plain TCP as NCCL uses it on AWS."""
 
 
 def predicted_s(row: Row) -> float:

@@ -27,7 +27,7 @@ _SITE = re.compile(r"([1-9]\d*)x(?=.)")
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
     "Settings of a training: a log of Megatron-LM that prints its arguments (-o JOB.toml), a script or options of "
-    "Megatron-LM, YAML of Megatron-LM, NeMo or Accelerate, "
+    "Megatron-LM, a script that starts torchrun, Accelerate or DeepSpeed, YAML of Megatron-LM, NeMo or Accelerate, "
     "TOML of torchtitan, JSON of DeepSpeed or Hugging Face; several files are joined. A job.toml gets a second site "
     "(--second-site), or measurements of its link. Outputs of iperf3, "
     "ping, mtr, nccl-tests, perftest and qperf become the link, Slurm's nodes (scontrol, sinfo) and tasks of "

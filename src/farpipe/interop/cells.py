@@ -9,7 +9,8 @@ from farpipe.core.errors import InputError
 from farpipe.core.strict import parse_json
 
 KINDS_TRIED: Final = (
-    "settings (scripts, options and logs of Megatron-LM; YAML of Megatron-LM, GPT-NeoX, NeMo and Accelerate; TOML, "
+    "settings (scripts, options and logs of Megatron-LM; scripts that start torchrun, Accelerate or DeepSpeed; YAML of "
+    "Megatron-LM, GPT-NeoX, NeMo and Accelerate; TOML, "
     "JSON and Python of torchtitan; JSON of DeepSpeed and Hugging Face), logs (steps of Megatron-LM, DeepSpeed, "
     "torchtitan, NeMo, MLPerf, progress bars), links (iperf3, ping, mtr, nccl-tests, perftest, qperf), traces "
     "(torch.profiler), lists (jobs of Slurm, Kubernetes, Kueue, Volcano, SkyPilot; nodes of Slurm; tasks of SkyPilot)"

@@ -12,7 +12,12 @@ from farpipe.core.spec import rack_share
 from farpipe.core.strict import parse_json, parse_toml, read_text, shaped
 from farpipe.interop.cells import inner, unknown_kind
 from farpipe.interop.deepspeed import is_neox, read_deepspeed, read_neox
-from farpipe.interop.hugging_face import read_model_config, read_trainer
+from farpipe.interop.hugging_face import (
+    launches_training,
+    read_model_config,
+    read_script_of_trainer,
+    read_trainer,
+)
 from farpipe.interop.interpolation import Given, with_variables
 from farpipe.interop.logs import is_log
 from farpipe.interop.megatron import read_script_of_megatron, read_tables_of_megatron
@@ -102,6 +107,8 @@ def _read(path: Path, form: Form, known: Given) -> Draft:
         return draft
     if path.suffix == ".py" and form in ("auto", "torchtitan") and is_python_of_torchtitan(text):
         return read_python_of_torchtitan(text, source, known.get("config"))
+    if form in ("auto", "hugging-face") and path.suffix != ".py" and not is_megatron(text) and launches_training(text):
+        return read_script_of_trainer(text, source, known)
     if not is_megatrons or not is_megatron(text):
         if is_log(path):
             raise InputError(

@@ -11,7 +11,7 @@ from farpipe.core.spec.hugging_face_keys import MTP
 from farpipe.core.spec.model import Model
 from farpipe.interop.kinds import as_count, as_flag, as_size
 from farpipe.interop.known_options import known_options
-from farpipe.interop.megatron_names import settings_of_tables
+from farpipe.interop.megatron_names import settings_of_script, settings_of_tables
 from farpipe.interop.settings import Draft, Setting, Settings
 
 _STAGES: Final = {
@@ -53,9 +53,40 @@ def read_model_config(data: Mapping[str, Any], source: str) -> Draft:
     return draft
 
 
+_LAUNCHERS: Final = (
+    *("torchrun", "deepspeed", "accelerate", "torch.distributed.run", "torch.distributed.launch"),
+    "--per_device_train_batch_size",
+)
+_LAUNCHES: Final = re.compile(
+    r"^[^#\n]*\b(torchrun|torch\.distributed\.(run|launch)|accelerate launch|deepspeed)\s+-|"
+    r"--per_device_train_batch_size\b",
+    re.MULTILINE,
+)
+
+
+def launches_training(text: str) -> bool:
+    """True if a script starts a training by torchrun, Accelerate or DeepSpeed, or with options of the Trainer."""
+    return bool(_LAUNCHES.search(text))
+
+
+def read_script_of_trainer(text: str, source: str, known: Mapping[str, str] | None = None) -> Draft:
+    """A script that launches the Trainer, or a training of one's own whose options have the Trainer's names.
+
+    Without FSDP or DeepSpeed it is DDP: every device has the whole state, unless another file says otherwise.
+    """
+    settings = settings_of_script(text, source, known, _LAUNCHERS, {})
+    draft = _draft_of(settings)
+    draft.tables["training"].setdefault("zero", Setting(0, "default, DDP"))
+    return draft
+
+
 def read_trainer(data: Mapping[str, Any], source: str) -> Draft:
     """Arguments of transformers' Trainer (JSON or YAML) or an Accelerate configuration (YAML)."""
-    settings, draft = settings_of_tables(data, source, {}), Draft("Hugging Face Trainer")
+    return _draft_of(settings_of_tables(data, source, {}))
+
+
+def _draft_of(settings: Settings) -> Draft:
+    draft = Draft("Hugging Face Trainer")
     _named_model(settings, draft)
     _trainer_sizes(settings, draft)
     _trainer_precision(settings, draft)
@@ -78,7 +109,16 @@ def read_trainer(data: Mapping[str, Any], source: str) -> Draft:
 
 
 _RECOMPUTES: Final = ("gradient_checkpointing", "activation_checkpointing", "fsdp_activation_checkpointing")
-_LENGTHS: Final = ("max_seq_length", "max_length", "model_max_length", "block_size", "cutoff_len", "sequence_len")
+_LENGTHS: Final = (
+    "max_seq_length",
+    "max_length",
+    "model_max_length",
+    "block_size",
+    "cutoff_len",
+    "sequence_len",
+    "seq_len",
+    "seq_length",
+)
 """Names of the length of a sequence, the first that is there."""
 
 
@@ -141,13 +181,27 @@ _REPLICAS: Final = {
 }
 
 
+_MACHINES: Final = ("num_machines", "nnodes", "num_nodes", "nodes")
+_PER_MACHINE: Final = ("nproc_per_node", "num_gpus", "gpus_per_node", "num_gpus_per_node")
+"""Names of launchers: torchrun, DeepSpeed, Slurm."""
+
+
+def _fixed_count(value: Any) -> int:
+    """``2``, or ``1:2`` of an elastic launch, whose largest number counts."""
+    return as_size(str(value).rpartition(":")[2])
+
+
 def _trainer_devices(settings: Settings, draft: Draft) -> None:
-    count = settings.take("num_processes", as_size)
-    machines = settings.take("num_machines", as_size, default=1)
+    count, each = settings.take("num_processes", as_size), settings.first(_PER_MACHINE, as_size)
+    machines = settings.first(_MACHINES, _fixed_count) or 1
+    if count is None and each is not None:
+        origin = f"{settings.origin(*_MACHINES)} x {settings.origin(*_PER_MACHINE)}"
+        draft.num_devices = Setting(machines * each, origin)
+        draft.num_devices_per_machine = Setting(each, settings.origin(*_PER_MACHINE))
     if count is not None:
         draft.num_devices = Setting(count, settings.origin("num_processes"))
         if machines > 1 and count % machines == 0:
-            draft.num_devices_per_machine = Setting(count // machines, settings.origin("num_machines"))
+            draft.num_devices_per_machine = Setting(count // machines, settings.origin(*_MACHINES))
     for key, names in _DEGREES.items():
         degree = settings.first(names, as_size)
         draft.put("layout", key, degree, settings.origin(*names))

@@ -1,7 +1,7 @@
 """Settings of Megatron-LM, NeMo and Megatron-Bridge by one set of names: those of Megatron-LM's options."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from farpipe.core.errors import InputError
@@ -59,21 +59,28 @@ def is_megatron(text: str) -> bool:
     return any(re.search(rf"{mark}\b", text) for mark in MARKS)
 
 
-def settings_of_script(text: str, source: str, known: Mapping[str, str] | None = None) -> Settings:
-    """The options of the training command in a shell script or a plain list of options.
+def settings_of_script(
+    text: str,
+    source: str,
+    known: Mapping[str, str] | None = None,
+    marks: Sequence[str] = MARKS,
+    aliases: Mapping[str, str] = ALIASES,
+) -> Settings:
+    """The options of the training command in a shell script or a plain list of options; it has one of `marks`.
 
     InputError where there is no such command; of several the last one is read, and a note says so.
     """
     script = read_script(text, {**_slurm_variables(text), **(known or {})})
     if isinstance(known, Given):
         known.asked |= script.asked
-    command = _command(script, source)
+    command = _command(script, source, marks)
     options = [*_directives(text), *_options(command), *_deepspeed_stage(text, script)]
     lines = _lines_of_options(text)
     values: dict[str, Setting] = {}
     for option, value in options:
-        line, before = lines.get(option), values.get(_name(option))
-        values[_name(option)] = Setting(value, option + (f", line {line}" if line else ""))
+        line, name = lines.get(option), _name(option, aliases)
+        before = values.get(name)
+        values[name] = Setting(value, option + (f", line {line}" if line else ""))
         if before is not None and before.value != value:
             script.notes.append(f"{option} is there more than once: {before.value}, then {value}; the last one counts")
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"):
@@ -84,18 +91,18 @@ def settings_of_script(text: str, source: str, known: Mapping[str, str] | None =
     return Settings(source, values, notes=script.notes, shapes=shapes, unset=script.open_names)
 
 
-def _command(script: Script, source: str) -> list[str]:
+def _command(script: Script, source: str, marks: Sequence[str]) -> list[str]:
     commands = [*map(flags_of, script.commands)]
-    found = [words for words in commands if any(mark in words for mark in MARKS)]
+    found = [words for words in commands if any(mark in words for mark in marks)]
     if found and all(words[0].startswith("--") for words in found):  # a list of options, one a line
         return [word for words in commands if words[0].startswith("--") for word in words]
     if not found:  # options in variables, for another script
         values = [words for words in map(flags_of, script.values) if any(word.startswith("--") for word in words)]
         if not values:
-            raise InputError(f"{source}: no command with options of Megatron-LM, such as {MARKS[0]}, was found")
+            raise InputError(f"{source}: no command with options of a training, such as {marks[0]}, was found")
         return [word for words in values for word in words]
     if len({tuple(words) for words in found}) > 1 and found[0][0] != "echo":
-        script.notes.append(f"{len(found)} commands have options of Megatron-LM; the last one was read")
+        script.notes.append(f"{len(found)} commands have options of a training; the last one was read")
     return found[-1]
 
 
@@ -149,9 +156,9 @@ def _lines_of_options(text: str) -> dict[str, int]:
     return found
 
 
-def _name(option: str) -> str:
+def _name(option: str, aliases: Mapping[str, str] = ALIASES) -> str:
     name = option.lstrip("-").replace("-", "_")
-    return ALIASES.get(name, name)
+    return aliases.get(name, name)
 
 
 def settings_of_tables(data: Any, source: str, aliases: Mapping[str, str] = ALIASES) -> Settings:

@@ -25,7 +25,7 @@ FAR_S: Final = 0.02
 """One-way latency from which a link counts as far."""
 EXPERTS: Final = "mixtures of experts"
 ADAPTERS: Final = "adapters (LoRA)"
-SHARDED: Final = "ZeRO-2 and 3 in PyTorch"
+SHARDED: Final = "PyTorch without Megatron"
 MANY: Final = f"more than {MANY_REPLICAS} replicas"
 NARROW: Final = "thin tensor-parallel slices"
 INTERLEAVED: Final = "several stages per rank"

@@ -108,9 +108,8 @@ def _decides(best: Evaluated, tied: Sequence[Evaluated], widest: float) -> str:
     if _complexity(simplest) < _complexity(best):
         reasons.setdefault(_short(simplest), []).append("simplicity")
     others = "; ".join(f"{' and '.join(why)}: {name}" for name, why in reasons.items())
-    told = (
-        f"A tie with {counted(len(tied), 'other layout')}, within the {format_percent(widest, 0)} of such differences."
-    )
+    within = format_percent(widest, 0)
+    told = f"A tie with {counted(len(tied), 'other layout')}: steps within {within} can't be told apart."
     return f"{told} What decides: {others or 'nothing, this plan is also the smallest and simplest'}."
 
 
