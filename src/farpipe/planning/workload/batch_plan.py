@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -10,8 +11,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec.training import Zero
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.workload.batch_options import BatchOptions
+from farpipe.planning.workload.chunk import Ints
 from farpipe.planning.workload.layout import ChunkLayout
 from farpipe.planning.workload.sequence_plan import SequencePlan, plan_sequences
 
@@ -35,7 +38,7 @@ class GroupPlace(NamedTuple):
 class BatchPlan:
     """One batch: a layout, the plan of every replica, and what other kinds of layouts would take."""
 
-    zero: int
+    zero: Zero
     layout: ChunkLayout
     replicas: tuple[SequencePlan, ...]
     """The hardest first: the longest sequence, then most work. Sequences have the numbers of the whole batch."""
@@ -48,12 +51,22 @@ class BatchPlan:
     places: tuple[GroupPlace, ...] = ()
     """Place of every replica where each is a group of devices with a context degree of its own; `layout` is then the
     one of the highest degree that divides all devices."""
+    parts: Sequence[Ints] = ()
+    """Documents of every replica, the hardest first, of a layout whose replicas are planned one by one."""
+    bound_s: float = 0.0
+    """Lower bound of the step."""
 
     @property
     def step_s(self) -> float:
         """Seconds of a step: those of the replica that ends last."""
         begins_s = [place.begin_s for place in self.places] or [0.0] * len(self.replicas)
-        return max(begin_s + plan.step_s for begin_s, plan in zip(begins_s, self.replicas, strict=True))
+        steps = zip(begins_s, self.replicas, strict=True)
+        return max((begin_s + plan.step_s for begin_s, plan in steps), default=0.0)
+
+    @property
+    def is_open(self) -> bool:
+        """True if there are replicas without a plan."""
+        return len(self.replicas) < len(self.parts)
 
     @property
     def layouts(self) -> list[ChunkLayout]:

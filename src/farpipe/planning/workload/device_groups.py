@@ -17,6 +17,7 @@ import numpy as np
 
 from farpipe.core.errors import FarpipeError, InfeasibleError
 from farpipe.core.spec import Job
+from farpipe.core.spec.training import Zero
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.workload.batch_options import BatchOptions
 from farpipe.planning.workload.batch_plan import BatchPlan, GroupPlace, exchange_s
@@ -78,7 +79,7 @@ class DocumentTimes(NamedTuple):
 class Family:
     """Layouts of one stage of ZeRO that differ in their context degree alone, ascending, and what documents take."""
 
-    zero: int
+    zero: Zero
     layouts: list[ChunkLayout]
     times: DocumentTimes
 
