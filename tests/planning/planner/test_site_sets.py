@@ -32,7 +32,7 @@ def test_of_identical_sites_one_set_of_each_size_is_tried():
 
 
 def test_unlike_sites_are_tried_in_several_orders_and_have_no_replicas_each():
-    """Of the same sites in the two best orders, in one direction: the reverse of the best is planned when it is found."""
+    """Of the same sites in the two best orders, in one direction: the reverse of the best is planned in the end."""
     found = names_of(job(["h100", "a100-40gb", "a100-80gb"]))
     assert found == {"a", "b", "c", "a > b", "a > c", "b > c", "a > b > c", "b > a > c"}
 

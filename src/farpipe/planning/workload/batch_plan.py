@@ -24,14 +24,24 @@ _WHY_GROUPS: Final = (
 )
 
 
-class GroupPlace(NamedTuple):
-    """Place of a group of neighbouring devices, which share its documents (Ulysses), in devices and time."""
+class PlacedPlan(NamedTuple):
+    """Plan of the documents that neighbouring devices share (Ulysses), and its place in devices and time."""
 
     first_device: int
     begin_s: float
     """Moment at which all of its devices are done with larger groups' documents."""
-    layout: ChunkLayout
-    """All devices in groups of that size."""
+    costs: ChunkCosts
+    plan: SequencePlan
+
+    @property
+    def degree(self) -> int:
+        """Number of the devices."""
+        return self.costs.context
+
+    @property
+    def end_s(self) -> float:
+        """Moment at which its step ends."""
+        return self.begin_s + self.plan.step_s
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class BatchPlan:
     whole_step_s: float | None = None
     """Step of the hardest replica in this layout with every sequence whole, infinite where that does not fit; None: not
     asked."""
-    places: tuple[GroupPlace, ...] = ()
+    places: tuple[PlacedPlan, ...] = ()
     """Place of every replica where each is a group of devices with a context degree of its own; `layout` is then the
     one of the highest degree that divides all devices."""
     parts: Sequence[Ints] = ()
@@ -59,9 +69,8 @@ class BatchPlan:
     @property
     def step_s(self) -> float:
         """Seconds of a step: those of the replica that ends last."""
-        begins_s = [place.begin_s for place in self.places] or [0.0] * len(self.replicas)
-        steps = zip(begins_s, self.replicas, strict=True)
-        return max((begin_s + plan.step_s for begin_s, plan in steps), default=0.0)
+        ends_s = [place.end_s for place in self.places] or [plan.step_s for plan in self.replicas]
+        return max(ends_s, default=0.0)
 
     @property
     def is_open(self) -> bool:
@@ -69,14 +78,14 @@ class BatchPlan:
         return len(self.replicas) < len(self.parts)
 
     @property
-    def layouts(self) -> list[ChunkLayout]:
-        """The layout of every replica."""
-        return [place.layout for place in self.places] or [self.layout] * len(self.replicas)
+    def costs(self) -> list[ChunkCosts]:
+        """What chunks cost in every replica."""
+        return [place.costs for place in self.places] or [self.layout.costs] * len(self.replicas)
 
     @property
     def contexts(self) -> dict[int, int]:
         """Number of groups of every context degree, ascending; none where all replicas have one layout."""
-        return dict(sorted(Counter(place.layout.costs.context for place in self.places).items()))
+        return dict(sorted(Counter(place.degree for place in self.places).items()))
 
     @property
     def num_tokens(self) -> int:
@@ -153,7 +162,7 @@ class BatchPlan:
             "planning_s": self.planning_s,
             **self.to_figures(),
             "groups": [
-                {"first_device": place.first_device, "context": place.layout.costs.context, "begin_s": place.begin_s}
+                {"first_device": place.first_device, "context": place.degree, "begin_s": place.begin_s}
                 for place in self.places
             ],
             "why": self.why,
