@@ -13,17 +13,14 @@ import yaml
 
 import optical_data
 from cli.conftest import PROBLEM
-from farpipe.core.simulate import simulate
 from interop import test_files as settings
 from interop import test_job_lists as jobs
 from interop import test_link_tests as links
 from interop import test_logs as logs
 from interop import test_megatron as megatron
-from interop import test_price_lists as prices
-from interop import test_primus as primus
+from interop import test_printed_arguments as arguments
 from interop import test_sites as sites
 from interop import test_torchtitan_python as titan
-from interop import test_traced_steps as traced
 from interop import test_traces as traces
 from optical import test_network_files as networks
 
@@ -60,6 +57,7 @@ OF_MATRICES = ("plan", "matrices.toml", "--no-strategies", "-o", "new.json")
 SAMPLES = {
     # settings
     "megatron.sh": (IMPORT, megatron.SCRIPT),
+    "arguments.log": (("import", "{}", "-o", "new.toml"), arguments.printed()),
     "nemo.yaml": (IMPORT, megatron.NEMO),
     "bridge.yaml": (IMPORT, megatron.BRIDGE),
     "titan.toml": (IMPORT, settings.TITAN),
@@ -69,7 +67,6 @@ SAMPLES = {
     "ds.json": (("import", "{}", "config.json", "args.yaml", "accelerate.yaml"), settings.DEEPSPEED),
     "args.yaml": (("import", "{}", "config.json", "ds.json", "accelerate.yaml"), settings.TRAINER),
     "accelerate.yaml": (("import", "{}", "config.json", "ds.json", "args.yaml"), settings.ACCELERATE),
-    "primus.yaml": (IMPORT, primus.EXPERIMENT),
     # links, sites
     "iperf3.json": (IMPORT, links.IPERF3),
     "udp.json": (("check", "two.toml", "--log", "megatron.log", "--links", "{}"), links.iperf3(end=links.UDP_END)),
@@ -87,18 +84,12 @@ SAMPLES = {
     # lists
     "sacct.txt": (IMPORT, jobs.SACCT),
     "sacct.json": (IMPORT, jobs.SACCT_JSON),
-    "philly.json": (IMPORT, jobs.PHILLY),
-    "acme.csv": (IMPORT, jobs.ACME),
     "sky.json": (IMPORT, jobs.SKYPILOT),
     "kueue.json": (IMPORT, jobs.KUEUE),
     "kueue.yaml": (IMPORT, jobs.KUEUE_YAML),
     "volcano.json": (IMPORT, jobs.VOLCANO),
     "jobset.json": (IMPORT, jobs.record("JobSet", {"replicatedJobs": [jobs.replicated(2, 2)]})),
     "rayjob.json": (IMPORT, jobs.record("RayJob", {"rayClusterSpec": jobs.RAY})),
-    "entsoe.csv": (("import", "{}", "--set", "EUR=1.1"), prices.ENTSOE),
-    "entsoe_old.csv": (("import", "{}", "--set", "EUR=1.1"), prices.OLD),
-    "gridstatus.csv": (IMPORT, prices.GRIDSTATUS),
-    "maps.csv": (IMPORT, prices.MAPS),
     # logs, traces
     **{f"{form.partition(' ')[0].lower()}.log": (LOG, _log(form)) for form in logs.FORMS},
     "megatron.log": (("check", "long.toml", "--log", "{}"), _log("Megatron-LM")),
@@ -168,7 +159,6 @@ SAMPLES = {
 }  # fmt: skip
 SAMPLES["plan.json"] = (("simulate", "{}"), None)
 SAMPLES["schedule.json"] = (("simulate", "problem.json", "--schedule", "{}"), None)
-SAMPLES["nsys.sqlite"] = (OF_JOB, None)
 SAMPLES["lengths.npy"] = (("lengths", "{}"), None)
 SAMPLES["tokens.npy"] = (("lengths", "{}"), None)
 SAMPLES["tokens.ends.npy"] = (("lengths", "{}"), None)
@@ -210,12 +200,6 @@ def write_samples(folder, call):
     np.save(folder / "lengths.npy", np.array([400, 20, 3000]))
     np.save(folder / "tokens.npy", np.arange(100, dtype=np.uint16))
     np.save(folder / "tokens.ends.npy", np.array([40, 90, 100]))
-    problem, schedule = traced.step_of("1f1b")
-    events = [traced.events_of(simulate(problem, schedule), rank, gpu=True) for rank in range(2)]
-    traced.as_nsys(folder / "nsys.sqlite", events)
-    for name, text in primus.FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
     call("plan", "job.toml", "--no-strategies", "-o", "plan.json")
     call("schedule", "problem.json", "--method", "1f1b", "-o", "schedule.json")
     call("import", "trace.json", "--job", "job.toml", "-o", "profile.json")

@@ -20,8 +20,6 @@ KEPT = {
     "hugging/config.json": 1010,  # a table in place of the model's type
     "megatron-lm.log": 5008,  # a batch of 22 digits
     "bridge.yaml": 12,  # a list as long as a number of 20 digits
-    "entsoe_old.csv": 18,
-    "primus.yaml": 30,
     "trace.json": 7,
 }
 """Seeds that once ended in a traceback, or did not end."""

@@ -40,7 +40,7 @@ def rows(path: Path) -> Iterator[Row]:
         yield from csv.DictReader(read_text(path).splitlines())
 
 
-def _network(device: str, num_devices: int) -> dict[str, Any]:
+def network(device: str, num_devices: int) -> dict[str, Any]:
     family = device.removesuffix("-sxm")
     inside = {72: 72}.get(num_devices, NVLINK_DOMAIN) if family.startswith("gb") else 8
     port = f"{PORTS.get(family, 400)} Gbit/s"
@@ -77,7 +77,7 @@ def mlperf(wanted: Callable[[str, str], bool], base: Path) -> Iterator[dict[str,
             "zero": 1,
             "matmul": MATMULS[row["precision"]],
             **MEGATRON,
-            **_network(device, int(row["GPUs"])),
+            **network(device, int(row["GPUs"])),
             "step_s": float(row["step_s"]),
             **(NVIDIA_FP8 if device[:2] != "mi" else {}),
             "tp_comm_overlap": device[:2] != "mi",
@@ -118,8 +118,8 @@ def mlperf_lora(base: Path) -> Iterator[dict[str, Any]]:
             # FP8_ACT of the submissions' configurations: set with few context-parallel devices, not with eight
             "activation_func_fp8_input_store": int(row["CP"]) < 8,
             **MEGATRON,
-            **_network(device, int(row["GPUs"])),
-            "devices_per_machine": 4 if device in ("l40s", "h200-nvl") else _network(device, 8)["devices_per_machine"],
+            **network(device, int(row["GPUs"])),
+            "devices_per_machine": 4 if device in ("l40s", "h200-nvl") else network(device, 8)["devices_per_machine"],
             "step_s": float(row["step_s"]),
             "cuda_graphs": device[:2] != "mi" and release >= "4.1",
             **_logged_memory(row["max_memory_gb"]),
@@ -171,7 +171,7 @@ def _recipe(model: str, device: str, expert: int, release: str, precision: str) 
     if model == "qwen3-30b-a3b":
         return flex | {"cuda_graphs": False}
     if model == "qwen3-235b-a22b" and device.startswith("gb"):
-        return flex | {"cuda_graphs": True}
+        return flex | {"cuda_graphs": "part"}
     if model == "qwen3-235b-a22b":
         # 26.02 names DeepEP, and is no faster than 26.04 with the all-to-all
         inside = overlapped if device.startswith("h") else {}
@@ -185,8 +185,9 @@ def _recipe(model: str, device: str, expert: int, release: str, precision: str) 
         more |= dict.fromkeys(WHOLE_ITERATION, True) | {"fp8_output_proj": True}
         return flex | more | {"fp8_dot_product_attention": device != "gb200"}
     if device == "b200" and expert == 32:
-        return flex | more | overlapped | {"cuda_graphs": True}
-    return flex | more | {"cuda_graphs": device == "gb200" or (device == "b300" and release >= "26.06")}
+        return flex | more | overlapped | {"cuda_graphs": "part"}
+    replayed = device == "gb200" or (device == "b300" and release >= "26.06")
+    return flex | more | {"cuda_graphs": "part" if replayed else False}
 
 
 def _recipe_of_gpt_oss(device: str, expert: int, release: str, precision: str) -> dict[str, Any]:
@@ -250,7 +251,7 @@ def bridge(wanted: Callable[[str, str], bool], base: Path) -> Iterator[dict[str,
             **(OFFLOADED.get(device, {}) if row["FSDP"] not in ("", "0") else {}),
             **MEGATRON,
             **_recipe(name, device, expert, row["container"].split()[0], row["precision"]),
-            **_network(device, int(row["GPUs"])),
+            **network(device, int(row["GPUs"])),
             "step_s": float(row["iter_s_derived"]),
         }
 
@@ -295,7 +296,7 @@ def simumax(word: str, base: Path) -> Iterator[dict[str, Any]]:
             "microbatch_size": size,
             "global_batch": data * count * size,
             **(MEGATRON | {"zero": 1, "overlap": False}),
-            **_network("b200", 8),
+            **network("b200", 8),
             "step_s": float(row["step_ms"]) / 1000,
             "memory_bytes": float(row["max_memory_gib"]) * 2**30,
         }

@@ -11,7 +11,7 @@ from interop.test_job_lists import SACCT
 from interop.test_link_tests import IPERF3, PING
 from interop.test_logs import megatron
 from interop.test_megatron import SCRIPT
-from interop.test_price_lists import ENTSOE, MAPS
+from interop.test_printed_arguments import STEP, printed
 from interop.test_sites import H100, NODE, SKY
 from interop.test_traced_steps import events_of
 from interop.test_traces import JOB, trace_of
@@ -293,25 +293,29 @@ def test_traces_of_all_ranks_become_a_timeline_and_a_page(farpipe, tmp_path):
         assert words in page, words
 
 
-def test_lists_of_jobs_and_prices_become_what_a_fleet_reads(farpipe, tmp_path):
+def test_a_log_is_its_steps_and_as_a_toml_the_job_of_its_arguments(farpipe, tmp_path):
+    steps = "".join(map(STEP.format, range(1, 20)))
+    (tmp_path / "train.log").write_text(printed() + steps)
+    assert "import train.log -o JOB.toml" in farpipe("import", "train.log").stderr
+    assert farpipe("import", "train.log", "-o", "job.toml").returncode == 0
+    assert farpipe("check", "job.toml", "--log", "train.log", "--tolerance", "1000").returncode == 0
+    (tmp_path / "bare.log").write_text(steps)
+    failed = farpipe("import", "bare.log", "-o", "bare.toml")
+    assert failed.returncode == 3
+    assert "prints no arguments of Megatron-LM" in failed.stderr
+
+
+def test_lists_of_jobs_become_what_a_fleet_reads(farpipe, tmp_path):
     (tmp_path / "sacct.txt").write_text(SACCT)
     done = farpipe("import", "sacct.txt", "--set", "zone=Europe/Zurich", "-o", "jobs.csv")
     assert done.returncode == 0, done.stderr
     assert "[clock] start" in done.stderr
     assert "times without a zone are those of Europe/Zurich" in done.stderr
     assert (tmp_path / "jobs.csv").read_text().splitlines()[1] == "101,0.0,10800.0,16,vision"
-    (tmp_path / "fr.csv").write_text(ENTSOE)
-    (tmp_path / "maps.csv").write_text(MAPS)
-    shown = farpipe("import", "fr.csv", "--set", "EUR=1", "--json")
-    assert json.loads(shown.stdout)["csv"].startswith("utc,FR\n")
-    assert "carbon: direct" in farpipe("import", "maps.csv").stderr
     for files, message in (
-        (["fr.csv", "maps.csv", "--set", "EUR=1"], "prices go into one table"),
-        (["sacct.txt", "fr.csv"], "a list of jobs is one file"),
+        (["sacct.txt", "sacct.txt"], "a list of jobs is one file"),
         (["sacct.txt", "--set", "zone=Mars"], "zone=Mars: no time zone"),
         (["sacct.txt", "--set", "zoon=UTC"], "--set zoon=UTC: expected zone="),
-        (["fr.csv", "--set", "EUR=1", "--set", "zone=UTC"], "--set zone=UTC: expected a currency"),
-        (["fr.csv"], "prices are in EUR"),
     ):
         failed = farpipe("import", *files)
         assert failed.returncode in (2, 3)

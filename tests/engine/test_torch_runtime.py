@@ -13,7 +13,7 @@ from farpipe.core.schedule.torch_csv import from_torch_csv, to_torch_csv
 from farpipe.engine.executor.executor import stage_ranks
 from farpipe.engine.launch.launcher import launch
 from farpipe.interop.torch_comms import to_torch_comms_csv
-from farpipe.interop.trace_files import read_all
+from farpipe.interop.trace_files import read_trace
 from farpipe.interop.traced_steps import timeline_of
 from pipelines import pipeline, two_sites
 
@@ -55,7 +55,7 @@ def expect_traced(folder, problem, schedule):
     """Traces of torch's runtime hold every action once a step, in the order that was exported, between its messages."""
     files = sorted(folder.glob(f"{schedule.method}-traced.rank*.trace.json"))
     assert len(files) == problem.num_ranks
-    timeline, notes = timeline_of(read_all(files), problem, schedule)
+    timeline, notes = timeline_of([*map(read_trace, files)], problem, schedule)
     assert notes == ("the traced step is one of 2, the median",)
     for rank, order_of_rank in enumerate(schedule.ranks):
         mine = timeline.actions[timeline.actions["rank"] == rank]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from benchmarks.fleet.fleet_traces import RawJob, acme_like, at_load, offered_load
 from farpipe.cli.app import app
 from farpipe.core.errors import InputError, UsageError
-from farpipe.core.spec.link_matrices import links_between, read_matrix
+from farpipe.core.spec.links import links_between, read_matrix
 from farpipe.fleet.events import LinkChanged, Price, PriceChanged
 from farpipe.fleet.job import FleetJob, Kind, timed_kind
 from farpipe.fleet.play import play, quotes_of

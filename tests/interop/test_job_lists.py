@@ -18,33 +18,6 @@ JobID|JobName|User|Account|Submit|End|State|ElapsedRaw|AllocTRES
 104|now|bob|speech|2024-07-01T12:00:32|Unknown|RUNNING|50|gres/gpu=8
 105|gone|bob|speech|2024-07-01T12:00:33|2024-07-01T12:00:40|CANCELLED|0|gres/gpu=8
 """  # noqa: E501
-PHILLY = [
-    {
-        "status": "Pass",
-        "vc": "ee9e8c",
-        "jobid": "application_1",
-        "submitted_time": "2017-10-07 01:11:39",
-        "user": "ce2f4c",
-        "attempts": [
-            {"start_time": "2017-10-07 01:12:09", "end_time": "2017-10-07 01:13:09", "detail": []},
-            {
-                "start_time": "2017-10-07 01:13:30",
-                "end_time": "2017-10-07 02:13:30",
-                "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu0"]}],
-            },
-        ],
-    },
-    {"status": "Killed", "vc": "a", "jobid": "application_2", "submitted_time": "None", "user": "b", "attempts": []},
-]
-ACME = """\
-job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time
-5778432,u5907,1,8,128,Other,FAILED,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,2023-03-01 00:20:51+08:00,117,32,936.0
-5778469,u5908,1,0,128,Other,COMPLETED,2023-03-01 00:18:23+08:00,,,2693,13,0.0
-"""  # noqa: E501
-HELIOS = """\
-job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
-1425512,uVMrF,vchbv,4,16,1,FAILED,2020-06-09 18:41:27,2020-06-09 18:41:27,2020-06-09 18:45:36,249,0
-"""
 POD = {"spec": {"containers": [{"resources": {"requests": {"nvidia.com/gpu": "8", "cpu": "4"}}}, {}]}}
 KUEUE = {
     "apiVersion": "v1",
@@ -145,9 +118,6 @@ def rows_of(tmp_path, content, name, zone="UTC"):
     ("content", "form", "rows"),
     [
         (SACCT, "Slurm's sacct", ["101,0.0,10800.0,16,vision", "102_7,30.0,3000.0,6,speech"]),
-        (PHILLY, "Philly", ["application_1,0.0,3660.0,3,ee9e8c"]),
-        (ACME, "Acme or Helios", ["5778432,0.0,117.0,8,u5907"]),
-        (HELIOS, "Acme or Helios", ["1425512,0.0,249.0,4,vchbv"]),
         (KUEUE, "Kueue", ["lab/job-a,0.0,3600.0,32,gpus"]),
         (VOLCANO, "Volcano", ["default/job-v,0.0,1800.0,24,research"]),
         (SKYPILOT, "SkyPilot", ["7,0.0,3600.0,16,", "8,10.0,100.0,4,ada"]),
@@ -240,10 +210,7 @@ def test_raw_ids_and_gres_of_older_slurm_are_read(tmp_path):
         (SACCT.replace("102_7|", "101|"), "job '101' is there twice"),
         ("JobID|Submit|End|ElapsedRaw|AllocTRES\n", "no job that ran on devices"),
         ('{"apiVersion": "v1", "items": [], "kind": "List"}', "no job that ran on devices"),
-        (
-            [PHILLY[0], {"attempts": [{"start_time": "2017-10-07 01:12:09"}]}],
-            r"\[1\]: looks like a record of Philly, but has another shape",
-        ),
+        ([SKYPILOT[0], {"submitted_at": 1}], r"\[1\]: looks like a record of SkyPilot, but has another shape"),
         (SACCT + "106|cut|ada\n", "line 8: expected 9 columns, found 3"),
         (SACCT.replace("|pretrain|", "|pre|train|"), "line 2: expected 9 columns, found 10"),
         (SACCT.replace("2024-07-01T12:00:00", "9999-12-31T23:59:59-10:00"), "line 2: Submit: expected a time"),

@@ -1,7 +1,6 @@
-"""Traces of several ranks: a Timeline that is the one that made them; clocks, missing ranks, Nsight's tables."""
+"""Traces of several ranks: a Timeline that is the one that made them; clocks, missing ranks."""
 
 import json
-import sqlite3
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +9,8 @@ import pytest
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
-from farpipe.core.spec import parse_job
-from farpipe.interop.trace_files import is_trace, read_traces
+from farpipe.interop.trace_files import read_trace
 from farpipe.interop.traced_steps import timeline_of
-from farpipe.interop.traces import profile_of
-from interop.test_traces import JOB, Events, trace_of
 from pipelines import pipeline, two_sites
 
 METHODS = ("1f1b", "zb-h1", "interleaved")
@@ -57,7 +53,7 @@ def written(tmp_path, timeline, gpu=False, epochs=None, steps=1):
         events = [e for k in range(steps) for e in events_of(timeline, rank, gpu, epoch_s, again=k * 1000.0)]
         path = tmp_path / f"rank{rank}.json"
         path.write_text(json.dumps({"traceEvents": events, "baseTimeNanoseconds": epoch_s * 1e9}))
-        traces += read_traces(path)
+        traces.append(read_trace(path))
     return traces
 
 
@@ -109,88 +105,3 @@ def test_a_missing_rank_and_unnamed_actions_are_told(tmp_path):
         timeline_of(traces[:1], problem, schedule)
     with pytest.raises(InputError, match="no action of a pipeline is named"):
         timeline_of([replace(trace, notes=()) for trace in traces], problem, schedule)
-
-
-SCHEMA = """
-CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER,
-  category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER,
-  textId INTEGER, domainId INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER,
-  correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL);
-CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-  contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
-  demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL);
-CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT, localTime TEXT);
-INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (1700000000000000000, '', '');
-"""
-"""Columns as the exporter's schema reference lists them."""
-
-
-def as_nsys(path, events_by_process):
-    """An export of Nsight Systems with these events; names stand in the table of texts."""
-    database = sqlite3.connect(path)
-    database.executescript(SCHEMA)
-    texts = {}
-
-    def number_of(text):
-        return texts.setdefault(text, len(texts) + 1)
-
-    for process, events in enumerate(events_by_process, 100):
-        base = process << 24
-        for event in events:
-            times = [round(1e3 * event["ts"]) + 10**9, round(1e3 * (event["ts"] + event["dur"])) + 10**9]
-            number, name = event["args"].get("correlation"), event["name"]
-            if event["cat"] == "kernel":
-                row = [*times, 0, 1, 7, number, base, number_of(name), number_of(name)]
-                database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?,?)", row)
-            elif event["cat"] == "cuda_runtime":
-                row = [*times, base + event["tid"], number, number_of(name), 0]
-                database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?,?)", row)
-            else:
-                shapes = event["args"].get("Input Dims")
-                text = f"{name}, op_id = 3, sizes = {json.dumps(shapes)}" if shapes else name
-                given = (text, None) if len(texts) % 2 else (None, number_of(text))
-                row = [*times, 59, None, None, None, given[0], base + event["tid"], None, given[1], 0]
-                database.execute("INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)
-    database.executemany("INSERT INTO StringIds VALUES (?, ?)", ((number, text) for text, number in texts.items()))
-    database.commit()
-    database.close()
-    return path
-
-
-def test_an_export_of_nsight_systems_with_two_processes_gives_the_timeline(tmp_path):
-    """Both processes use the same numbers for their kernels."""
-    problem, schedule = step_of("1f1b")
-    timeline = simulate(problem, schedule)
-    events = [events_of(timeline, rank, gpu=True) for rank in range(2)]
-    path = as_nsys(tmp_path / "report.sqlite", events)
-    assert is_trace(path)
-    traces = read_traces(path)
-    assert len(traces) == 2
-    assert traces[0].epoch_s == 1.7e9
-    found = timeline_of(traces, problem, schedule).timeline
-    expect_same(found, timeline)
-
-
-def test_an_export_of_nsight_systems_gives_the_profile_of_torch_s_own_trace(tmp_path):
-    events = Events(gpu=True)
-    events.microbatch()
-    job = parse_job(JOB)
-    expected = profile_of(read_traces(trace_of(tmp_path, num_microbatches=1, gpu=True)), job)
-    found = profile_of(read_traces(as_nsys(tmp_path / "report.sqlite", [events.found])), job)
-    assert found[1] == expected[1]
-    for part in ("layer", "embedding", "head"):
-        for name in ("forward_s", "input_grad_s", "weight_grad_s"):
-            times = (getattr(getattr(profile, part), name) for profile in (found[0], expected[0]))
-            assert next(times) == pytest.approx(next(times), abs=1e-8)
-
-
-def test_a_database_of_others_is_refused(tmp_path):
-    path = as_nsys(tmp_path / "report.sqlite", [])
-    with pytest.raises(InputError, match="no NVTX ranges; profile with --trace=cuda,nvtx"):
-        read_traces(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 3])
-    with pytest.raises(InputError, match="no export of Nsight Systems"):
-        read_traces(path)

@@ -10,7 +10,7 @@ import pytest
 from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import parse_job
-from farpipe.interop.trace_files import is_trace, of_one_rank, read_all, read_traces
+from farpipe.interop.trace_files import is_trace, of_one_rank, read_trace
 from farpipe.interop.traces import profile_of
 
 JOB = """
@@ -97,7 +97,7 @@ def trace_of(tmp_path, num_microbatches=2, gpu=False, **how):
 @pytest.mark.parametrize(("gpu", "scale"), [(False, 1e-6), (True, 2e-6)])
 def test_layer_embedding_and_head_are_told_apart(gpu, scale, tmp_path):
     """A GPU's own times count where they are in the trace: here everything takes twice as long there."""
-    profile, notes = profile_of(read_traces(trace_of(tmp_path, gpu=gpu)), parse_job(JOB))
+    profile, notes = profile_of([read_trace(trace_of(tmp_path, gpu=gpu))], parse_job(JOB))
     assert not notes
     found = {name: getattr(profile, name) for name in ("layer", "embedding", "head")}
     expected = {
@@ -116,7 +116,7 @@ def test_a_compressed_trace_is_the_same(tmp_path):
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert is_trace(plain)
     assert is_trace(packed)
-    found = (profile_of(read_traces(path), parse_job(JOB)) for path in (packed, plain))
+    found = (profile_of([read_trace(path)], parse_job(JOB)) for path in (packed, plain))
     assert next(found) == next(found)
 
 
@@ -131,11 +131,11 @@ def test_traces_of_one_rank_count_by_their_medians(tmp_path):
         events.written(path, distributedInfo={"rank": 0})
     empty = Events()
     empty.add("aten::embedding", 1)
-    traces = read_all([*paths, empty.written(tmp_path / "empty.json", distributedInfo={"rank": 0})])
+    traces = [*map(read_trace, [*paths, empty.written(tmp_path / "empty.json", distributedInfo={"rank": 0})])]
     assert of_one_rank(traces)
     assert not of_one_rank([*traces[:2], replace(traces[2], rank=1)])
     profile, notes = profile_of(traces, parse_job(JOB))
-    expected = profile_of(read_traces(paths[1]), parse_job(JOB))[0]
+    expected = profile_of([read_trace(paths[1])], parse_job(JOB))[0]
     for part in ("layer", "embedding", "head"):
         found, usual = (getattr(one, part).model_dump() for one in (profile, expected))
         assert found == pytest.approx(usual, abs=1e-8)
@@ -147,14 +147,14 @@ def test_traces_of_one_rank_count_by_their_medians(tmp_path):
 def test_without_shapes_the_cost_model_divides_the_backward(tmp_path):
     path = trace_of(tmp_path)
     path.write_text(path.read_text().replace("Input Dims", "Ev Idx"))
-    profile, notes = profile_of(read_traces(path), parse_job(JOB))
+    profile, notes = profile_of([read_trace(path)], parse_job(JOB))
     assert "no shapes" in notes[0]
     assert profile.layer.input_grad_s + profile.layer.weight_grad_s == pytest.approx(6200e-6)
 
 
 def test_a_part_of_the_model_gives_its_layers_alone(tmp_path):
     path = trace_of(tmp_path, num_layers=2)
-    profile, notes = profile_of(read_traces(path), parse_job(JOB))
+    profile, notes = profile_of([read_trace(path)], parse_job(JOB))
     assert "has 2 layers; embedding and head are modelled" in notes[-1]
     assert profile.layer.forward_s == pytest.approx(LAYER * 1e-6)
 
@@ -165,7 +165,7 @@ def test_recomputed_attention_is_no_layer(tmp_path):
     attention = next(event for event in events.found if "evaluate_function" in event["name"])
     again = {"name": "aten::scaled_dot_product_attention", "ts": attention["ts"] + 1, "dur": 10}
     events.found.append(attention | again)
-    assert profile_of(read_traces(events.written(tmp_path / "trace.json")), parse_job(JOB))[0].layer.forward_s == (
+    assert profile_of([read_trace(events.written(tmp_path / "trace.json"))], parse_job(JOB))[0].layer.forward_s == (
         pytest.approx(LAYER * 1e-6)
     )
 
@@ -191,7 +191,7 @@ def test_attentions_inside_each_other_are_one_layer(forward, called, backward, t
         if event["name"] in names:
             event["name"], inner = names[event["name"]]
             events.found.append(event | {"name": inner, "ts": event["ts"] + 0.05, "dur": event["dur"] - 0.1})
-    found = profile_of(read_traces(events.written(tmp_path / "trace.json")), parse_job(JOB))[0].layer
+    found = profile_of([read_trace(events.written(tmp_path / "trace.json"))], parse_job(JOB))[0].layer
     assert found.forward_s == pytest.approx(2e-6 * LAYER)
     assert found.input_grad_s + found.weight_grad_s == pytest.approx(2e-6 * 6200)
 
@@ -212,7 +212,7 @@ def test_what_is_no_trace_of_this_training_is_refused(change, words, tmp_path):
     path = trace_of(tmp_path)
     path.write_text(change(path.read_text()))
     with pytest.raises(InputError, match=words):
-        profile_of(read_traces(path), parse_job(JOB))
+        profile_of([read_trace(path)], parse_job(JOB))
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_a_training_traced_here_is_predicted_by_its_trace(tmp_path):
             training()
             profiler.step()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    [trace] = read_traces(tmp_path / "trace.json")
+    trace = read_trace(tmp_path / "trace.json")
     profile, _ = profile_of([trace], job)
     assert planning.plan(job, [profile]).prediction.step_s == pytest.approx(sorted(trace.step_s)[1], rel=0.25)
 

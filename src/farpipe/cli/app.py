@@ -16,6 +16,7 @@ from farpipe.cli.compare import compare
 from farpipe.cli.export import export
 from farpipe.cli.fleet import fleet
 from farpipe.cli.import_ import import_
+from farpipe.cli.init import init
 from farpipe.cli.lengths import lengths
 from farpipe.cli.list_ import list_
 from farpipe.cli.optical import optical
@@ -70,7 +71,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
-for command in (plan, pareto, sweep, schedule, compare, simulate, profile, train, prepare, report, validate, export):
+for command in (
+    init,
+    plan,
+    pareto,
+    sweep,
+    schedule,
+    compare,
+    simulate,
+    profile,
+    train,
+    prepare,
+    report,
+    validate,
+    export,
+):
     app.command()(command)
 app.command("list")(list_)
 app.command("import")(import_)  # the word alone is Python's

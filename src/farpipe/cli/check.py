@@ -38,7 +38,7 @@ class CheckOptions:
     trace: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Trace of torch.profiler, or nsys' SQLite export: measured layers instead of modelled ones; those of "
+            help="Trace of torch.profiler: measured layers instead of modelled ones; those of "
             "all ranks of a pipeline: the measured timeline too.",
         ),
     ] = None
@@ -91,7 +91,7 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     from farpipe.interop.logs import read_log_of
     from farpipe.interop.measured_links import with_measured_links
     from farpipe.interop.steady_steps import measured
-    from farpipe.interop.trace_files import read_all
+    from farpipe.interop.trace_files import read_trace
     from farpipe.interop.traces import profile_of_any
 
     job = job_with(options.job, options.given)
@@ -99,7 +99,8 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
         raise UsageError("--why is not for data.packing: it follows microbatches of one length; leave out `packing`")
     job, units = with_measured_links(job, options.links) if options.links else (job, ())
     found = read_log_of(options.log, job)
-    steps, traces, given = measured(found, str(options.log)), read_all(options.trace or []), options.profile or []
+    steps, given = measured(found, str(options.log)), options.profile or []
+    traces = [*map(read_trace, options.trace or [])]
     profiles, notes = profile_of_any(traces, job) if traces and not given else ([], ())
     with status("predicting the step"):
         comparison = compare(job, steps, found, profiles or load_profiles(job, given), traces)

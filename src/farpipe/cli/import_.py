@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
-    "Settings of a training: a script or options of Megatron-LM, YAML of Megatron-LM, NeMo or Accelerate, "
+    "Settings of a training: a log of Megatron-LM that prints its arguments (-o JOB.toml), a script or options of "
+    "Megatron-LM, YAML of Megatron-LM, NeMo or Accelerate, "
     "TOML of torchtitan, JSON of DeepSpeed or Hugging Face; several files are joined. A job.toml gets a second site "
     "(--second-site), or measurements of its link. Outputs of iperf3, "
     "ping, mtr, nccl-tests, perftest and qperf become the link, Slurm's nodes (scontrol, sinfo) and tasks of "
-    "SkyPilot the sites; a trace of torch.profiler or nsys (SQLite) becomes a profile, those of a pipeline's "
-    "ranks its timeline; a training's log its steps. Lists of jobs (sacct -P, Kueue, Volcano, SkyPilot, "
-    "Philly, Acme, Helios) become JOBS.csv, prices and carbon (ENTSO-E, gridstatus, Electricity Maps) a table "
-    "for FLEET.toml. "
+    "SkyPilot the sites; a trace of torch.profiler becomes a profile, those of a pipeline's "
+    "ranks its timeline; a training's log its steps. Lists of jobs (sacct -P, Kueue, Volcano, SkyPilot) "
+    "become JOBS.csv. "
     "Or a CSV schedule of torch.distributed.pipelining (compute_only)."
 )
 
@@ -54,7 +54,7 @@ class ImportOptions:
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A variable or an argument (1=...) that a script takes; zone=, EUR= and carbon= for lists.",
+            help="A variable or an argument (1=...) that a script takes; zone= for lists of jobs.",
         ),
     ] = None
     accept: Annotated[
@@ -88,7 +88,7 @@ class ImportOptions:
 def import_(context: typer.Context, options: ImportOptions) -> None:
     """Read what other frameworks have: settings become a job.toml with the place of every value behind it.
 
-    Settings, logs, link tests, traces, and lists of jobs or prices. An option that says a shape or a degree and is not
+    Settings, logs, link tests, traces, and lists of jobs. An option that says a shape or a degree and is not
     understood ends the import; --accept NAME goes on without it. Options that change seconds or bytes and are not
     planned stand in the job's first lines and in not_planned of --json. Of a log it shows the step (median of steady
     steps), tokens/s, memory and sizes. No file is overwritten.
@@ -99,8 +99,10 @@ def import_(context: typer.Context, options: ImportOptions) -> None:
     form, files, output, as_json = options.form, options.files, options.output, options.as_json
     if form not in FORMATS.split(", "):
         raise typer.BadParameter(f"expected one of {FORMATS}, found {form!r}", param_hint="--format")
+    asks_for_job = len(files) > 1 or options.second_site is not None or (output and output.suffix == ".toml")
     if form == "auto" and (
-        import_log(files, options.job, output, as_json) or import_lists(files, pairs(options.given), output, as_json)
+        (not asks_for_job and import_log(files[0], options.job, output, as_json))
+        or import_lists(files, pairs(options.given), output, as_json)
     ):
         return
     if jobs := [file for file in files if is_job(file)]:
@@ -224,13 +226,13 @@ def _expect_whole(draft: "Draft", files: list[Path]) -> None:
 def _is_traced(files: list[Path], job: Path | None, output: Path | None, as_json: bool) -> bool:
     """True if the files are traces, which then were written or shown: those of one rank as a profile, of several as
     the step's timeline."""
-    from farpipe.interop.trace_files import is_trace, of_one_rank, read_all
+    from farpipe.interop.trace_files import is_trace, of_one_rank, read_trace
 
     if not all(file.is_file() and is_trace(file) for file in files):
         return False
     if job is None:
         raise UsageError(f"{files[0]}: a trace has times, but no model: give the job that it is of with --job")
-    traces = read_all(files)
+    traces = [*map(read_trace, files)]
     found, notes = _profile(traces, job) if of_one_rank(traces) else _traced_step(traces, job)
     for note in notes:
         log(note)
@@ -336,10 +338,10 @@ def _expect_schedule(file: Path) -> None:
     if not first or any(re.match(r"\(?\d+[A-Z]", cell.strip()) for cell in first.split(",")):
         return
     raise InputError(
-        f"{file}: line 1: no list of jobs, no prices, no log and no schedule that is known, found {first[:80]!r}; "
+        f"{file}: line 1: no list of jobs, no log and no schedule that is known, found {first[:80]!r}; "
         f"tried: {KINDS_TRIED}"
-        "\na table of jobs needs no import once its columns are job, submit_s, duration_s, devices and tenant "
-        "(JOBS.csv), nor one of prices or carbon once they are utc and a name for each zone, in USD/MWh or g/kWh"
+        "\na fleet reads a table of jobs whose columns are job, submit_s, duration_s, devices and tenant (JOBS.csv), "
+        "and one of prices or carbon whose columns are utc and a name for each zone, in USD/MWh or g/kWh"
     )
 
 

@@ -1,8 +1,7 @@
-"""Lists and logs of others for ``farpipe import``: jobs of a scheduler, prices and carbon, steps of a training."""
+"""Lists and logs of others for ``farpipe import``: jobs of a scheduler, steps of a training."""
 
 import csv
 import io
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -16,74 +15,45 @@ from farpipe.core.strict import write_text
 from farpipe.core.units import format_seconds
 from farpipe.interop.job_lists import as_trace, read_jobs_of
 from farpipe.interop.logs import is_log, read_log, read_log_of
-from farpipe.interop.price_lists import as_table, read_prices
+from farpipe.interop.printed_arguments import arguments_of
 from farpipe.interop.steady_steps import Measured, log_data, measured, rows_of
 from farpipe.interop.step_log import StepLog
 from farpipe.report.tables import TableView, to_rich
 
 
 def import_lists(files: Sequence[Path], given: Mapping[str, str], output: Path | None, as_json: bool) -> bool:
-    """True if `files` are lists of jobs or prices, which then were written or printed as a fleet reads them."""
-    found = _jobs(files, given) or _prices(files, given)
-    if found is None:
-        return False
-    form, text, notes = found
-    if output is not None:
-        expect_new(output)
-        write_text(output, text)
-    if as_json:
-        print_json({"format": "farpipe/import/1", "of": form, "csv": text, "notes": notes})
-    elif output is None:
-        typer.echo(text, nl=False)
-    for note in (f"{form}: {text.count(chr(10)) - 1:,} rows", *notes):
-        log(note)
-    return True
-
-
-def _jobs(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, list[str]] | None:
+    """True if the first of `files` is a list of jobs, which then was written or printed as a fleet reads it."""
     name = given.get("zone", "UTC")
     try:
         zone = ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         raise InputError(f"--set zone={name}: no time zone; expected a name such as Europe/Zurich") from None
-    read = read_jobs_of(files[0], zone)
-    if read is None:
-        return None
-    if len(files) > 1:
-        raise UsageError(f"{files[1]}: a list of jobs is one file")
-    _expect_known(given, r"zone", "zone=, the time zone of times that name none")
-    text, notes = as_trace(read[1])
-    return read[0], text, [*notes, f"times without a zone are those of {name} (--set zone=...)"]
-
-
-def _prices(files: Sequence[Path], given: Mapping[str, str]) -> tuple[str, str, list[str]] | None:
-    read = [found for file in files if (found := read_prices(file, given)) is not None]
-    if not read:
-        return None
-    if len(read) < len(files) or len({measure for measure, _ in read}) > 1:
-        raise UsageError(f"{', '.join(map(str, files))}: prices go into one table, carbon into another, jobs apart")
-    _expect_known(given, r"carbon|[A-Z]{3}", "a currency in USD such as EUR=1.08, or carbon=")
-    text = as_table([point for _, points in read for point in points])
-    measure = read[0][0]
-    carbon = f"carbon: {given.get('carbon', 'direct')} (--set carbon=direct or life-cycle)"
-    return measure, text, [carbon] if measure == "g/kWh" else []
-
-
-def _expect_known(given: Mapping[str, str], names: str, expected: str) -> None:
-    """UsageError for a name of ``--set`` that these files leave without effect."""
-    if odd := next((name for name in given if not re.fullmatch(names, name)), None):
-        raise UsageError(f"--set {odd}={given[odd]}: expected {expected}")
-
-
-def import_log(files: Sequence[Path], job: Path | None, output: Path | None, as_json: bool) -> bool:
-    """True if `files` is the log of a training, whose steps then were written as CSV, printed as JSON or summed up."""
-    logs = [file for file in files if is_log(file)]
-    if not logs:
+    if (read := read_jobs_of(files[0], zone)) is None:
         return False
     if len(files) > 1:
-        raise UsageError(f"{logs[0]}: it is a training's log: import it alone, or `farpipe check JOB --log {logs[0]}`")
-    found = read_log(logs[0]) if job is None else read_log_of(logs[0], load_job(job))
-    steps = measured(found, str(logs[0]))
+        raise UsageError(f"{files[1]}: a list of jobs is one file")
+    if odd := next((key for key in given if key != "zone"), None):
+        raise UsageError(f"--set {odd}={given[odd]}: expected zone=, the time zone of times that name none")
+    text, notes = as_trace(read[1])
+    notes.append(f"times without a zone are those of {name} (--set zone=...)")
+    if output is not None:
+        expect_new(output)
+        write_text(output, text)
+    if as_json:
+        print_json({"format": "farpipe/import/1", "of": read[0], "csv": text, "notes": notes})
+    elif output is None:
+        typer.echo(text, nl=False)
+    for note in (f"{read[0]}: {text.count(chr(10)) - 1:,} rows", *notes):
+        log(note)
+    return True
+
+
+def import_log(path: Path, job: Path | None, output: Path | None, as_json: bool) -> bool:
+    """True if `path` is the log of a training, whose steps then were written as CSV, printed as JSON or summed up."""
+    if not is_log(path):
+        return False
+    found = read_log(path) if job is None else read_log_of(path, load_job(job))
+    steps = measured(found, str(path))
     if output is not None:
         expect_new(output)
         text = io.StringIO()
@@ -94,7 +64,9 @@ def import_log(files: Sequence[Path], job: Path | None, output: Path | None, as_
     else:
         console().print(to_rich(_table(found, steps)))
     if job is None:
-        log(f"the prediction beside it: `farpipe check JOB --log {logs[0]}`")
+        if path.is_file() and arguments_of(path):
+            log(f"its arguments as a job: `farpipe import {path} -o JOB.toml`")
+        log(f"the prediction beside it: `farpipe check JOB --log {path}`")
     return True
 
 

@@ -34,7 +34,7 @@ def undisturbed(samples: Sequence[Timed], least: int) -> list[Timed]:
 
 
 def other_work(cpu_share: float | None) -> str:
-    """Sentence about the other work beside a measurement; empty where that was little, or nobody looked (None)."""
+    """Sentence about the other work beside a measurement; empty where that was little, or not measured (None)."""
     if cpu_share is None or cpu_share >= LEAST_SHARE:
         return ""
     return (

@@ -12,7 +12,7 @@ from farpipe.core.errors import FarpipeError, InputError, fault_in
 class Plugins:
     """Things of one kind (`what`) under the entry points of `group`, beside farpipe's `own` names.
 
-    `is_one` says whether what an entry point stands for is such a thing. Distributions are looked at only for a name
+    `is_one` says whether what an entry point names is such a thing. Distributions are looked at only for a name
     that is not farpipe's own: what is built in never depends on what else is installed. InputError names the
     distribution that takes a name twice, or whose thing can't be imported or is something else.
     """

@@ -45,7 +45,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 def seen_from(folder: Path, name: str) -> Path:
     """The file `name` in `folder`, which a document there names; or else the one seen from where farpipe runs."""
-    with suppress(OSError, ValueError):  # what is no path at all is told when it is read
+    with suppress(OSError, ValueError):  # what is not a path at all is reported when it is read
         if Path(name).is_file() and not (folder / name).is_file():
             return Path(name)
     return folder / name
@@ -140,7 +140,7 @@ def write_bytes(path: Path | str, data: bytes | memoryview, *, private: bool = F
 
 
 def remove_unfinished(path: Path) -> None:
-    """Delete what processes that were killed while they wrote `path` have left; only while nobody writes it."""
+    """Delete leftovers of processes that were killed while they wrote `path`; only while no process writes it."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}"):
         with suppress(OSError):
             left.unlink()
@@ -300,7 +300,7 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix
     first = _most_telling(error)
     location = first["loc"]
     if location[-1:] == ("[key]",) and first["type"] != "extra_forbidden":
-        location = location[:-1]  # pydantic's mark for an error in the key itself, which stands before it
+        location = location[:-1]  # pydantic's mark for an error in the key itself, which precedes it
     path = key_path([prefix, *location] if prefix else location)
     place = f"{source}: {path}" if path else source
     if first["type"] == "extra_forbidden":

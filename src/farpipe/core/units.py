@@ -42,7 +42,7 @@ def parse(text: object, units: dict[str, float], example: str) -> float:
     number, unit = match.groups()
     if unit not in units:
         raise ValueError(f"unknown unit {unit[:20]!r} in {_shorten(text)}{_nearest(unit, units, example)}")
-    exact = Context(prec=60, traps=[])  # what is too large becomes infinite, and is told below
+    exact = Context(prec=60, traps=[])  # what is too large becomes infinite and is reported below
     value = float(exact.multiply(exact.create_decimal(number.replace("_", "")), Decimal(repr(units[unit]))))
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"must be finite and not negative, found {_shorten(text)}")
@@ -67,7 +67,7 @@ def _nearest(unit: str, units: dict[str, float], example: str) -> str:
 
 
 def format_about(seconds: float, *, is_rough: bool) -> str:
-    """Predicted seconds, with ``~`` before them where nobody has compared such predictions with measurements."""
+    """Predicted seconds, with ``~`` before them where such predictions were never compared with measurements."""
     return f"{'~' if is_rough else ''}{format_seconds(seconds)}"
 
 
@@ -111,7 +111,7 @@ def format_large(number: float) -> str:
 
 
 def format_percent(share: float, num_digits: int = 1) -> str:
-    """A share: ``12.3 %``, with so many digits after the point."""
+    """A share: ``12.3 %``, with this number of digits after the point."""
     return f"{share * 100:.{num_digits}f} %"
 
 

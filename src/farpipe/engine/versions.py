@@ -44,7 +44,7 @@ def _installed(name: str) -> str:
 
 
 def untested(versions: Mapping[str, str]) -> list[str]:
-    """Warnings on versions, by name, that nobody has tested the engine with."""
+    """Warnings on versions, by name, that the engine was never tested with."""
     return [
         f"{name} {found} was not tested with this version of farpipe, {TESTED[name]} was; if a step fails or losses "
         f"look wrong, install {name}=={TESTED[name].last}.*"

@@ -11,9 +11,20 @@ from pydantic import BeforeValidator, Field, model_validator
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, Prices, Site
 from farpipe.core.spec.cluster import check_ends
-from farpipe.core.spec.link_matrices import links_between, read_matrix
-from farpipe.core.spec.part import Flag, Natural, NonNegative, Part, Positive, Share, SiteName, Text
-from farpipe.core.spec.written import BandwidthOrNone, Power, WrittenLink, WrittenSite
+from farpipe.core.spec.links import WrittenLink, links_between, read_matrix
+from farpipe.core.spec.part import (
+    BandwidthOrNone,
+    Flag,
+    Natural,
+    NonNegative,
+    Part,
+    Positive,
+    Power,
+    Share,
+    SiteName,
+    Text,
+)
+from farpipe.core.spec.written import WrittenSite
 from farpipe.core.strict import as_utc, nearest, parse_toml, read_text, seen_from, validate
 from farpipe.fleet.events import Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy

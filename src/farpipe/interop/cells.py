@@ -9,11 +9,10 @@ from farpipe.core.errors import InputError
 from farpipe.core.strict import parse_json
 
 KINDS_TRIED: Final = (
-    "settings (scripts and options of Megatron-LM; YAML of Megatron-LM, GPT-NeoX, NeMo and Accelerate; TOML, JSON and "
-    "Python of torchtitan; JSON of DeepSpeed and Hugging Face), logs (steps of Megatron-LM, DeepSpeed, torchtitan, "
-    "NeMo, MLPerf, progress bars), links (iperf3, ping, mtr, nccl-tests, perftest, qperf), traces "
-    "(torch.profiler, nsys), lists (jobs of Slurm, Kubernetes, Kueue, Volcano, SkyPilot, Philly, Acme, Helios; nodes "
-    "of Slurm; tasks of SkyPilot; prices and carbon)"
+    "settings (scripts, options and logs of Megatron-LM; YAML of Megatron-LM, GPT-NeoX, NeMo and Accelerate; TOML, "
+    "JSON and Python of torchtitan; JSON of DeepSpeed and Hugging Face), logs (steps of Megatron-LM, DeepSpeed, "
+    "torchtitan, NeMo, MLPerf, progress bars), links (iperf3, ping, mtr, nccl-tests, perftest, qperf), traces "
+    "(torch.profiler), lists (jobs of Slurm, Kubernetes, Kueue, Volcano, SkyPilot; nodes of Slurm; tasks of SkyPilot)"
 )
 """Kinds of files that ``farpipe import`` reads, for the message on one of another kind."""
 _HEAD_BYTES: Final = 1 << 16

@@ -39,10 +39,14 @@ _CHANGES: Final[Mapping[str, Mapping[Any, str]]] = {
         False: "tensor-parallel collectives run beside products (tp_comm_overlap = true)",
         True: "tensor-parallel collectives do not run beside products",
     },
-    "cuda_graphs": {True: "the host launches every kernel (cuda_graphs = false)", False: "CUDA graphs are used"},
+    "cuda_graphs": {
+        True: "the host launches every kernel (cuda_graphs = false)",
+        "part": "the host launches every kernel (cuda_graphs = false)",
+        False: "CUDA graphs are used",
+    },
 }
 """Settings of a training that a run may have otherwise than its job says, with the words for the other value."""
-_OTHERS: Final[Mapping[Any, Any]] = {True: False, False: True, "fused": "eager", "eager": "fused"}
+_OTHERS: Final[Mapping[Any, Any]] = {True: False, False: True, "part": False, "fused": "eager", "eager": "fused"}
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,16 @@ from farpipe.interop.cells import inner, unknown_kind
 from farpipe.interop.deepspeed import is_neox, read_deepspeed, read_neox
 from farpipe.interop.hugging_face import read_model_config, read_trainer
 from farpipe.interop.interpolation import Given, with_variables
+from farpipe.interop.logs import is_log
 from farpipe.interop.megatron import read_script_of_megatron, read_tables_of_megatron
 from farpipe.interop.megatron_names import is_megatron
-from farpipe.interop.primus import is_primus, read_primus
+from farpipe.interop.printed_arguments import arguments_of, read_arguments
 from farpipe.interop.settings import Draft, Setting
 from farpipe.interop.torchtitan import read_python_of_torchtitan, read_saved_torchtitan, read_torchtitan
 from farpipe.interop.torchtitan_python import is_python_of_torchtitan
 from farpipe.interop.yaml_files import yaml_documents
 
+_TABLES: Final = (".toml", ".json", ".yaml", ".yml")
 Form = Literal["auto", "megatron", "torchtitan", "nemo", "deepspeed", "hugging-face", "torch-csv"]
 _MARKS: Final = {
     "torchtitan": ("model_spec",),
@@ -66,9 +68,8 @@ def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, s
     """
     whole, given = None, Given(known or {})
     for path in paths:
-        text = read_text(path)
         with shaped(str(path), "settings of a training"):
-            draft = _read(text, path, form, given)
+            draft = _read(path, form, given)
         whole = draft if whole is None else _joined(whole, draft)
     assert whole is not None, "at least one file"
     whole.changes += [
@@ -82,24 +83,31 @@ def read_draft(paths: Sequence[Path], form: Form = "auto", known: Mapping[str, s
     return whole
 
 
-def _read(text: str, path: Path, form: Form, known: Given) -> Draft:
+def _read(path: Path, form: Form, known: Given) -> Draft:
     source = str(path)
+    is_megatrons = form in ("auto", "megatron") and path.suffix not in _TABLES
+    if is_megatrons and path.is_file() and (printed := arguments_of(path)):
+        return read_arguments(printed, source)
+    text = read_text(path)
     if path.suffix == ".toml":
         tables = parse_toml(text, source)
         if form == "auto" and len({*_TITAN} & tables.keys()) < 2:
             raise unknown_kind(source, _what(tables))
         return read_torchtitan(tables, source)
-    if path.suffix in (".json", ".yaml", ".yml"):
+    if path.suffix in _TABLES:
         data = parse_json(text, source) if path.suffix == ".json" else _one_document(text, source)
-        if isinstance(data, Mapping) and is_primus(data):
-            return read_primus(data, path, known)
         data, notes = with_variables(data, known)
         draft = _of_tables(data, source, form)
         draft.notes += notes
         return draft
     if path.suffix == ".py" and form in ("auto", "torchtitan") and is_python_of_torchtitan(text):
         return read_python_of_torchtitan(text, source, known.get("config"))
-    if form not in ("auto", "megatron") or not is_megatron(text):
+    if not is_megatrons or not is_megatron(text):
+        if is_log(path):
+            raise InputError(
+                f"{source}: this log prints no arguments of Megatron-LM to make a job from: give the settings that it "
+                f"ran with; for its steps import it alone, or `farpipe check JOB --log {source}`"
+            )
         raise unknown_kind(source, "")
     return read_script_of_megatron(text, source, known)
 

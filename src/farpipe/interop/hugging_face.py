@@ -208,6 +208,15 @@ _KERNELS_OF_ATTENTION: Final = (
 )
 
 
+_NAMED_KERNELS: Final = {
+    "flash_attention_2": "flash-2",
+    "fa2": "flash-2",
+    "flash_attention_3": "flash-3",
+    "sdpa": "sdpa",
+}
+"""Kernels by the values of these settings."""
+
+
 _FUSED: Final = (
     *("torch_compile", "torch_compile_backend", "dynamo_backend", "use_liger_kernel", "enable_liger_kernel"),
 )
@@ -219,6 +228,10 @@ def _kernels(settings: Settings, draft: Draft) -> None:
     kept = [name for name, values in _KEEP_SCORES.items() if settings.take(name, str, "-") in values]
     said = [name for name in _KERNELS_OF_ATTENTION if settings.take(name, str, "False") not in ("False", "auto")]
     draft.put("training", "flash_attention", not kept, settings.origin(*kept, *said))
+    named = [(name, _NAMED_KERNELS.get(settings.take(name, str, "") or "")) for name in said]
+    for name, kernel in named if not kept else ():
+        if kernel is not None:
+            draft.put("training", "attention_kernel", kernel, settings.origin(name))
     for name in ("optim", "optimizer"):
         if settings.take(name, str, "adam") not in _PLAIN_OPTIMIZERS:
             settings.change(name, "the optimizer's state and work are counted as Adam's in 32 bit")

@@ -2,23 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from farpipe.interop.shell import UNKNOWN
 
 _MAX_DEPTH: Final = 16
-_FUNCTIONS: Final[Mapping[str, Callable[..., float]]] = {
-    "multiply": lambda *factors: math.prod(factors),
-    "divide": lambda one, other: one / other,
-    "divide_floor": lambda one, other: one // other,
-    "divide_ceil": lambda one, other: -(-one // other),
-    "sum": lambda *parts: sum(parts),
-    "add": lambda *parts: sum(parts),
-    "subtract": lambda one, other: one - other,
-    "oc.decode": lambda number: number,
-}
-"""Resolvers that the configurations of NeMo name, by what they return."""
+_PRODUCT: Final = "multiply"
+"""The resolver that configurations of NeMo name."""
 _ABSENT: Final = object()
 _VARIABLE: Final = re.compile(
     r"\$\{(?:oc\.env:|env:)?([A-Za-z_]\w*)(?:(?::?[-=]|,|:)([^{}]*))?\}|\$([A-Za-z_]\w*)|\{\{\s*([A-Za-z_]\w*)\s*\}\}"
@@ -60,7 +51,7 @@ def with_variables(data: Any, known: Given) -> tuple[Any, list[str]]:
         name, default = match[1] or match[3] or match[4], match[2]
         if name in known:
             return known[name]
-        if name in keys or name in _FUNCTIONS:
+        if name in keys or name == _PRODUCT:
             return match[0]
         if default is None:
             return f"{UNKNOWN}${name}{UNKNOWN}"
@@ -100,15 +91,11 @@ def _resolved(value: Any, root: Mapping[Any, Any], path: tuple[Any, ...], depth:
     if not colon:
         found = _at(inner.strip(), root, path)
         return value if found is _ABSENT else _resolved(found, root, path, depth + 1)
-    function = _FUNCTIONS.get(name.strip())
-    numbers = [_number(_resolved(part.strip(), root, path, depth + 1)) for part in _split(arguments)]
-    if function is None or any(number is None for number in numbers):
+    factors = [_number(_resolved(part.strip(), root, path, depth + 1)) for part in _split(arguments)]
+    if name.strip() != _PRODUCT or None in factors:
         return value
-    try:
-        result = function(*numbers)
-    except (ArithmeticError, TypeError):
-        return value
-    return int(result) if result == int(result) else result
+    product = math.prod(factor for factor in factors if factor is not None)
+    return int(product) if product == int(product) else product
 
 
 def _end(text: str) -> int:

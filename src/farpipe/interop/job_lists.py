@@ -1,4 +1,4 @@
-"""Jobs of a cluster, from what its scheduler lists: Slurm's sacct, Kueue, Volcano, SkyPilot, and published traces."""
+"""Jobs of a cluster, from what its scheduler lists: Slurm's sacct, Kubernetes, Kueue, Volcano, SkyPilot."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ Reader = Callable[[str, Any, tzinfo], Iterator[ListedJob]]
 
 
 def read_jobs_of(path: Path, zone: tzinfo = UTC) -> tuple[str, list[ListedJob]] | None:
-    """Scheduler or trace that the file is of, and its jobs; None if it is none that is known.
+    """Scheduler that the file is of, and its jobs; None if it is none that is known.
 
     InputError names the place of a figure that can't be read, and a job that is there twice.
     """
@@ -33,8 +33,7 @@ def read_jobs_of(path: Path, zone: tzinfo = UTC) -> tuple[str, list[ListedJob]] 
     if known is None:
         return None
     form, reader = known
-    tables = {_slurm: "|", _acme: ","}
-    content = read_csv(path, tables[reader]) if reader in tables else _records(path)
+    content = read_csv(path, "|") if reader is _slurm else _records(path)
     jobs = list[ListedJob]()
     found = reader(str(path), content, zone)
     while job := _next(found, f"{path}: [{len(jobs)}]", form):
@@ -84,8 +83,6 @@ def _form(head: str) -> tuple[str, Reader] | None:
     first = head.partition("\n")[0].strip()
     if "|" in first and {"JobID", "JobIDRaw"} & set(first.split("|")):
         return "Slurm's sacct", _slurm
-    if {"job_id", "gpu_num", "submit_time", "duration"} <= set(first.split(",")):
-        return "Acme or Helios", _acme
     is_yaml = first.startswith(("apiVersion:", "items:", "---")) and "creationTimestamp:" in head  # no manifest
     known = _FORMS if is_yaml or head.lstrip()[:1] in ("[", "{") else ()
     return next(((form, reader) for marks, form, reader in known if all(mark in head for mark in marks)), None)
@@ -176,34 +173,6 @@ def _elapsed_s(text: str, place: str) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _acme(source: str, table: Table, zone: tzinfo) -> Iterator[ListedJob]:
-    """Lines of Acme's (Hu et al., NSDI 2024) or Helios' job trace (Hu et al., SC 2021), which share their columns."""
-    for place, row in table[1]:
-        yield ListedJob(
-            row["job_id"],
-            moment(row["submit_time"], f"{place}: submit_time", zone),
-            number(row["duration"], f"{place}: duration") if row["duration"] else None,
-            round(number(row["gpu_num"] or "0", f"{place}: gpu_num")),
-            row.get("vc") or row.get("user") or "",
-        )
-
-
-def _philly(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJob]:
-    """Jobs of Philly's ``cluster_job_log`` (Jeon et al., ATC 2019): all attempts' time, on the last one's GPUs."""
-    for index, row in enumerate(rows):
-        place = f"{source}: [{index}]"
-        attempts = [attempt for attempt in row["attempts"] if attempt.get("start_time")]
-        times = [span_s(attempt, "start_time", "end_time", place, zone) for attempt in attempts]
-        whole = bool(times) and times[-1] is not None
-        yield ListedJob(
-            str(row["jobid"]),
-            moment(row.get("submitted_time"), f"{place}: submitted_time", zone),
-            sum(time for time in times if time) if whole else None,
-            sum(len(machine["gpus"]) for machine in attempts[-1]["detail"]) if attempts else 0,
-            str(row.get("vc") or ""),
-        )
-
-
 def _skypilot(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterator[ListedJob]:
     """Records of ``sky jobs queue -o json`` or ``sky queue -o json``."""
     for index, row in enumerate(rows):
@@ -240,7 +209,6 @@ def _gpus_of_sky(text: str) -> int:
 
 _FORMS: Final[tuple[tuple[tuple[str, ...], str, Reader], ...]] = (
     (('"submission"', '"job_id"'), "Slurm's sacct", _slurm_json),
-    (('"attempts"', '"jobid"'), "Philly", _philly),
     (('"submitted_at"', '"job_id"'), "SkyPilot", _skypilot),
     (("kueue.x-k8s.io/", "metadata"), "Kueue", jobs_of_kubernetes),
     (("batch.volcano.sh/", "metadata"), "Volcano", jobs_of_kubernetes),

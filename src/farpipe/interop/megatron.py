@@ -80,7 +80,7 @@ def _layout(settings: Settings, draft: Draft) -> None:
         settings.change(name, "experts are divided over as many tensor-parallel devices as the layers")
     if draft.degree("context") > 1 and "ds-sequence" in settings.origin("context_parallel_size"):
         draft.put("layout", "context_exchange", "ulysses", settings.origin("context_parallel_size"))
-    if draft.degree("context") > 1 and settings.has("cp_comm_type"):
+    if settings.has("cp_comm_type") and draft.degree("context") > 1:
         kinds = settings.take("cp_comm_type", lambda kind: kind if isinstance(kind, str) else kind[0])
         exchange = "ulysses" if kinds == "a2a" else "ring"
         draft.put("layout", "context_exchange", exchange, settings.origin("cp_comm_type"))

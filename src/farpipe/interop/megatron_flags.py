@@ -108,7 +108,11 @@ def _training(training: "Training") -> list[str]:
         *(["--overlap-grad-reduce"] * training.overlap),
         *(["--overlap-param-gather"] * (training.overlap and training.zero1)),
         *(["--attention-backend unfused"] * (not training.flash_attention)),
-        *(["--cuda-graph-impl local"] * training.cuda_graphs),
+        *(["--cuda-graph-impl local"] * (training.cuda_graphs is True)),
+        *(
+            ["--cuda-graph-impl transformer_engine", "--cuda-graph-scope attn moe_router"]
+            * (training.cuda_graphs == "part")
+        ),
         *(
             [f"--cpu-offloading-num-layers {training.cpu_offloading_num_layers}"]
             * (training.cpu_offloading_num_layers > 0)

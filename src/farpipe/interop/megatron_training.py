@@ -46,7 +46,10 @@ def _training(settings: Settings, draft: Draft) -> None:
     overlap = settings.flag("overlap_grad_reduce")
     draft.put("training", "overlap", overlap, settings.origin("overlap_grad_reduce"))
     graphs = settings.flag("enable_cuda_graph") or settings.take("cuda_graph_impl", str, "none") != "none"
-    draft.put("training", "cuda_graphs", graphs, settings.origin("enable_cuda_graph", "cuda_graph_impl"))
+    scope = settings.take("cuda_graph_scope", _names, default=[])
+    is_part = graphs and bool(scope) and not {"full", "full_iteration", "moe"} & set(scope)
+    origin = settings.origin("enable_cuda_graph", "cuda_graph_impl", "cuda_graph_scope")
+    draft.put("training", "cuda_graphs", "part" if is_part else graphs, origin)
 
 
 _FLASH: Final = (
@@ -55,6 +58,12 @@ _FLASH: Final = (
 )
 """Switches of Megatron-LM, Megatron-DeepSpeed and NeMo that turn FlashAttention on."""
 _UNFUSED: Final = ("unfused", "local")
+_KERNELS: Final = {
+    "use_flash_attn_v1": "flash-1",
+    "use_flash_attn_triton": "flash-1",
+    "use_flash_attn_v2": "flash-2",
+}
+"""Kernels of attention by the switches that name them; Transformer Engine takes the fastest that it finds."""
 _OFF_CHANGES: Final = {
     "fp8_wgrad": "gradients of weights are computed in 16 bit",
     "overlap_p2p_comm": "the pipeline's messages are waited for",
@@ -82,6 +91,10 @@ def _flash_attention(settings: Settings, draft: Draft) -> None:
     found = [name for name, is_off in off.items() if is_off]
     is_kept = bool(found) and (on is None or found[0] == "attention_backend")
     draft.put("training", "flash_attention", not is_kept, settings.origin(*(found if is_kept else [on or "", *off])))
+    if not is_kept and on in _KERNELS:
+        draft.put("training", "attention_kernel", _KERNELS[on], settings.origin(on))
+    if not is_kept and settings.take("attention_backend", str, "auto") == "fused":
+        draft.put("training", "attention_kernel", "cudnn", settings.origin("attention_backend"))
 
 
 def _optimizer(settings: Settings) -> None:

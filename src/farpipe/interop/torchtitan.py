@@ -271,6 +271,7 @@ def _training(settings: Settings, draft: Draft) -> None:
         settings.change("optimizer.name", "the optimizer's state and work are counted as Adam's")
     if not settings.flag("compile.enable"):
         draft.put("training", "kernels", "eager", settings.origin("compile.enable"))
+    draft.put("training", "attention_kernel", "sdpa", "torchtitan")
     _recompute(settings, draft)
 
 

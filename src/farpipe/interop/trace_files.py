@@ -1,12 +1,11 @@
-"""Traces of one process on one clock: torch.profiler's JSON (Kineto) and NVIDIA Nsight Systems' SQLite export."""
+"""Traces of one process on one clock: torch.profiler's JSON (Kineto)."""
 
 import gzip
 import json
 import re
-import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,20 +23,6 @@ _MARKS: Final = tuple(
 )
 """Keys at the beginning of a trace of torch.profiler, of which it has several."""
 _LAUNCHES: Final = ("cuda_runtime", "cuda_driver")
-_SQLITE: Final = b"SQLite format 3\0"
-_PROCESS: Final = 1 << 24
-"""Weight of the process in Nsight's numbers of threads; below it is the thread, 24 bits above it the machine."""
-_SHAPES: Final = re.compile(r"sizes = (\[\[.*?\]\])")
-_NSYS: Final = {
-    "ranges": "SELECT start, end, COALESCE(text, (SELECT value FROM StringIds WHERE id = textId)), globalTid "
-    "FROM NVTX_EVENTS WHERE end IS NOT NULL AND end > start",
-    "kernels": "SELECT start, end, (SELECT value FROM StringIds WHERE id = shortName), globalPid, correlationId "
-    "FROM CUPTI_ACTIVITY_KIND_KERNEL",
-    "launches": "SELECT start, end, (SELECT value FROM StringIds WHERE id = nameId), globalTid, correlationId "
-    "FROM CUPTI_ACTIVITY_KIND_RUNTIME",
-    "epoch": "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME",
-}
-"""Queries of an export of Nsight Systems, whose times are in ns (docs.nvidia.com/nsight-systems, exporter's schema)."""
 
 
 class Span(NamedTuple):
@@ -74,34 +59,24 @@ class Trace:
 
 
 def is_trace(path: Path) -> bool:
-    """True for a file whose beginning or name is that of a trace of torch.profiler or of Nsight Systems."""
+    """True for a file whose beginning or name is that of a trace of torch.profiler."""
     with path.open("rb") as file:
         head = file.read(4096)
     if path.name.endswith(".json.gz"):
         with suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:
             head = file.read(4096)
     elif path.suffix != ".json":
-        return head.startswith(_SQLITE)
+        return False
     return sum(bool(mark.search(head)) for mark in _MARKS) > 1
 
 
-def read_traces(path: Path) -> list[Trace]:
-    """The traces in the file at `path`: one of torch.profiler's, one per process of Nsight Systems'.
-
-    InputError for what is no whole trace of either.
-    """
+def read_trace(path: Path) -> Trace:
+    """The trace in the file at `path`; InputError for what is no whole trace of torch.profiler."""
     try:
-        with path.open("rb") as file:
-            is_nsys = file.read(len(_SQLITE)) == _SQLITE
         with shaped(str(path), "a trace"):
-            return _read_nsys(path) if is_nsys else [_read_kineto(path)]
+            return _read_kineto(path)
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
-
-
-def read_all(paths: Iterable[Path]) -> list[Trace]:
-    """The traces of several files."""
-    return [trace for path in paths for trace in read_traces(path)]
 
 
 def of_one_rank(traces: Sequence[Trace]) -> bool:
@@ -136,47 +111,6 @@ def _read_kineto(path: Path) -> Trace:
     epoch_s = float(data.get("baseTimeNanoseconds") or 0) * 1e-9
     rank = (data.get("distributedInfo") or {}).get("rank")
     return Trace(str(path), _sorted(spans["cpu_op"]), kernels, launches, notes, epoch_s, rank)
-
-
-def _read_nsys(path: Path) -> list[Trace]:
-    """One trace per process: NVTX ranges are its operations, such as those of torch's `emit_nvtx`."""
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            rows = {name: _rows(database, query) for name, query in _NSYS.items()}
-    except sqlite3.Error as error:
-        raise InputError(
-            f"{path}: no export of Nsight Systems: {error}; nsys export --type sqlite writes one"
-        ) from None
-    if not rows["ranges"]:
-        raise InputError(f"{path}: no NVTX ranges; profile with --trace=cuda,nvtx and torch's emit_nvtx")
-    epoch_s = rows["epoch"][0][0] * 1e-9 if rows["epoch"] else 0.0
-    processes = sorted({row[3] // _PROCESS for row in rows["ranges"]})
-    return [_of_process(str(path), rows, process, epoch_s) for process in processes]
-
-
-def _rows(database: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
-    """Rows of a query; none where the table is not there, for tables are made only when something fills them."""
-    table = query.rpartition("FROM ")[2].split()[0]
-    is_there = database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-    return database.execute(query).fetchall() if is_there else []
-
-
-def _of_process(source: str, rows: Mapping[str, list[tuple[Any, ...]]], process: int, epoch_s: float) -> Trace:
-    def spans(kind: str) -> Iterator[Span]:
-        for start, end, name, thread, *number in rows[kind]:
-            if thread // _PROCESS == process:
-                arguments = {"correlation": number[0]} if number else _shapes(name or "")
-                yield Span(start * 1e-9, end * 1e-9, (name or "").partition(", ")[0], thread, arguments)
-
-    kernels = {span.arguments["correlation"]: span for span in spans("kernels")}
-    ranges = _sorted(spans("ranges"))
-    return Trace(source, ranges, kernels, _by_thread(spans("launches")), ranges, epoch_s)
-
-
-def _shapes(text: str) -> dict[str, Any]:
-    """Shapes in the name of a range of `emit_nvtx`, as a trace of torch.profiler has them."""
-    match = _SHAPES.search(text)
-    return {"Input Dims": json.loads(match[1])} if match else {}
 
 
 def _by_thread(launches: Iterable[Span]) -> dict[Any, tuple[Span, ...]]:

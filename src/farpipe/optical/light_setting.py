@@ -78,7 +78,7 @@ class LightSetting:
         return self.placements or (1 if self.trace is not None else seeds)
 
     def node_choices(self, loaded: Loaded) -> list[tuple[str, ...]]:
-        """The node of every rank: given, or in so many random placements."""
+        """The node of every rank, as given or for each random placement."""
         problem, _, plan = loaded
         sites = plan.sites if plan else ()
         if self.placements is None:

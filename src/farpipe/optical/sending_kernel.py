@@ -174,7 +174,7 @@ def widen(net, orders, rule, state, out, now_s):  # type: ignore[no-untyped-def]
 def _unsent(net, rule, state, out, message, from_s):  # type: ignore[no-untyped-def]
     """(blocks, Gbit to be sent after `from_s`, sum of units x latency, longest latency) of a message.
 
-    Blocks 0: one of them will have sent its part, so that what is left can't be divided anew.
+    Blocks 0: one of them will have sent its part, so that the rest can't be divided again.
     """
     lights, left, weighted_s, longest_s, blocks = state.lights, 0.0, 0.0, 0.0, 0
     for block in range(out.held.shape[0]):
@@ -193,7 +193,7 @@ def _unsent(net, rule, state, out, message, from_s):  # type: ignore[no-untyped-
 
 @subroutine
 def _widen(net, orders, rule, state, out, message, now_s):  # type: ignore[no-untyped-def]
-    """Add a block to a message that is being sent, and divide anew what is left when the block is set up."""
+    """Add a block to a message that is being sent, and divide the rest again when the block is set up."""
     from_s = now_s + rule.setup_s
     blocks, left, weighted_s, longest_s = _unsent(net, rule, state, out, message, from_s)
     if blocks in (0, out.held.shape[0]):

@@ -239,7 +239,7 @@ def _rule(rule: TransferRule, demands: Demands) -> Rule:
         raise InputError("demands: every message asks for at least one unit, and takes no more than it asks for")
     own: dict[str, Any] = {name: getattr(rule, name) for name in ("earliest", "widen", "one_at_a_time")}
     for name in ("unit_gbit", "setup_s", "release_s", "retry_s"):
-        own[name] = float(getattr(rule, name))  # a whole number would have the kernel compiled anew
+        own[name] = float(getattr(rule, name))  # an int would compile the kernel once more
     ahead, keep_s = rule.ahead and rule.setup_s > 0, -1.0 if rule.keep_s is None else float(rule.keep_s)
     asked = (demands.want, demands.least, demands.priority)
     return Rule(*asked, policy=rule.policy.codes, ahead=ahead, keep_s=keep_s, **own)

@@ -47,7 +47,7 @@ def free_masks(free: NDArray[np.uint64]) -> list[int]:
 
 
 def empty_heap(capacity: int) -> Heap:
-    """Space for so many events."""
+    """Space for this many events."""
     return np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(1, np.int64)
 
 

@@ -74,7 +74,7 @@ class LightScenario:
         )
         count = min(int(mean + 6 * mean**0.5) + 10, MAX_REQUESTS)
         drawn = self.background.draw(tuple(self.background_paths.of_pair), count, seed)
-        return replace(drawn, gbit_s=drawn.gbit_s * self.grid.slot_ghz)  # at 1 bit/s/Hz: so many slots
+        return replace(drawn, gbit_s=drawn.gbit_s * self.grid.slot_ghz)  # at 1 bit/s/Hz, in slots
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ class Traffic:
 class PoissonTraffic:
     """Random traffic: Poisson arrivals over uniform pairs, exponential holding times.
 
-    `load_erlang` is arrival rate times `mean_holding_s`. `truncate_at` cuts the holding times off at so many means by
-    drawing anew, as DeepRMSA's code does (2.0); the load that remains is the given one times 1 - t / (e^t - 1),
+    `load_erlang` is arrival rate times `mean_holding_s`. `truncate_at` cuts the holding times off at this many means by
+    drawing again, as DeepRMSA's code does (2.0); the load that remains is the given one times 1 - t / (e^t - 1),
     0.687 for t = 2.
     """
 
@@ -90,7 +90,7 @@ class PoissonTraffic:
     def _holding(self, random: np.random.Generator, count: int) -> NDArray[np.float64]:
         if self.truncate_at is None:
             return random.exponential(self.mean_holding_s, count)
-        # Drawing anew until it is short enough is drawing from the distribution cut off there: invert that one.
+        # Drawing again until it is short enough equals drawing from the truncated distribution: invert that one.
         share = -np.expm1(-self.truncate_at)
         return np.asarray(-self.mean_holding_s * np.log1p(-share * random.random(count)), np.float64)
 

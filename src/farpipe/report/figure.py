@@ -1,4 +1,4 @@
-"""Figures: SVG that stands in a page or in a file of its own, of text that is escaped by construction."""
+"""Figures: SVG for a page or a file of its own; its text is escaped by construction."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def join(parts: Iterable[str], between: str = "") -> Markup:
 def tag(name: str, *children: str, **attributes: Value) -> Markup:
     """One element.
 
-    An attribute's ``_`` stands for ``-`` and a trailing one is dropped (``class_``); None leaves it out.
+    An attribute's ``_`` becomes ``-`` and a trailing one is dropped (``class_``); None leaves it out.
     """
     head = name + "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
     if name in _EMPTY and not children:

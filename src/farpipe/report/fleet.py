@@ -143,7 +143,7 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _draw_queue(axis: Any, outcome: FleetOutcome, most: float) -> None:
-    """Devices that queued jobs want, and those that nobody has: where both are high, the head of the line blocks."""
+    """Devices that queued jobs want, and free ones: where both are high, the head of the queue blocks it."""
     times_s, wanted = queue_levels(outcome)
     hours = [time_s / HOUR_S for time_s in times_s]
     axis.fill_between(
@@ -292,7 +292,7 @@ def spent_usd(outcome: FleetOutcome, times_s: Sequence[float]) -> list[float]:
 
 
 def link_use(outcome: FleetOutcome) -> dict[str, tuple[float, float]]:
-    """Mean and largest share of every directed link's rate that jobs had reserved; links that nobody used left out."""
+    """Mean and largest share of every directed link's rate that jobs had reserved; unused links are left out."""
     found: dict[str, tuple[float, float]] = {}
     for link, rate in outcome.link_bytes_per_s.items():
         times_s, reserved = levels(outcome.changes, lambda change, link=link: change.rates.get(link, 0.0))  # type: ignore[misc]

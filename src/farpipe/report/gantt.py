@@ -126,7 +126,7 @@ def _link_row(panel: Panel, frame: GanttFrame, name: str) -> Block:
 
 
 def arrow(name: str) -> str:
-    """A link's name as it stands at its row: ``zurich → lugano``."""
+    """A link's name beside its row: ``zurich → lugano``."""
     source, mark, target = name.partition(">")
     if not mark:
         return shorten(name, 22)

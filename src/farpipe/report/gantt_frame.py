@@ -153,7 +153,7 @@ def choose_frame(
 def fitting_window(panels: Sequence[Panel], zoom: int) -> tuple[float, float]:
     """The (from, until) in seconds that one chart of all these panels would draw; for charts of one scale.
 
-    `zoom`: how many times larger the chart can be looked at, and so many times more it may show.
+    `zoom`: factor by which the chart can be enlarged; it may show that much more detail.
     """
     frame = choose_frame(panels, None, "", zoom=zoom)
     return frame.low, frame.high

@@ -128,7 +128,7 @@ def _clip(scale: Scale, start: float, end: float) -> tuple[float, float]:
 
 
 def _box_width(left: float, right: float) -> float:
-    """A little less than the time it stands for, so that neighbours show a seam, but never nothing."""
+    """Slightly narrower than its time, so that neighbours show a seam, but never invisible."""
     return max(0.4, right - left - min(_SEAM_PX, (right - left) / 4))
 
 

@@ -18,7 +18,7 @@ _MOST_PX: Final = 480.0
 """Height of all devices; of few a row has `_ROW_PX`."""
 _ROW_PX: Final = 15.0
 _LABELS: Final = 16
-"""Most devices whose number stands beside their row."""
+"""Largest number of devices that is written beside their row."""
 
 
 @dataclass(frozen=True)

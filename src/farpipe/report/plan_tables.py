@@ -75,7 +75,7 @@ def _peak(peak: float, limit: float | None) -> str:
 
 
 def _marked_sites(document: PlanDocument) -> set[str]:
-    """Sites whose devices nobody has measured or compared."""
+    """Sites with devices that were never measured or compared."""
     why = document.explanation
     devices = {name.partition(" (")[0] for name in why.unmeasured}
     return {
@@ -148,8 +148,8 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, ch
     """One row for each, the fastest first; the first that trains as the job says, at the sites `chosen` if any, is the
     chosen one.
 
-    `is_rough`: mark the steps, for nobody compared such predictions with measurements. Prices are the first to go where
-    it is narrow and nothing has one; training stays, for it distinguishes strategies.
+    `is_rough`: mark the steps, for such predictions were never measured. Prices are the first to go where it is narrow
+    and nothing has one; training stays, for it distinguishes strategies.
     """
     rows = [
         (

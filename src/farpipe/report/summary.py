@@ -237,7 +237,7 @@ def obstacles(rows: Sequence[ComparisonRow]) -> str:
 
 
 def _of(number: int, reason: str) -> str:
-    """A reason that begins with its verb, in the form for so many subjects."""
+    """A reason that begins with its verb, in singular or plural."""
     return reason.replace("needs ", "need ", 1) if number > 1 and reason.startswith("needs ") else reason
 
 

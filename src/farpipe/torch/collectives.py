@@ -53,7 +53,7 @@ class GroupMessages:
         self._received: Counter[int] = Counter()
 
     def send(self, process: int, tensor: Tensor) -> None:
-        """Send `tensor` (contiguous), which nobody may write to any more."""
+        """Send `tensor` (contiguous); it must not be written to any more."""
         tag = Tag(self._number, 0, self._sent[process])
         self._sent[process] += 1
         self._transport.send(process, KIND, tag, tensor_bytes(tensor), describe(tensor) + self.what.encode())

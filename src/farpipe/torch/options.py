@@ -49,7 +49,7 @@ class Options:
     streams: int | None = None
     """TCP connections per pair of ranks; None: as many as round trip and rate ask for."""
     outage_s: float = 60.0
-    """A connection that breaks is made anew; one that is gone longer ends the group."""
+    """A broken connection is made again; one that is gone longer ends the group."""
     max_message_bytes: int = 64 << 30
     """A longer message is refused, by the sender and by the receiver before it takes memory."""
     buffer_bytes: int = 256 << 20

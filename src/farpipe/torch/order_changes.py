@@ -1,7 +1,7 @@
 """Another order while a user's pipeline runs: announced by rank 0, taken by all ranks before the same step.
 
 Rank 0 sends, when it begins a step, the order that the next one is to have; the others take that message when they
-begin the next one. It has had a whole step to come, so nobody waits for it, and steps need no exchange between them.
+begin the next one. It had a whole step to arrive, so no rank waits for it, and steps need no exchange between them.
 """
 
 import json

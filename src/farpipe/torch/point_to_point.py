@@ -57,7 +57,7 @@ class PointToPoint:
         self._staging: Staging | None = None
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> FutureWork:
-        """Send `tensor`, to which nobody may write before the work is waited for; waits for nobody."""
+        """Send `tensor`, which must not be written to before `wait`; returns at once."""
         expect_path(tensor)
         describe(tensor)  # refuses what has no form on the wire
         number = self._number(self._sent, peer, tag)

@@ -23,7 +23,7 @@ from farpipe.engine.train import memory_figures
 from farpipe.planning import Plan
 
 _ENDLESS: Final = 1 << 40
-"""Number of steps of a training whose end nobody has told."""
+"""Number of steps of a training without a stated end."""
 _NO_COLLECTIVES: Final = np.zeros((0, 5), np.int64)
 
 

@@ -22,11 +22,11 @@ from farpipe.core.spec import (
     load_job,
     parse_job,
 )
+from farpipe.core.spec.links import WrittenLink
 from farpipe.core.spec.written import (
     WrittenCluster,
     WrittenDevice,
     WrittenJob,
-    WrittenLink,
     WrittenModel,
     WrittenSchedule,
     WrittenSite,

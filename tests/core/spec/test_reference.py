@@ -1,72 +1,59 @@
 """docs/reference/job.md says what the code does."""
 
+import json
 import re
+import runpy
+import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from farpipe.core.catalog import device_names, link_names, model_names, region_names
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Data, Model, Pins, Prices, Training, parse_job
-from farpipe.core.spec.link_matrices import WrittenMatrices
-from farpipe.core.spec.training import Lora
-from farpipe.core.spec.written import WrittenDevice, WrittenLink, WrittenSchedule, WrittenSite
+from farpipe.core.spec import parse_job
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "job.md").read_text(encoding="utf-8")
-
-
-def keys_of(*headings):
-    """The keys in the tables of the sections below `headings`."""
-    sections = [PAGE.split(f"## {heading}\n")[1].split("\n## ")[0] for heading in headings]
-    rows = [line.split("|")[1] for section in sections for line in section.splitlines() if line.startswith("| `")]
-    return {key for row in rows for key in re.findall(r"`([^`]+)`", row)}
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "reference" / "job.md").read_text(encoding="utf-8")
+SCHEMA = json.loads((DOCS / "reference" / "job.schema.json").read_text(encoding="utf-8"))
+SCRIPT = runpy.run_path(str(DOCS / "job.py"))
 
 
-def keys_in(*tables):
-    """The keys that the code reads in `tables`."""
-    return {field.alias or name for table in tables for name, field in table.model_fields.items()}
+def test_the_tables_are_those_of_the_code():
+    assert SCRIPT["page"](PAGE) == PAGE, "run python docs/job.py"
 
 
-@pytest.mark.parametrize(
-    ("heading", "keys"),
-    [
-        ("[model]", keys_in(Model) | {"preset"}),
-        ("[training]", keys_in(Training)),
-        ("[training.lora]", keys_in(Lora)),
-        ("[data]", keys_in(Data)),
-        ("[[cluster.sites]]", keys_in(WrittenSite, WrittenDevice, Prices)),
-        ("[[cluster.links]]", keys_in(WrittenLink)),
-        ("[cluster.matrices]", keys_in(WrittenMatrices)),
-        ("[layout]", keys_in(Pins)),
-        ("[schedule]", keys_in(WrittenSchedule)),
-    ],
-)
-def test_the_reference_has_every_key_and_no_other(heading, keys):
-    assert keys_of(heading) == keys
+def test_the_schema_is_that_of_the_code():
+    assert SCRIPT["schema"]() == SCHEMA, "run python docs/job.py"
 
 
-@pytest.mark.parametrize("table", [Model, Training, Data])
-def test_the_reference_has_every_default(table):
-    section = PAGE.split(f"## [{table.__name__.lower()}]\n")[1].split("\n## ")[0]
-    for name, field in table.model_fields.items():
-        row = next(line for line in section.splitlines() if line.startswith(f"| `{name}`"))
-        default = row.split("|")[3].strip()
-        if field.is_required():
-            assert "required" in default
-        elif isinstance(field.default, bool | int | float | str | tuple):
-            shown = default.strip("`").split("`")[-1].strip('"') if name == "name" else default.strip("`")
-            assert shown == as_written(field.default)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/*.toml")), ids=lambda path: path.name)
+def test_the_schema_takes_the_recipes(path):
+    jsonschema.validate(tomllib.loads(path.read_text(encoding="utf-8")), SCHEMA)
 
 
-def as_written(value):
-    """A default as the reference shows it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return str(list(value))
-    if value == "custom":
-        return value
-    return f'"{value}"' if isinstance(value, str) else {3e-4: "3e-4"}.get(value, str(value))
+def test_the_schema_takes_the_example_and_no_slip():
+    job = tomllib.loads(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL).group(1))
+    jsonschema.validate(job, SCHEMA)
+    for table, key, value in [
+        (job["model"], "num_layer", 2),
+        (job["training"], "precision", "int3"),
+        (job["cluster"]["links"][0], "latency", 6),
+        (job["cluster"]["sites"][1]["device"], "power", 300),
+    ]:
+        before = dict(table)
+        table[key] = value
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(job, SCHEMA)
+        table.clear()
+        table.update(before)
+
+
+@pytest.mark.parametrize("part", sorted({part for table in SCRIPT["TABLES"] for part in table}, key=repr))
+def test_every_key_has_a_row(part):
+    names = {row.split("`")[1] for row in SCRIPT["rows"](part)}
+    assert names == {field.alias or name for name, field in part.model_fields.items() if name in part.__annotations__}
 
 
 def test_the_reference_has_every_preset():

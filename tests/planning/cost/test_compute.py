@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from cost_jobs import A100, gpt, layout, llama, site, training
 from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec import Training, preset_model, preset_site
 from farpipe.core.spec.written import WrittenDevice
-from farpipe.planning.cost import calibration_of, compute, flops
+from farpipe.planning.cost import Layout, calibration_of, compute, flops
 from farpipe.planning.cost.flops import Product
-from farpipe.planning.cost.speed import Speed
+from farpipe.planning.cost.speed import Speed, attention_speed
 
 LAW = calibration_of(A100)
 HOW = {
@@ -166,3 +167,47 @@ def test_windows_spare_flash_attention_the_blocks_outside_and_no_more():
 
 def test_without_flash_attention_windows_are_masks():
     assert attention_s(llama(sliding_window=128), flash_attention=False) == attention_s(llama(), flash_attention=False)
+
+
+def test_attention_goes_by_its_kernel_and_plain_pytorch_has_its_own():
+    place, shape = preset_site("site", "h100-sxm", 8), preset_model("llama-3-8b")
+    law = calibration_of(place.device)
+
+    def core_s(**how):
+        spec = Training(sequence_length=65536, global_batch=1, **how)
+        speed = attention_speed(spec, place.device, law)
+        return compute.attention_core_times(shape, spec, Layout(1, 1, 1, 1, 1, 1), speed).forward_s
+
+    assert core_s() == core_s(attention_kernel="flash-3") < core_s(attention_kernel="flash-2")
+    assert core_s(kernels="eager") == core_s(attention_kernel="sdpa") < core_s(attention_kernel="flash-1")
+    assert not Training(sequence_length=8, global_batch=1, attention_kernel="eager").flash_attention
+    with pytest.raises(ValueError, match="contradict each other"):
+        Training(sequence_length=8, global_batch=1, attention_kernel="flash-2", flash_attention=False)
+
+
+def test_graphs_of_all_but_the_experts_leave_what_these_launch():
+    model, degrees = preset_model("qwen3-30b-a3b"), Layout(1, 8, 1, 1, 1, 1, expert=8)
+    graphs = [Training(sequence_length=4096, global_batch=8, cuda_graphs=how) for how in (False, "part", True)]
+    launches = [compute.launch_s(model, spec, degrees, LAW) for spec in graphs]
+    assert launches == [LAW.layer_launch_s + LAW.expert_launch_s, LAW.expert_launch_s, 0.0]
+    assert compute.launch_s(llama(), graphs[1], layout(), LAW) == 0.0
+
+
+def test_the_device_waits_for_counts_unless_the_dispatcher_tells_them_in_time():
+    model = preset_model("qwen3-30b-a3b")
+
+    def waits(**how):
+        return compute.waits_for_counts(model, Training(sequence_length=4096, global_batch=8, **how))
+
+    assert waits()
+    assert waits(moe_token_dispatcher_type="flex", matmul="mxfp8")
+    assert not waits(moe_token_dispatcher_type="flex")
+    assert not waits(cuda_graphs="part")
+    assert not compute.waits_for_counts(llama(), training())
+
+
+def test_attention_with_sinks_takes_longer():
+    plain, spec = llama(), training()
+    sinks = plain.model_copy(update={"attention_sinks": True})
+    one, other = (compute.attention_core_times(m, spec, layout(), Speed.of(A100, LAW, "bf16")) for m in (plain, sinks))
+    assert other.forward_s == pytest.approx(4 * one.forward_s)

@@ -25,12 +25,12 @@ from farpipe.core.spec.load import (
     preset_site,
     value_of,
 )
+from farpipe.core.spec.lora import Lora, possible_modules
 from farpipe.core.spec.model import Model, RotaryScaling
 from farpipe.core.spec.recompute import Recompute, operations_of, possible_operations, recomputed_of
 from farpipe.core.spec.training import (
     ContextExchange,
     Data,
-    Lora,
     Matmul,
     MetricsSettings,
     Precision,
@@ -38,7 +38,6 @@ from farpipe.core.spec.training import (
     Training,
     WireType,
     Zero,
-    possible_modules,
 )
 
 __all__ = [

@@ -16,6 +16,7 @@ from farpipe.core.spec.part import (
     NonNegative,
     NumDevices,
     Part,
+    Place,
     Positive,
     Share,
     SiteName,
@@ -24,8 +25,6 @@ from farpipe.core.spec.part import (
 from farpipe.core.spec.training import Rate
 from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes, format_rate, format_seconds
-
-Place = tuple[str | int, ...]
 
 CongestionControl = Literal["bbr", "cubic", "reno"]
 
@@ -62,11 +61,13 @@ class Prices(Part):
     """Prices of one site, and the carbon of its electricity."""
 
     rent_usd_per_device_hour: NonNegative | None = None
+    """Rent of one device."""
     electricity_usd_per_mwh: Annotated[float, BeforeValidator(_finite_number)] | None = None
-    """May be negative."""
+    """Price of electricity; may be negative."""
     pue: Annotated[float, BeforeValidator(_pue)] = 1.0
-    """Power usage effectiveness: what the site draws for each watt of its devices."""
+    """Power usage effectiveness: watts that the site draws for each watt of its devices, 1 or more."""
     carbon_g_per_kwh: NonNegative | None = None
+    """Carbon of the electricity."""
     egress_usd_per_gb: NonNegative | None = None
     """Price of 10^9 bytes that leave for another site, unless the link has a price of its own."""
 

@@ -82,7 +82,7 @@ def read_config(path: Path | str) -> Model:
 
 
 def model_of_config(config: Config, path: Path | str) -> Model:
-    """The shape in the `config` that stands at `path`."""
+    """The shape in the `config` at `path`."""
     return _checked(config, Path(path), model_fields(config, str(path)))
 
 
@@ -118,7 +118,7 @@ def _read(path: Path | str) -> dict[str, Any]:
 
 
 def model_fields(config: Config, source: str = CONFIG_NAME) -> Fields:
-    """The fields of a Model that `config` stands for, not yet checked; of a Llama all that our decoder computes."""
+    """The fields of a Model that `config` describes, not yet checked; of a Llama all that our decoder computes."""
     fields = shape_fields(config, source) | _name_and_epsilon(config)
     if config["model_type"] not in MODEL_TYPES:
         return fields

@@ -54,7 +54,7 @@ _COUNTING: Final = (sys.executable, "-m", "farpipe.engine.stages.count_parameter
 
 
 def count_parameters(config: Mapping[str, Any], path: Path, model: Model) -> tuple[int, str] | None:
-    """The number of parameters of the model whose `config` stands at `path`, beside its weights if it has any, and who
+    """The number of parameters of the model with the `config` at `path`, beside its weights if it has any, and who
     counts so; None where there is nothing to count by. Layers behind those of `model`, which predict further tokens,
     are left out."""
     index, quantization = _index(path.parent), narrow_weights(config)
@@ -72,7 +72,7 @@ def count_parameters(config: Mapping[str, Any], path: Path, model: Model) -> tup
 
 
 def is_about(model: Model, counted: int) -> bool:
-    """True if so many parameters are those of `model`; norms and biases, which narrow toys have many of, may differ."""
+    """True if this is the number of parameters of `model`, up to norms and biases, which weigh in narrow toy models."""
     vectors = _MAX_VECTORS * model.hidden * model.num_layers
     return abs(model.num_params - counted) <= max(TOLERANCE * counted, vectors)
 

@@ -10,7 +10,7 @@ from farpipe.core.strict import nearest
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
 MAX_LAYERS: Final = 1 << 14
-"""Layers from which on none is listed; no model has so many."""
+"""Number of layers above which a config is refused; no model has as many."""
 SHAPE: Final = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),
@@ -41,7 +41,7 @@ LOCAL: Final = "sliding_attention"
 _WHOLE_EVERY: Final = {"gpt_oss": 2, "gemma2": 2, "vaultgemma": 2, "gemma3_text": 6} | dict.fromkeys(
     ("cohere2", "olmo3", "exaone4", "exaone_moe"), 4
 )
-"""Types of which every so many-th layer has no window, where a config says nothing else."""
+"""Types in which every n-th layer has no window unless the config says otherwise."""
 WINDOWED: Final = (
     *_WHOLE_EVERY,
     *("mistral", "ministral", "ministral3", "mixtral", "phi3", "phimoe", "smollm3", "starcoder2", "minimax_m2"),
@@ -98,7 +98,7 @@ class Keys:
                 raise InputError(f"{self.source}: {key}: {self.config[key]!r:.80} is not supported, only {value!r}")
 
     def left(self) -> dict[str, Any]:
-        """Keys that nobody took."""
+        """Keys that were not used."""
         return {key: value for key, value in self.config.items() if key not in self._taken}
 
 
@@ -273,7 +273,7 @@ def listed_dense(keys: Keys) -> int:
 
 
 def dense_by_step(keys: Keys) -> int:
-    """Every so many-th layer has experts, but for those that are listed."""
+    """Every n-th layer has experts, except those that are listed."""
     step, dense = keys.count("decoder_sparse_step", default=1), keys.take("mlp_only_layers", default=[])
     if not isinstance(dense, list | tuple):
         raise InputError(f"{keys.source}: mlp_only_layers: expected a list of layers, found {dense!r:.60}")
@@ -281,7 +281,7 @@ def dense_by_step(keys: Keys) -> int:
 
 
 def dense_outside(keys: Keys) -> int:
-    """Every so many-th layer from one to another has experts."""
+    """Every n-th layer of a range has experts."""
     layers, every = keys.layers(), keys.count("moe_layer_interval", default=1)
     first = keys.count("moe_layer_start_index", default=0)
     last = keys.take("moe_layer_end_index", default=-1)

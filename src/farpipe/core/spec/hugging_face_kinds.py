@@ -1,7 +1,7 @@
 """Kinds of models by the ``model_type`` of their config: which of its keys say the shape, and what they mean.
 
 A config of a kind that is not here is refused, and so is one of a known kind with a key that may say a shape and is not
-read: a variant that nobody has described. ``tests/core/spec/test_hugging_face_kinds.py`` holds every kind against
+read: a variant without a description here. ``tests/core/spec/test_hugging_face_kinds.py`` holds every kind against
 transformers' own classes.
 """
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.core.spec.cluster import Cluster, Site
+from farpipe.core.spec.lora import possible_modules
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.core.spec.recompute import operations_of, possible_operations
-from farpipe.core.spec.training import ContextExchange, Data, Matmul, MetricsSettings, Training, possible_modules
+from farpipe.core.spec.training import ContextExchange, Data, Matmul, MetricsSettings, Training
 from farpipe.core.spec.write import as_toml, link_table, site_table
 from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes
@@ -30,24 +31,30 @@ class Pins(Part):
     data: Count | None = None
     """Data-parallel replicas."""
     tensor: Count | None = None
-    """Devices that share each layer."""
+    """Devices that share each layer; divides `num_heads` and `ffn_hidden`. The engine runs more than `1` for some
+    models of transformers."""
     virtual: Count | None = None
-    """Stages on each rank."""
+    """Stages on each pipeline rank."""
     sites: Annotated[tuple[SiteName, ...], Field(min_length=1)] | None = None
-    """The sites to use, in pipeline order."""
+    """The sites to use, in pipeline order; the others are left out."""
     layers: Annotated[tuple[Natural, ...], Field(min_length=1)] | None = None
     """Layers of each stage, in pipeline order; only the first and the last stage may have none."""
     context: Count | None = None
-    """Devices that share each sequence."""
+    """Devices that share each sequence; divides `sequence_length`. Default: a power of two that leaves each device
+    4,096 tokens, or 1,024 where a step has fewer sequences than the cluster has devices; `1` with `packing`. Pinned
+    with `packing` it need not divide `sequence_length`; with `packing`, `pipeline = 1` and no `data` each document has
+    its own. The engine runs more than `1` for some models of transformers."""
     context_exchange: ContextExchange | None = Field(default=None, exclude_if=lambda method: method is None)
-    """Method by which they attend to all of it."""
+    """How they share it: `"ring"` (keys and values go round beside attention) or `"ulysses"` (tokens are exchanged for
+    heads; `tensor x context` must divide `num_heads` and `num_kv_heads`). The engine runs `"ulysses"`, the only one for
+    attention over a window. Default: the faster."""
     expert: Count | None = None
-    """Devices that share the experts of each layer, out of a rank's replicas."""
+    """Devices, out of a rank's replicas, that share the experts of each layer. Default: `1`."""
     num_microbatches: Count | None = None
     """Microbatches of one step in each replica."""
     replicas: Literal["inside", "across"] | None = None
-    """``inside``: replicas of a pipeline rank are on one site, a pipeline may be over several. ``across``: every site
-    has whole pipelines, and gradients cross."""
+    """`"inside"`: the replicas of a pipeline rank are on one site, and a pipeline may span several. `"across"`: every
+    site has whole pipelines, and gradients cross. Default: the faster."""
 
     @property
     def stages_per_rank(self) -> int | None:

@@ -46,7 +46,7 @@ def _changed(table: dict[str, Any], changes: Mapping[str, Any], source: str, opt
 
 
 def value_of(word: str) -> Any:
-    """A value as it stands in a job.toml; what is no value of TOML is text, so that ``30 ms`` needs no quotes."""
+    """A value as in a job.toml; what is not a TOML value is text, so that ``30 ms`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {word}")["value"]
     except tomllib.TOMLDecodeError:
@@ -54,7 +54,7 @@ def value_of(word: str) -> Any:
 
 
 def put(here: Any, key: str, value: Any, source: str, place: tuple[str | int, ...] = ()) -> None:
-    """Put `value` at the dotted `key` below `here`, which stands at `place`; None removes the key, or an entry.
+    """Put `value` at the dotted `key` below `here`, which is at `place`; None removes the key, or an entry.
 
     In a list (sites, links) a site's name, a link's ``a>b`` or a number chooses one entry; without it all are changed.
     """
@@ -110,7 +110,7 @@ def parse_job(text: str, source: str = "job.toml", folder: Path | None = None) -
 
 
 def load_table(path: Path | str) -> dict[str, Any]:
-    """The table in the file at `path`, as it stands there but for files beside it, which have their folder; InputError
+    """The table in the file at `path`, unchanged but for files beside it, which get their folder; InputError
     where it can't be read or is not TOML.
     """
     return _found_from(Path(path).parent, parse_toml(read_text(path), str(path)))
@@ -129,7 +129,7 @@ def _found_from(folder: Path | None, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def job_of(table: dict[str, Any], source: str) -> Job:
-    """The job that a table of job.toml stands for; `source` is what errors call it."""
+    """The job that a table of job.toml describes; `source` is what errors call it."""
     job: Job = validate(WrittenJob, table, source).resolve()
     return job
 

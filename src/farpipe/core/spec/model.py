@@ -23,7 +23,7 @@ def _pattern(value: Any) -> Any:
 
 
 WindowPattern = Annotated[int | tuple[int, ...] | None, BeforeValidator(_pattern)]
-"""Layers without a window: every so many-th, or 1 for each layer that has one and 0 for each that has none."""
+"""Layers without a window: every n-th, or 1 for each layer that has one and 0 for each that has none."""
 
 
 class RotaryScaling(Part):
@@ -92,62 +92,76 @@ class Model(Part):
     """A decoder-only transformer: `num_layers` equal layers between an embedding and a head."""
 
     name: Name = "custom"
+    """Name of the model in reports; without one the preset's."""
     num_layers: Count
+    """Transformer layers; a preset gives it."""
     hidden: Count
-    """Width of the residual stream."""
+    """Width of the residual stream; a preset gives it."""
     num_heads: Count
-    """Query heads."""
+    """Query heads; a preset gives it."""
     num_kv_heads: Count = Field(default_factory=lambda known: int(known.get("num_heads", 1)))
-    """Key and value heads; fewer than `num_heads` is grouped-query attention."""
+    """Key and value heads; divides `num_heads`. Fewer of them is grouped-query attention. Default: `num_heads`."""
     head_dim: Count = Field(default_factory=_even_share)
-    """Width of one head, hidden / num_heads where nothing else is said."""
+    """Width of one head; even with rotary positions. Default: `hidden / num_heads`."""
     ffn_hidden: Count
-    """Inner width of the MLP."""
+    """Inner width of the MLP; a preset gives it."""
     gated_mlp: Flag = True
     """Three matrices (SwiGLU) instead of two."""
     vocab_size: Count
+    """Tokens in the vocabulary, at least 256; a preset gives it."""
     tied_embeddings: Flag = False
     """The head uses the embedding's matrix."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    """RMSNorm has a gain, layer norm a gain and a shift."""
+    """`"rmsnorm"` or `"layernorm"`."""
     positions: Literal["rotary", "learned"] = "rotary"
+    """`"rotary"` or `"learned"`."""
     max_sequence_length: Count | None = None
-    """Rows of the learned position table; for rotary positions only a note."""
+    """Rows of the learned position table, required with learned positions; with rotary positions only a note."""
     rotary_base: Positive = 10000.0
-    """Base of rotary positions (theta): pair i of d turns by base**(-2i/d) a token."""
+    """Base of rotary positions (theta): pair *i* of *d* turns by `base ** (-2i / d)` a token."""
     rotary_scaling: RotaryScaling | None = None
+    """Stretches rotary positions: `{ kind = "linear", factor = 4.0 }`, or `kind = "llama3"` or `"yarn"`. These two also
+    take `low_frequency_factor` (1), `high_frequency_factor` (4; `yarn` 32), both in turns within `original_length`
+    (8192 tokens); `yarn` takes an `attention_factor` (0.1 ln `factor` + 1)."""
     norm_epsilon: Positive = 1e-5
-    """Added to the variance in norms."""
+    """Constant that norms add to the variance."""
     bias: Flag = False
-    """True if the linear layers of attention and MLP have biases (the head never has)."""
+    """The linear layers of attention and MLP have biases."""
     qkv_bias: Flag = False
-    """True if query, key and value have biases though nothing else has, as in Qwen2."""
+    """Query, key and value have biases though nothing else has, as in Qwen2."""
     attention_bias: Flag = False
-    """True if query, key, value and output have biases though the MLP has none, as in GPT-OSS."""
+    """Query, key, value and output have biases though the MLP has none, as in GPT-OSS."""
     qk_norm: Flag = False
-    """True if queries and keys are normalised head by head, as in Qwen3: a gain of a head's width each."""
+    """Queries and keys are normalised head by head, as in Qwen3."""
     attention_sinks: Flag = False
-    """True if every head has a learned logit beside the scores, as in GPT-OSS."""
+    """Every head has a learned logit beside its scores, as in GPT-OSS."""
     sliding_window: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
-    """Tokens that a token attends to in a layer with a window, itself among them; None: no layer has one."""
+    """Tokens that a token attends to, itself among them, in a layer with a window (the name in transformers), as in
+    GPT-OSS, Gemma and older Mistrals. Without flash attention the window is a mask and saves nothing. Default: all
+    tokens before it."""
     window_attn_skip_freq: Annotated[WindowPattern, Field(exclude_if=lambda pattern: pattern is None)] = None
-    """Layers without a window, by Megatron-Core's name: every so many-th, or for each layer 1 if it has one and 0 if
-    not; None: all layers have one."""
+    """Layers without a window (the name in Megatron-Core): every n-th for a number n from 2, or a list with 1 for each
+    layer that has a window and 0 for each that has none. Default: all layers have it."""
     experts: Experts | None = None
-    """Mixture of experts in place of the MLP."""
+    """A mixture of experts in place of the MLP: `{ num_experts, per_token, ffn_hidden }`, and `shared_ffn_hidden` (0),
+    `num_dense_layers` (0, the first ones), `router_bias` (0, biases of the router for each expert), `expert_bias`
+    (false)."""
     latent_attention: LatentAttention | None = None
-    """Keys and values from a narrow vector, as in DeepSeek-V3; None: plain or grouped-query attention."""
+    """Keys and values from a narrow vector, as in DeepSeek-V3: `{ query_rank, kv_rank, nope_dim, rope_dim, value_dim
+    }`."""
     mtp_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
-    """Modules of multi-token prediction behind the last layer, each a map of two streams to one, a layer and the head
-    once more (Megatron-Core's name; DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
+    """Modules that predict one further token each behind the last layer (multi-token prediction; 1 in DeepSeek-V3).
+    Each costs a layer and the head once more."""
     hugging_face: Text | None = None
-    """Folder with config.json and safetensors whose weights the training starts from; None: random weights."""
+    """A folder with `config.json` and safetensors, relative to where the run starts; it gives the shape and the first
+    weights. Default: random weights."""
     guess: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
-    """True for a model of Hugging Face that is not known and taken for a plain decoder of its widths."""
+    """`true`: plan a `hugging_face` model that farpipe does not know as a plain decoder of its widths. Every result is
+    marked, and `--json` has `model_guessed`. Refused where nothing needs guessing."""
     counted_params: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
-    """Parameters of a guessed model as its weights or transformers' class have them; None: not counted."""
+    """Written by farpipe: parameters of a guessed model, as its weights or transformers' class have them."""
     module: Text | None = None
-    """``package.module:function``, which builds the module of a stage from its slice; None: a decoder of this shape."""
+    """`"package.module:function"`, which builds the module of a stage; the shape above is then for planning."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -214,7 +228,7 @@ class Model(Part):
         return self.num_kv_heads * self.head_dim
 
     def divides_heads(self, num_devices: int) -> bool:
-        """True if so many devices can have equally many whole heads each, of queries and of keys."""
+        """True if this number of devices can have equally many whole heads each, of queries and of keys."""
         return self.num_heads % num_devices == 0 and self.num_kv_heads % num_devices == 0
 
     @property

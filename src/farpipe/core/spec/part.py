@@ -1,13 +1,30 @@
 """The base of every part of a job: frozen tables without unknown keys, counts, figures, names."""
 
+import contextlib
 import re
-from typing import Annotated, Any, Final
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from farpipe.core.strict import finite, plain_signature
-from farpipe.core.units import parse
+from farpipe.core.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
+
+Quantity = str | Literal[0]
+"""A figure as a file has it: a number with its unit; a bare zero needs none. For the JSON Schema alone."""
+Value = TypeVar("Value")
+Place = tuple[str | int, ...]
+"""Keys and indices from the top of a job to one of its values."""
 
 MAX_COUNT: Final = 1 << 40
 """No count in a job is larger; a typing slip is named before it turns into an endless computation."""
@@ -33,7 +50,7 @@ class Part(BaseModel):
 
 
 def at_most_an_hour(latency_s: float, written: str) -> float:
-    """`latency_s`; ValueError, showing it as `written`, if no link on Earth has so much."""
+    """`latency_s`; ValueError, showing it as `written`, if it is longer than any link on Earth."""
     if latency_s > MAX_LATENCY_S:
         raise ValueError(f"a link's latency is at most an hour, found {written}")
     return latency_s
@@ -62,7 +79,7 @@ def more_than_zero(units: dict[str, float], example: str) -> BeforeValidator:
             raise ValueError(f"must be more than zero, found {text!r}")
         return value
 
-    return BeforeValidator(read)
+    return BeforeValidator(read, json_schema_input_type=Quantity)
 
 
 def site_name(name: str) -> str:
@@ -70,6 +87,30 @@ def site_name(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(f"a site's name is letters, digits, '_', '-' and '.', found {name!r}")
     return name
+
+
+def _latency(text: Any) -> float:
+    return at_most_an_hour(parse(text, SECONDS, "35 ms"), f"{text!r:.60}")
+
+
+def _bandwidth(text: Any) -> float:
+    value = parse(text, BYTES_PER_S, "400 Gbit/s")
+    if value == 0:
+        raise ValueError(f"must be more than zero, found {text!r:.60}")
+    return possible_bandwidth(value, f"{text!r:.60}")
+
+
+def _bandwidth_or_none(text: Any) -> float:
+    return 0.0 if parse(text, BYTES_PER_S, "400 Gbit/s") == 0 else _bandwidth(text)
+
+
+def _bytes_or_seconds(text: Any) -> tuple[float, str]:
+    """A queue's length: bytes, or for how long the link has to work on it."""
+    for units, kind in ((BYTES, "bytes"), (SECONDS, "seconds")):
+        with contextlib.suppress(ValueError):
+            if value := parse(text, units, ""):
+                return value, kind
+    raise ValueError(f'expected bytes or a time, more than zero, such as "1 MB" or "20 ms", found {text!r:.60}')
 
 
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
@@ -87,8 +128,52 @@ BytesPerSecond = Annotated[
 ]
 NumDevices = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 
+Latency = Annotated[float, BeforeValidator(_latency, json_schema_input_type=Quantity)]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth, json_schema_input_type=Quantity)]
+BandwidthOrNone = Annotated[float, BeforeValidator(_bandwidth_or_none, json_schema_input_type=Quantity)]
+"""Bandwidth of a link that may be down: 0."""
+Memory = Annotated[float, more_than_zero(BYTES, "80 GiB")]
+MemoryReserve = Annotated[
+    float, BeforeValidator(lambda text: parse(text, BYTES, "5 GiB"), json_schema_input_type=Quantity)
+]
+MemoryBandwidth = Annotated[float, more_than_zero(BYTES_PER_S, "3350 GB/s")]
+Flops = Annotated[float, more_than_zero(FLOPS, "989 TFLOP/s")]
+Queue = Annotated[tuple[float, str], BeforeValidator(_bytes_or_seconds, json_schema_input_type=Quantity)]
+Power = Annotated[float, more_than_zero(WATTS, "700 W")]
+
 
 def fault(message: str, *location: str | int) -> ValidationError:
-    """The error to raise when what stands at `location`, seen from the table being checked, is impossible."""
+    """The error to raise for an impossible value at `location`, relative to the table being checked."""
     kind = PydanticCustomError("value_error", "{message}", {"message": message})
     return ValidationError.from_exception_data("job", [{"type": kind, "loc": location, "input": None}])
+
+
+def known(look_up: Callable[[str], object]) -> AfterValidator:
+    """A name that `look_up` finds in the catalogue."""
+
+    def read(name: str) -> str:
+        look_up(name)
+        return name
+
+    return AfterValidator(read)
+
+
+def first(place: Place, *values: Value | None) -> Value:
+    """The first value that there is; an error at `place` if there is none."""
+    found = next((value for value in values if value is not None), None)
+    if found is None:
+        raise fault("missing; give it, or a preset that has it", *place)
+    return found
+
+
+class Written(Part):
+    """A table of the file."""
+
+    @abstractmethod
+    def resolve(self) -> Any:
+        """The part of a Job that the table describes."""
+
+    @model_validator(mode="after")
+    def _resolvable(self) -> Self:
+        self.resolve()
+        return self

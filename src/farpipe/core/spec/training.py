@@ -1,69 +1,14 @@
 """Training of the model: batches, precision, optimizer, adapters, data; re-planning while it runs."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
 from farpipe.core.spec.recompute import RecomputeChoice
-from farpipe.core.strict import finite, nearest
-
-if TYPE_CHECKING:
-    from farpipe.core.spec.model import Model
-
-_ATTENTION: Final = ("linear_qkv", "linear_proj")
-_LATENT: Final = ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
-_MLP: Final = ("linear_fc1", "linear_fc2")
-MODULES: Final = (*_ATTENTION, *_MLP, *_LATENT[:-1], "linear_q_proj")
-"""Linear maps of a layer by Megatron-Core's names: query, key and value in one; attention's output; both of the MLP, or
-of the experts; those of latent attention."""
-
-
-def _list(value: Any) -> Any:
-    return value.split() if isinstance(value, str) else value
-
-
-class Lora(Part):
-    """LoRA (Hu et al., arXiv 2106.09685): each of `target_modules` of every layer gets two matrices, from its input to
-    `rank` numbers and on to its output; all other weights are frozen."""
-
-    rank: Count
-    """Width between the two matrices (``r`` of peft, ``dim`` of Megatron-Bridge)."""
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_list)] = (*_ATTENTION, *_MLP)
-    """Linear maps that get them, by Megatron-Core's names."""
-    dropout: Share = 0.0
-    """Share of the adapters' inputs that is dropped out."""
-    base_weights: Literal["same", "fp8", "nf4"] = "same"
-    """Number format of the layers' frozen weights: the training's precision; 8 bit, which 8-bit products take as they
-    are; 4 bit (NF4 with double quantization, QLoRA, arXiv 2305.14314). Other products widen them each time."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        for module in self.target_modules:
-            if module not in MODULES:
-                hint = nearest(module, MODULES) or f"; known: {', '.join(MODULES)}"
-                raise fault(f"there is no module {module[:60]!r}{hint}", "target_modules")
-        return self
-
-    @property
-    def base_bytes(self) -> float | None:
-        """Bytes of one frozen weight of a layer; None: those of the training's precision. 4 bit have an 8-bit scale for
-        64 numbers, and a 32-bit one for 256 of these (arXiv 2305.14314, section 3)."""
-        return {"same": None, "fp8": 1.0, "nf4": 1 / 2 + 1 / 64 + 4 / (64 * 256)}[self.base_weights]
-
-
-def attention_modules(model: "Model") -> tuple[str, ...]:
-    """Names of the linear maps of attention, in the order in which a layer has them."""
-    if model.latent_attention is None:
-        return _ATTENTION
-    return _LATENT if model.latent_attention.query_rank else ("linear_q_proj", *_LATENT[2:])
-
-
-def possible_modules(model: "Model") -> tuple[str, ...]:
-    """List the modules that the layers of `model` have."""
-    return (*attention_modules(model), *_MLP)
-
+from farpipe.core.strict import finite
 
 Precision = Literal["bf16", "fp16", "fp32"]
 ContextExchange = Literal["ring", "ulysses"]
@@ -105,92 +50,126 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
+CudaGraphs = Flag | Literal["part"]
+"""Layers replayed from CUDA graphs: none, all, or all but the experts."""
+AttentionKernel = Literal["flash-1", "flash-2", "flash-3", "cudnn", "sdpa", "eager"]
+"""Kernels of attention: FlashAttention by its version, 1 being also its form in Triton; cuDNN's; the one that PyTorch's
+`scaled_dot_product_attention` takes; one for each operation, which keeps the scores."""
+
+
 class Training(Part):
     """Settings of a training: what an optimizer step is, its precision, the optimizer."""
 
     sequence_length: Count
-    """Tokens of one sequence."""
+    """Tokens in one sequence."""
     global_batch: Count
-    """Sequences in one optimizer step, over all data-parallel replicas."""
+    """Sequences in one optimizer step, over all replicas."""
     microbatch_size: Count | None = None
-    """Sequences in one microbatch; None leaves it to the planner."""
+    """Sequences in one microbatch; divides `global_batch`. Default: the planner chooses."""
     num_steps: Count = 100
+    """Optimizer steps."""
     precision: WrittenPrecision = "bf16"
-    """Number format of weights and activations; fp16 and bf16 keep float32 master weights in the optimizer."""
+    """`"bf16"`, `"fp16"` (both with float32 master weights; the engine does not train `fp16`) or `"fp32"`; every site's
+    device needs a rate for it."""
     recompute: RecomputeChoice = "auto"
-    """Recomputation in every stage; ``auto`` leaves it to the planner, which decides for each stage."""
+    """Activations that the backward pass computes again: `"auto"` (the planner decides for each stage), `"none"`,
+    `"full"` (all but a layer's input), or operations by name such as `"layernorm mlp"`; `"selective"` is `"core_attn"`,
+    attention's scores."""
     wire_type: WireType = "none"
-    """Number format to which activations and their gradients are rounded between sites: fewer bytes, less exact."""
+    """Number format to which activations and their gradients are rounded between sites: `"none"`, `"bf16"` (for
+    `precision = "fp32"` only), or `"fp8"` or `"int8"` with a scale for every 128 numbers. It changes numerics; a run
+    reports how large the rounding was."""
     zero: Annotated[Literal["auto"] | Zero, BeforeValidator(_no_flag)] = "auto"
-    """Stage of ZeRO; ``auto`` leaves it to the planner. `zero1 = true` is the same as 1."""
+    """Stage of ZeRO, what the replicas of a site divide among them: `0` nothing, `1` the optimizer's state, `2`
+    gradients too, `3` parameters too (FSDP); `"auto"` leaves it to the planner; `zero1 = true` is another way to write
+    `1`. The engine runs `2` and `3` (torch's FSDP2) with models of transformers and modules of your own, without
+    `data.packing`."""
     sequence_parallel: Literal["auto"] | Flag = "auto"
-    """Norms and dropout are divided over the tensor-parallel devices as well; ``auto`` leaves it to the planner."""
+    """Norms are divided over the tensor-parallel devices as well; `"auto"` leaves it to the planner."""
     flash_attention: Flag = True
     """Attention never keeps the matrix of scores."""
+    attention_kernel: Annotated[AttentionKernel | None, Field(exclude_if=lambda kernel: kernel is None)] = None
+    """Kernel of attention, for planning: FlashAttention by version, `"flash-1"` (also its Triton form), `"flash-2"` or
+    `"flash-3"`; `"cudnn"`; `"sdpa"`, PyTorch's choice; `"eager"`, which keeps the scores. Default: the fastest that
+    Transformer Engine has for the device, or `"sdpa"` where `kernels` are eager."""
     matmul: Matmul = "same"
-    """Narrower numbers in matrix products of the layers than `precision` says."""
+    """Number format of the layers' matrix products: `"same"` (as `precision`), `"tf32"` (for `fp32` only), `"fp8"` (a
+    scale for every tensor, delayed or current), `"mxfp8"` (a scale for every 32 numbers; Blackwell), `"nvfp4"` (4 bit,
+    a scale for every 16; Blackwell); the engine runs `"same"`."""
     fp8_param_gather: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
-    """True if the layers' weights are kept and gathered in the format of `matmul` alone, beside the optimizer's 32-bit
-    masters (Megatron-LM's ``--fp8-param-gather``); False keeps them in `precision` as well."""
+    """Keep and gather the layers' weights in the format of `matmul` alone, beside the optimizer's 32-bit masters
+    (Megatron-LM's `--fp8-param-gather`); `false` keeps them in `precision` as well."""
     grad_reduce_in_fp32: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
-    """True if gradients are added up and reduced in 32 bit; None: beside bf16, as Megatron-LM does, not beside fp16."""
+    """Accumulate and reduce gradients in 32 bit. Default, as in Megatron-LM: yes beside bf16, no beside fp16
+    (`--grad-reduce-in-bf16` is `false` here). The engine always accumulates in 32 bit."""
     tp_comm_overlap: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
-    """True if tensor-parallel collectives run beside the matrix products before and after them, part by part
-    (Megatron-LM's ``--tp-comm-overlap``, Transformer Engine's user buffers)."""
+    """Tensor-parallel collectives run part by part beside the products before and after them (Megatron-LM's
+    `--tp-comm-overlap`); needs sequence parallelism."""
     fp8_dot_product_attention: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
-    """True if attention multiplies 8-bit numbers too (Megatron-Core's name)."""
+    """Attention multiplies 8-bit numbers too (Megatron-Core's name); needs an 8- or 4-bit `matmul`."""
     fp8_output_proj: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
-    """True if the head multiplies 8-bit numbers too, with a scale for 32 (Megatron-Core's name)."""
+    """The head multiplies 8-bit numbers too (Megatron-Core's name); needs `matmul = "mxfp8"`."""
     cross_entropy_loss_fusion: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
-    """True if one kernel makes the loss and its gradient (Megatron-LM's ``--cross-entropy-loss-fusion``); None: on
-    Hopper and Blackwell, as Megatron-Bridge and Megatron-LM's examples for these do."""
+    """One kernel computes the loss and its gradient (Megatron-LM's `--cross-entropy-loss-fusion`). Default: on Hopper
+    and Blackwell, as published trainings do. It changes planned times alone."""
     moe_token_dispatcher_type: Annotated[
         Literal["alltoall", "flex"], Field(exclude_if=lambda kind: kind == "alltoall")
     ] = "alltoall"
-    """Exchange of tokens with experts (Megatron-Core's name): ``alltoall`` sends a copy for each expert, ``flex``
+    """Exchange of tokens with experts (Megatron-Core's name): `"alltoall"` sends a copy for each expert, `"flex"`
     (DeepEP, HybridEP) one for each device, and between machines one for each machine."""
     overlap_moe_expert_parallel_comm: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
-    """True if tokens travel beside the computation of another microbatch (Megatron-LM's
-    ``--overlap-moe-expert-parallel-comm``)."""
+    """The exchange of tokens runs beside the computation of another microbatch (Megatron-LM's
+    `--overlap-moe-expert-parallel-comm`)."""
     lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
-    """Low-rank adapters beside frozen weights; None trains all weights."""
+    """Low-rank adapters beside frozen weights, a [table](#traininglora). Planned only: the engine trains all
+    weights."""
     activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
-    """True if the MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
+    """The MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
     cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
-    """Layers whose activations wait in the host's memory for the backward (Megatron-Core's name); in pipelines of one
-    rank alone, and without recomputation."""
+    """Layers whose activations wait in the host's memory for the backward (Megatron-Core's name), in pipelines of one
+    rank and without recomputation."""
     kernels: Literal["fused", "eager"] = "fused"
-    """Kernels of what lies between matrix products: Megatron-LM's or torch.compile's, or one for each operation."""
-    cuda_graphs: Flag = False
-    """True if layers are replayed from CUDA graphs, so that the host does not launch them."""
+    """Kernels between matrix products: `"fused"` (Megatron-LM's, or torch.compile's) or `"eager"` (plain PyTorch, one
+    kernel per operation, 2.4 times the traffic). For planning; the engine's own are eager."""
+    cuda_graphs: CudaGraphs = False
+    """Replay layers from CUDA graphs, so that the host's launches never delay them; `"part"`: all of a layer but its
+    experts (Megatron-Core's scopes `attn`, `moe_router` and `moe_preprocess`). Planned only."""
     dropout: Flag = False
-    """True if activations and attention are dropped out, with a mask of one byte for each number."""
+    """Drop out activations and attention, which takes masks. Planned only."""
     overlap: Flag = True
-    """Replicas' collectives run beside the rank's own computation where the device lets them (Megatron-LM's
-    ``--overlap-grad-reduce`` and ``--overlap-param-gather``, FSDP)."""
+    """Replicas' collectives run beside the rank's own computation where the device allows it."""
     learning_rate: Positive = 3e-4
+    """Learning rate of AdamW."""
     betas: tuple[Share, Share] = (0.9, 0.95)
+    """Betas of AdamW, two numbers from 0 up to but not including 1."""
     weight_decay: NonNegative = 0.1
-    clip_norm: Annotated[Positive | None, BeforeValidator(_or_none)] = 1.0
-    """Largest norm of the whole gradient; None does not clip."""
+    """Weight decay of AdamW."""
+    clip_norm: Annotated[
+        Positive | None, BeforeValidator(_or_none, json_schema_input_type=Positive | Literal["none"])
+    ] = 1.0
+    """Largest norm of the whole gradient; `"none"` does not clip."""
     seed: Natural = 0
+    """Seed of the first weights and of the order of the data."""
     warmup_steps: Natural = 0
-    """Steps in which the learning rate rises in equal parts to `learning_rate`."""
+    """Steps in which the learning rate rises in equal parts: step 0 learns at `learning_rate / (warmup_steps + 1)`."""
     decay: Literal["none", "cosine"] = "none"
-    """Course of the learning rate after warm-up: stay, or fall along half a cosine to `final_learning_rate`."""
+    """How the learning rate goes on after warm-up: `"none"` (it stays) or `"cosine"` (half a cosine down to
+    `final_learning_rate`)."""
     decay_steps: Natural = 0
-    """The step at which it has fallen completely; 0: the end of the run."""
+    """Step at which the decay ends; `0` is the end of the run, and then a longer run has another curve."""
     final_learning_rate: NonNegative = 0.0
+    """Learning rate at the end of the decay; not above `learning_rate`."""
     evaluate_every_steps: Natural = 0
-    """Steps between two evaluations on text that is held out; 0: none."""
+    """Steps between two evaluations on the text that `data.held_out` keeps back (required then), with one more at the
+    end; `0`: none."""
     evaluation_batches: Count = 1
-    """Batches, each as large as a step's, in one evaluation."""
+    """Batches, each as large as a step's, in one evaluation; the same ones every time."""
     checkpoint_every_steps: Natural = 0
-    """Steps between two checkpoints; 0: only the clock counts."""
+    """Steps between two checkpoints; `0`: only the clock counts."""
     checkpoint_every_minutes: NonNegative = 10.0
-    """Minutes between two checkpoints; 0: only the steps count."""
+    """Minutes between two checkpoints; `0`: only the steps count."""
     keep_checkpoints: Natural = 2
-    """The newest ones that are kept; 0: none is written, not even at the end."""
+    """How many of the newest checkpoints are kept; `0`: none is written, not even at the end."""
 
     @model_validator(mode="before")
     @classmethod
@@ -200,6 +179,16 @@ class Training(Part):
         if not isinstance(given["zero1"], bool):
             raise fault("input should be a valid boolean", "zero1")
         return {key: value for key, value in given.items() if key != "zero1"} | {"zero": int(given["zero1"])}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_attention_kernel(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("attention_kernel") is None:
+            return given
+        kept = given["attention_kernel"] == "eager"
+        if given.get("flash_attention", not kept) is kept:
+            raise fault(f"{given['attention_kernel']!r} and flash_attention contradict each other", "attention_kernel")
+        return dict(given) | {"flash_attention": not kept}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -280,27 +269,28 @@ class Data(Part):
     """The text to train on, and how it becomes tokens."""
 
     source: Text = "stdlib"
-    """``stdlib`` is the source code of Python's standard library; anything else is a file or folder."""
+    """`"stdlib"` (the source code of Python's standard library), or a file or folder, relative to where the run
+    starts."""
     format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tokens"] = "auto"
-    """Format of the files; ``auto`` goes by the ends of their names, of which .gz and .zst are left out. ``arrow`` are
-    also folders of Hugging Face's `datasets`. ``tokens`` are numbers already: .npy, .bin, Megatron-LM's .bin with .idx.
-    """
+    """Format of the files: `"text"`, `"jsonl"`, `"parquet"`, `"arrow"`, `"tokens"` (arrays of numbers); `"auto"` goes
+    by the ends of their names."""
     text_key: Text = "text"
-    """Key of the text in JSONL, its column in Parquet and Arrow; without it a column ``input_ids`` has the tokens."""
+    """Key of the text in JSONL, its column in Parquet and Arrow."""
     prompt_key: Text | None = None
-    """Key of a text before it that is read and not trained on (the prompt of a fine-tuning)."""
+    """Key of a text before it that is read but not trained on, as the prompts of a fine-tuning."""
     tokenizer: Text = "bytes"
-    """``bytes``: one token per byte, 256 of them; anything else is a tokenizer.json, or a folder that has one."""
+    """`"bytes"`: one token per byte; or a `tokenizer.json`, or a folder that has one."""
     end_of_text: Text | None = None
-    """Token of the tokenizer that is put behind every document; None puts nothing there."""
+    """Token of the tokenizer that follows every document."""
     held_out: Share = 0.0
     """Share of the sequences that is kept for evaluation and never trained on."""
     packing: Literal["elastic", "fixed", "none"] | None = None
-    """Train on whole documents, cut at `sequence_length`, `global_batch` of them a step, in chunks that are planned for
-    every step: ``elastic`` cuts the long ones into slices and packs the short ones, ``fixed`` does so by equal numbers
-    of tokens, ``none`` leaves every document a chunk of its own. None: on sequences of one length out of the text."""
+    """Train on whole documents, `training.global_batch` of them a step, in chunks that are planned for every step;
+    documents longer than `training.sequence_length` are cut. `"elastic"` cuts long ones into slices and packs short
+    ones, `"fixed"` does so by equal numbers of tokens, `"none"` leaves every document a chunk of its own. Default:
+    sequences of `sequence_length` tokens out of the text as a whole."""
     cache: Text | None = None
-    """Folder for text that has been tokenized; None: ``farpipe`` in the user's folder of caches."""
+    """Folder for tokenized text and for what is known about files. Default: `farpipe/tokens` in the user's caches."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -325,27 +315,29 @@ class MetricsSettings(Part):
     """Destinations of a run's metrics beside ``metrics.jsonl``."""
 
     log_every_steps: Natural = 10
-    """Steps between two lines of rank 0's log, and of stderr where it is no terminal; 0: no lines."""
+    """Steps between two lines of rank 0's log, and of stderr where it is no terminal; `0`: no lines."""
     tensorboard: Flag = False
+    """Write the metrics for TensorBoard as well, into the run directory's `tensorboard/`."""
     prometheus_port: Annotated[Natural, Field(le=65535)] | None = None
-    """Port at which Prometheus reads the metrics, 0 for any that is free; None: not served."""
+    """Port at which Prometheus reads the metrics, `0` for any that is free."""
     prometheus_host: Text = "127.0.0.1"
-    """The figures are no secret, but nobody is asked for a password: others can't reach the loopback interface."""
+    """Address of that port. Reading the metrics takes no password; from other machines the loopback interface can't be
+    reached."""
 
 
 class ReplanSettings(Part):
-    """Conditions under which a run is planned anew, and limits of that search."""
+    """Conditions under which a run is re-planned, and limits of that search."""
 
     drift: Positive = 0.1
-    """Steps are odd that take so much longer or shorter than expected (relative) ..."""
+    """A step is odd if its time is off the expected one by this share ..."""
     change: Positive = 0.25
-    """... or in which a stage or a message takes so much longer or shorter than the last decision assumed."""
+    """... or that of a stage or a message is off what the last decision assumed by this share."""
     sudden_steps: Count = 2
     """Odd steps in a row after which something has changed, if they are off by twice that; the less, the later."""
     settle_steps: Natural = 3
     """First steps of a run from which nothing is concluded."""
     gain: Positive = 0.05
-    """An order is taken when it is predicted to make steps so much shorter (relative); half of it must come true."""
+    """Predicted gain in step time (a share) at which an order is taken; half of it must come true."""
     search_s: Positive = 5.0
     """Time that one search may take."""
     watch_steps: Count = 5

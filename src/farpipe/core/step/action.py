@@ -48,7 +48,7 @@ def awaited(action: Action, num_stages: int) -> tuple[int, Literal["F", "backwar
 
 
 def handed_to(action: Action, num_stages: int) -> int | None:
-    """The stage whose action needs what this one makes (see `awaited`); None: nobody but the own stage."""
+    """The stage whose action needs what this one makes (see `awaited`); None: only its own stage."""
     stage = action.stage + 1 if action.kind == "F" else action.stage - 1
     return stage if action.kind != "W" and 0 <= stage < num_stages else None
 

@@ -71,7 +71,7 @@ def chains(follows: Sequence[int | None] | None, num_microbatches: int) -> Chain
 
 
 def expect_chains(follows: Sequence[int | None], num_microbatches: int) -> None:
-    """ValueError with the key path unless every slice follows an earlier one that nobody else follows."""
+    """ValueError with the key path unless every slice follows an earlier one that no other slice follows."""
     if len(follows) != num_microbatches:
         raise ValueError(f"follows: expected one entry per microbatch, {num_microbatches}, found {len(follows)}")
     followed_by: dict[int, int] = {}

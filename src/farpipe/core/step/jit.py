@@ -77,7 +77,7 @@ class KernelCache(FunctionCache):
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a compiled kernel; without room for it each process compiles anew."""
+        """Keep a compiled kernel; without room for it each process compiles it again."""
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError as error:

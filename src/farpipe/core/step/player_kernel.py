@@ -1,7 +1,7 @@
 """The compiled player: plays the orders of all ranks and writes down when everything happened.
 
 Every rank runs ahead until an input is missing. A message on a link that one rank feeds is sent at once, for
-such messages are ready in that rank's order. On a link that several ranks feed it is pending until nobody can run any
+such messages are ready in that rank's order. On a link that several ranks feed it is pending until no rank can run any
 further: then the earliest pending message can't be overtaken any more, since whatever is still to come waits for it or
 for a later one. So links serve in the order in which messages became ready, and the time is linear in the number of
 actions (times the logarithm of the pending messages on shared links).
@@ -118,7 +118,7 @@ def run(codes, begin, tables, out, scratch, idle_limit_s):  # type: ignore[no-un
     _begin(begin, tables, out, scratch)
     top, played, pending = stack.size, 0, 0
     while top > 0 or pending > 0:
-        if top == 0:  # nobody can run: the earliest pending message goes on its link
+        if top == 0:  # no rank can run: the earliest pending message goes on its link
             ready_s, item = heap[0][0], heap[2][0]
             pop(heap, pending)
             pending -= 1

@@ -164,7 +164,7 @@ class Problem(Document, ProblemPart):
         return tuple(name for name, kinds in users.items() if len(kinds) == 2)
 
     def changed(self, **fields: Any) -> Self:
-        """The same step with other `fields`, checked anew; a copy would keep what the old one has found out."""
+        """The same step with other `fields`, checked again; a copy would keep the old one's cached results."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | fields)
 
     def over(self, links: Mapping[str, Link], hops: Sequence[tuple[LinkNames, LinkNames] | None]) -> Self:
@@ -264,7 +264,7 @@ class Problem(Document, ProblemPart):
         return kept
 
     def kept(self, compute: "Callable[[Problem], T]") -> T:
-        """Result of `compute` for this step, kept from call to call; nobody may write to it."""
+        """Result of `compute` for this step, cached; read-only."""
         if compute not in self._kept:
             self._kept[compute] = compute(self)
         kept: T = self._kept[compute]

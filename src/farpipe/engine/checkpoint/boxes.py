@@ -8,7 +8,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 def box_at(offset: Sequence[int], sizes: Sequence[int]) -> Box:
-    """The box of so many elements along every dimension, the first of them at `offset`."""
+    """The box with this number of elements along every dimension, the first of them at `offset`."""
     return tuple((start, start + size) for start, size in zip(offset, sizes, strict=True))
 
 

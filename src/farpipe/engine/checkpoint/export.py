@@ -88,7 +88,7 @@ def trained_on_bytes(checkpoint: Checkpoint) -> bool:
 def byte_tokenizer() -> dict[str, str]:
     """Files of a tokenizer of Hugging Face's whose token of a byte is its value, by name.
 
-    Byte-level BPE without merges; each byte stands for a character as in GPT-2's ``bytes_to_unicode``.
+    Byte-level BPE without merges; each byte maps to a character as in GPT-2's ``bytes_to_unicode``.
     """
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]

@@ -101,7 +101,7 @@ def _read_other(reader: Reader) -> ResumePoint:
 
 
 def _read_newest(reader: Reader, place: Path, what: str, *, is_own: bool = False) -> ResumePoint | None:
-    """The newest checkpoint at `place` that all ranks can read; None when nobody has one.
+    """The newest checkpoint at `place` that all ranks can read; None when there is none.
 
     One of all steps is read only where it `is_own`: what is left to do then is the run's summary.
     """

@@ -48,7 +48,7 @@ LEAST_S: Final = 0.02
 class OrderSearch:
     """Seeks orders for planned steps that beat token-level 1F1B, when it has loaded what it needs.
 
-    It begins when the step's plan has been sent, so nobody waits for it but the next question; so it tries only the
+    It begins when the step's plan has been sent, so only the next request waits for it; so it tries only the
     methods that take hundredths of a second (on chunks, local search has never found anything better than zero-bubble
     orders).
     """

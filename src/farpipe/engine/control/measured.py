@@ -22,7 +22,7 @@ SURE_S: Final = 2e-4
 """Mean errors that differ by less tell nothing: it is about what clocks and schedulers of operating systems add."""
 SURE_RATIO: Final = 0.02
 BELIEVABLE_RATIO: Final = 8.0
-"""A sender that saw more than so many times the believed rate saw its own buffers."""
+"""A sender that measured more than this multiple of the believed rate measured its own buffers."""
 _LEAST_S: Final = 1e-9
 _DURATION_DTYPE: Final = np.dtype([("microbatch", "i8"), ("seconds", "f8")])
 _FIGURES: Final[dict[Kind, str]] = {"F": "forward_s", "I": "input_grad_s", "W": "weight_grad_s"}
@@ -65,7 +65,7 @@ def as_in_step(measured: Problem, timeline: Timeline) -> Problem:
 
 
 def replaced(problem: Problem, **fields: Any) -> Problem:
-    """`problem` with other `fields`, checked anew."""
+    """`problem` with other `fields`, checked again."""
     return Problem.model_validate({name: getattr(problem, name) for name in Problem.model_fields} | fields)
 
 
@@ -203,7 +203,7 @@ def largest_change(before: Problem, after: Problem) -> float:
 def deviations(believed: Problem, timeline: Timeline) -> NDArray[np.float64]:
     """Estimate `largest_change` from one step, at little cost: [num_stages + num_links], above 0 for longer times.
 
-    A link is looked at with the rate that it is believed to have, so how long a message takes is told better than why.
+    A link is judged by the rate that it is believed to have, so a message's time is known better than its cause.
     """
     stages = [_measured_stage(believed, number, [timeline]) for number in range(believed.num_stages)]
     links = []

@@ -121,7 +121,7 @@ class UnexpectedSteps:
         return np.concatenate([[makespan], logs])
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self._evidence, self._last, self.timelines = 0.0, None, []
 
 

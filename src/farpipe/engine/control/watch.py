@@ -27,7 +27,7 @@ LATE_S: Final = 60.0
 
 
 class ReplanWatch:
-    """The Watch of a run that is planned anew: decides on orders, in the recorder's thread."""
+    """The Watch of a run that is re-planned: decides on orders, in the recorder's thread."""
 
     def __init__(self, run: RunSpec, run_dir: Path, first_step: int = 0) -> None:
         from farpipe.engine.control.replanning import Replanner

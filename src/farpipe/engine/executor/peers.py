@@ -75,7 +75,7 @@ class Messenger(Protocol):
         """Stamps the messages that this rank sends and receives."""
 
     def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: Tensor) -> None:
-        """Hand `tensor` over; never waits for the receiver. Nobody may write to `tensor` afterwards."""
+        """Hand `tensor` over; never waits for the receiver. `tensor` must not be written to afterwards."""
 
     def receive(self, peer: int, kind: ChannelKind, tag: Tag, *, waiting_for: str) -> TensorMessage:
         """The message with this tag; RunError when it doesn't come in time."""

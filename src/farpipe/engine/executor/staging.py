@@ -37,7 +37,7 @@ class Stamps(Protocol):
     """Times at which actions begin and end."""
 
     def take(self) -> int:
-        """A stamp that stands for now; called in the order of the actions."""
+        """A time stamp of now; called in the order of the actions."""
 
     def in_ns(self, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
         """The stamps taken since the last call, in ns of the rank's clock; once per step, when all is under way."""

@@ -93,7 +93,7 @@ class Work(Protocol):
         """Pieces of the training's state on this rank, as live views; between steps, on all ranks at once."""
 
     def restore(self, num_steps: int) -> None:
-        """The views of `state` have been written to; so many steps are done."""
+        """The views of `state` have been written to, and this number of steps is done."""
 
 
 class SleepTrainer:

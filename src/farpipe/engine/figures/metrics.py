@@ -178,7 +178,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _cut(path: Path, end: int) -> None:
-    """Write the file anew up to `end`, if it is longer: a launcher that follows it begins again with a new file."""
+    """Rewrite the file up to `end`, if it is longer; a launcher that follows it starts over with a new file."""
     if path.exists() and end < path.stat().st_size:
         with path.open("rb") as file:
             write_bytes(path, file.read(end))

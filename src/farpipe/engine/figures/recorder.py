@@ -49,7 +49,7 @@ from farpipe.planning.workload import StepPlan
 
 BOX: Final = "step reports"
 OFFSETS_LAST_S: Final = 5.0
-"""Clock offsets are estimated anew after this long: clocks of different machines drift by tens of ppm."""
+"""Clock offsets are estimated again after this long: clocks of different machines drift by tens of ppm."""
 MAX_KEPT: Final = 200
 MAX_KEPT_BYTES: Final = 64 << 20
 """Timelines kept to choose the median step from, and what they may take; of more steps, a random part is kept."""
@@ -238,7 +238,7 @@ class _Sample:
 
 
 class _ClockOffsets:
-    """Offsets of all ranks' clocks, estimated anew where the last estimate is older than OFFSETS_LAST_S."""
+    """Offsets of all ranks' clocks, estimated again where the last estimate is older than OFFSETS_LAST_S."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers, self._until_s = peers, 0.0
@@ -358,7 +358,7 @@ class _Writer:
 
 def utilisation(run: RunSpec, step_s: float) -> dict[str, float | None]:
     """The part of the devices' peak that the model's own FLOPs take, with attention in full and with its causal half;
-    None for a rehearsal, an unknown peak, or a module of the user's own, whose FLOPs nobody counts.
+    None for a rehearsal, an unknown peak, or a module of the user's own, whose FLOPs are not counted.
 
     Recomputed activations don't count: what the model needs, divided by what the devices could do (PaLM, arXiv
     2204.02311, appendix B).

@@ -56,7 +56,7 @@ class StepReport:
     cuda_peak_bytes: int = 0
     """The most that torch has had on the GPU at one time."""
     held_bytes: int = 0
-    """The most that the stages of this rank have held for backwards at one time; 0 where nobody counts."""
+    """Peak that the stages of this rank held for backwards at one time; 0 where it is not counted."""
     link_bytes: NDArray[np.int64] = field(default_factory=lambda: _NONE)
     """[num links of the Problem], empty with one replica: what this rank has put for the other replicas, and for the
     tied weights, on each link between sites."""

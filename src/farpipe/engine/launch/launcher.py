@@ -228,7 +228,7 @@ class RankProcesses:
             self._wait(left_s)
 
     def _error(self) -> FarpipeError:
-        """First error: not that a rank was told to end, nor, if possible, that it missed another one."""
+        """The first error, preferably not that a rank was asked to end or that it lost another one."""
         reports = [(rank, read_report(rank.report)) for rank in self._failed()]
 
         def rating(item: tuple[_Rank, dict[str, Any]]) -> tuple[bool, bool]:
@@ -260,7 +260,7 @@ def _close(*descriptors: int | None) -> None:
 
 
 def _listen(port: int, namespace: Namespace | None) -> socket.socket:
-    """The socket that rank 0 will serve the rendezvous on; made here so that nobody else can get the port meanwhile."""
+    """The socket that rank 0 will serve the rendezvous on; made here, so that the port stays ours."""
     try:
         return namespace.listen(port) if namespace else socket.create_server((_HOST, port))
     except OSError as error:

@@ -33,7 +33,7 @@ class Machine:
 def machines_of(
     spec: "RunSpec", devices_per_machine: Mapping[str, int], hosts: Mapping[str, list["Host"]] | None = None
 ) -> list[Machine]:
-    """The machines of `spec`, which is divided site by site into machines of at most so many devices, one per process.
+    """The machines of `spec`, divided site by site into machines with at most this number of devices, one per process.
 
     A machine of a site that the pipeline visits twice may have two agents. `hosts`: the machines there are, by site;
     their slots count instead. InputError where they are too few.

@@ -27,7 +27,7 @@ REQUEST_VARIABLE: Final = "FARPIPE_PROFILE_REQUEST"
 ATTEMPTS: Final = 2
 """Measurements, each twice as long as the one before, until noise hides no part."""
 RESOLUTION: Final = 0.01
-"""Share of one layer's time below which nothing is told from noise."""
+"""Share of one layer's time below which a difference is noise."""
 _UNSEEN: Final = 3
 """One point in this number is kept from the fits, to measure their error."""
 
@@ -46,7 +46,7 @@ def profile(
 
     `device_name` is what the cluster calls this device; `microbatch_size` is the training's if not given, else 1.
     Where noise hides a part it measures again, for longer. Raises InputError for a precision that doesn't train here,
-    RunError when a process dies (out of memory), or a layer or the head still can't be told from noise.
+    RunError when a process dies (out of memory), or a layer or the head still can't be distinguished from noise.
     """
     microbatch_size = microbatch_size or training.microbatch_size or 1
     training = training.model_copy(update={"microbatch_size": microbatch_size, "global_batch": microbatch_size})
@@ -81,7 +81,7 @@ def _expect_measured(hidden: Sequence[str]) -> None:
 
 
 def share_cores(num_processes: int) -> bool:
-    """True if so many processes have less than a core each."""
+    """True if these processes have less than a core each."""
     return num_processes > len(os.sched_getaffinity(0))
 
 

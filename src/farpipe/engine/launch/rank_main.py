@@ -1,6 +1,6 @@
 """One rank's process: ``python -m farpipe.engine.launch.rank_main RUN_DIR``, under farpipe's launcher or torchrun.
 
-On real sites every rank must be told the address under which the others reach it, for example
+On real sites every rank needs the address under which the others reach it, for example
 
     torchrun --nnodes 2 --nproc-per-node 4 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500 \\
         -m farpipe.engine.launch.rank_main RUN_DIR --host 10.0.0.1 --certs certs/zurich
@@ -137,7 +137,7 @@ def _load(run_dir: Path) -> RunSpec:
 
 
 def _how_to_go_on(error: BaseException) -> str:
-    """Advice behind the error of a run that broke under torchrun, where nobody else gives it."""
+    """Advice after the error of a run that broke under torchrun, where only the rank can give it."""
     if not isinstance(error, RunError) or isinstance(error, DivergedError) or "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
     return "; start the same commands again to continue from the newest checkpoint (farpipe train: --resume)"
@@ -192,7 +192,7 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callab
                 train_rank(
                     run, TensorPeers(transport), run_dir, stop=stop, make_watch=ReplanWatch, make_planner=ChunkPlanning
                 )
-        except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: nobody has to be told
+        except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: no rank needs a message
             leaving = error
     if leaving is not None:
         raise leaving

@@ -44,7 +44,7 @@ class Follower:
         if self._on_step is None or not self._path.exists():
             return
         with self._path.open("rb") as file:
-            if (number := os.fstat(file.fileno()).st_ino) != self._file_number:  # a restart has written it anew
+            if (number := os.fstat(file.fileno()).st_ino) != self._file_number:  # a restart has rewritten it
                 self._file_number, self._position = number, 0
             file.seek(self._position)
             new = file.read()
@@ -87,7 +87,7 @@ def run(
     RunInterruptedError where there is no checkpoint. Raises InputError when `run_dir` has results already, another run
     is at work in it, the port is taken or the data don't do, DivergedError when the training diverges,
     InfeasibleError when the machine has no memory for the weights alone, RunError when a rank is lost or the disk is
-    full; then nothing is left running, and without a ``summary.json`` nobody takes what there is for a whole run.
+    full; then nothing is left running, and the missing ``summary.json`` shows that the run is not complete.
     """
     run_dir = Path(run_dir)
     expect_memory(spec)

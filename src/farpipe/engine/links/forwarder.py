@@ -214,7 +214,7 @@ def main() -> None:
         commands = _CommandSocket(folder / CONTROL_NAME, forwarder.execute)
         _take_real_time_priority()
         os.write(report, READY.encode())
-    except (OSError, FarpipeError) as error:  # a broken pipe: nobody waits for it any more
+    except (OSError, FarpipeError) as error:  # a broken pipe: its reader is gone
         take_down(state.name)
         with contextlib.suppress(OSError):
             os.write(report, str(error).encode())

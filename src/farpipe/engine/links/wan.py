@@ -173,7 +173,7 @@ def _check_links_back(known: WanState) -> None:
 
 
 def _take_name(name: str) -> None:
-    """Make the WAN's directory, which nobody else can make as well."""
+    """Make the WAN's directory, which only one process can make."""
     if name not in state.names():
         try:
             folder_of(name).mkdir(parents=True, mode=0o700)

@@ -28,7 +28,7 @@ PIECE_BYTES: Final = 4 << 20
 WINDOW: Final = 32
 """Largest number of pieces that a member may be ahead of what it has received: bounds what waits in the transport."""
 ALIGNMENT: Final = 64
-"""Shares are whole multiples of so many elements."""
+"""Shares are whole multiples of this number of elements."""
 
 
 class Line:
@@ -46,7 +46,7 @@ class Line:
         """Time for which the received messages occupied their link, in all."""
 
     def send(self, process: int, tensor: Tensor) -> None:
-        """Send `tensor` to `process`; nobody may write to it before `process` has used it."""
+        """Send `tensor` to `process`; it must not be written to before `process` has used it."""
         number = next(self._sent.setdefault(process, count(self._first_number)))
         self.sent_bytes[process] = self.sent_bytes.get(process, 0) + tensor.nbytes
         self._peers.send(process, "sync", Tag(self._step, self._stage, number), tensor)

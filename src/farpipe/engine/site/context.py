@@ -139,7 +139,7 @@ def heads_for_tokens(
 
 
 def parts(number: int, count: int) -> list[int]:
-    """`number` in so many parts that differ by one at most, the larger first."""
+    """`number` divided into parts that differ by one at most, the larger first."""
     each, rest = divmod(number, count)
     return [each + (place < rest) for place in range(count)]
 

@@ -53,7 +53,7 @@ def site_world(
 
 
 def stage_mesh(device: str, *, data: int, context: int = 1, tensor: int = 1) -> DeviceMesh:
-    """The mesh ``(DATA, CONTEXT, TENSOR)`` of this process's stage: torch's world in blocks of so many neighbours.
+    """The mesh ``(DATA, CONTEXT, TENSOR)`` of this process's stage: torch's world in blocks of neighbours.
 
     All processes of the world make it at once. InputError if the world does not divide into such blocks.
     """
@@ -72,7 +72,7 @@ def stage_mesh(device: str, *, data: int, context: int = 1, tensor: int = 1) -> 
 def process_groups(
     processes: DeviceMesh, degrees: Iterable[int], *, timeout_s: float
 ) -> dict[tuple[int, int], dist.ProcessGroup | None]:
-    """(first process, degree) -> group of so many neighbours in a mesh of one dimension; None for one process alone.
+    """(first process, degree) -> group of that many neighbours in a mesh of one dimension; None for one process alone.
 
     All processes of the world make them at once; a process uses those that it is in. A collective that waits longer
     than `timeout_s` breaks.

@@ -41,7 +41,7 @@ def shard(
 
     `mesh` has one dimension, or two for HSDP (replicas, shards). A stage computes in `param_dtype` and sums gradients
     in `reduce_dtype` whatever the order of its actions; None: the parameters' own. Gradients are sums over the mesh,
-    not means. With `reshard_after_forward` every F and every backward gathers a layer's weights anew (ZeRO-3's memory);
+    not means. With `reshard_after_forward` every F and every backward gathers a layer's weights (ZeRO-3's memory);
     otherwise they stay whole for the step.
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)

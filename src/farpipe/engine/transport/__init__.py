@@ -18,7 +18,7 @@ Around it:
     start     meeting.py and rendezvous.py (who is where), handshake.py (who may connect),
               dialler.py (who calls, who listens), tcp.py (options, rates, up to speed before the first message)
     threads   loop.py: a few threads serve all streams (stream.py)
-    trouble   reconnector.py makes a broken connection anew, and the stream sends again what did not arrive;
+    trouble   reconnector.py makes a broken connection again, and the stream resends what did not arrive;
               health.py ends every wait when that takes too long, or when a process gives up
     control   control_plane.py (exchanges, posts, pings, outages, farewells; between whom),
               control_link.py (a neighbour's connection, and what has come)

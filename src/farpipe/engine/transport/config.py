@@ -31,7 +31,7 @@ class TransportConfig:
     timeout_s: float = 60.0
     """Longest wait for one message, or for space to send one; outages don't count."""
     outage_s: float = 60.0
-    """A connection that breaks is made anew, and nothing is lost or doubled; one that is gone longer ends the run."""
+    """A broken connection is made again, and nothing is lost or doubled; one that is gone longer ends the run."""
     connect_timeout_s: float = 30.0
     """Longest wait for all ranks to meet."""
     max_message_bytes: int = 4 << 30

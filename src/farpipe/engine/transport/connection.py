@@ -76,7 +76,7 @@ class Connection:
         return Retransmissions(*(now - then for now, then in zip(self._counted, before, strict=True)))
 
     def pace(self, bytes_per_s: int) -> None:
-        """Send at most so fast, evenly; the congestion control looks for its rate anew. Nothing where it has ended."""
+        """Send at most at this rate, evenly; the congestion control starts over. Does nothing once closed."""
         with contextlib.suppress(OSError):
             tcp.pace(self._sock, bytes_per_s)
             self.renew(time.monotonic(), at_once=True)

@@ -89,7 +89,7 @@ class Dialler:
         self._round_trips_s[peer] = round_trip_s(sock)
 
     def round_trip_s(self, peer: int) -> float:
-        """Round trip of the link to `peer`; a connection is made to measure an unknown one. 0 where nobody answers."""
+        """Round trip of the link to `peer`; a connection is made to measure an unknown one. 0 without an answer."""
         if peer not in self._round_trips_s:
             with contextlib.suppress(OSError), reach(self._ranks[peer].address) as sock:
                 self.measure(peer, sock)
@@ -131,7 +131,7 @@ class Listener:
         self._acceptor.start()
 
     def turned_away(self) -> str:
-        """Callers that were turned away lately, with the reasons, to be put behind an error; empty if nobody was."""
+        """Callers that were turned away lately, with the reasons, to be added to an error; empty if there were none."""
         return "".join(f"; turned away {text}" for text in dict.fromkeys(self._turned_away))
 
     def _accept(self) -> None:

@@ -28,7 +28,7 @@ WHOLE_BYTES: Final = 64 << 10
 """A frame up to here is handed over in one piece, with its stamp."""
 _PADDING: Final = bytes(16 << 10)
 _SHARE_BYTES: Final = 32 << 10
-"""A stream that has sent so much stops at the end of a frame: the next one is for another stream of the channel."""
+"""Bytes after which a stream stops at the end of a frame and another stream of the channel goes on."""
 
 
 class FrameSender:
@@ -88,7 +88,7 @@ class FrameSender:
         self._cursor = 0
 
     def acknowledge(self, num_frames: int) -> None:
-        """The peer has received so many frames in all; WireError when that can't be."""
+        """The peer has received this number of frames in all; WireError when that can't be."""
         news = num_frames - self._num_acknowledged
         if not 0 <= news <= self._cursor:
             raise WireError(f"{num_frames} frames acknowledged of {self._num_acknowledged + len(self._unacknowledged)}")
@@ -152,7 +152,7 @@ class FrameSender:
         return bool(self._out)
 
     def _is_to_be_padded(self, connection: Connection) -> bool:
-        """True while the ramp goes on; when it has just ended, the congestion control begins anew with its window."""
+        """True while the ramp goes on; when it has just ended, the congestion control starts over with its window."""
         if self._ramp is None or self._ramp.is_over:
             return False
         now_s = time.monotonic()

@@ -6,8 +6,8 @@
     acceptor -> connector    how many it has received, or why it refuses
 
 Each side draws a nonce; a MAC (HMAC-SHA256 under the token) is over the role of the side that makes it and all that was
-said so far, so nobody can use it in another conversation or the other role. It covers the whole
-hello, so nobody can turn a connection into another. MACs prove who opened the connection; without TLS they don't
+said so far, so it can't be used in another conversation or the other role. It covers the whole
+hello, so a connection can't be turned into another. MACs prove who opened the connection; without TLS they don't
 protect what is sent on it later. With TLS (`transport.security`) all of this goes within it, and the acceptor checks
 that the certificate is that of the rank's site.
 """

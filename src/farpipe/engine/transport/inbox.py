@@ -27,11 +27,11 @@ from farpipe.engine.transport.wire import (
 )
 
 Allocate = Callable[[int], memoryview]
-"""Gives writable memory for a message of so many bytes; whoever receives the message owns it."""
+"""Gives writable memory for a message of this size; the receiver of the message owns it."""
 
 
 Accept = Callable[[int, bytes], memoryview | None]
-"""Gives the receiver's own memory for a message of so many bytes with such a description; None: other memory."""
+"""Gives the receiver's own memory for a message of this size and description; None: other memory."""
 
 
 def allocate_bytes(num_bytes: int) -> memoryview:

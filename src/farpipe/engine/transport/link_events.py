@@ -29,7 +29,7 @@ class LinkEvent:
     duration_s: float = 0.0
     """Duration of the outage that has ended."""
     num_connections: int = 0
-    """TCP connections that were lost and made anew."""
+    """TCP connections that were lost and made again."""
     resent_frames: int = 0
     """Frames sent a second time, for they had not arrived before the outage."""
     resent_bytes: int = 0
@@ -76,7 +76,7 @@ class LinkEventLog:
             self._outages[peer].lost.add(connection)
 
     def restored(self, peer: int, connection: object, resent_frames: int, resent_bytes: int) -> None:
-        """`connection` is there again, and so many frames are sent a second time; nothing if it was never lost."""
+        """`connection` is back, and this number of frames is sent a second time; does nothing if it was never lost."""
         with self._lock:
             outage = self._outages.get(peer)
             if outage is None or connection not in outage.lost:

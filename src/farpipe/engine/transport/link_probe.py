@@ -50,7 +50,7 @@ LEAST_MESSAGES: Final = 128
 """Messages of a batch: many, for several are on their way at a time. Large batches have more, of `MESSAGE_BYTES`."""
 MESSAGE_BYTES: Final = 256 << 10
 GROWTH: Final = 32
-"""No batch has more than so many times the bytes of the one before."""
+"""Largest ratio between the bytes of a batch and of the one before."""
 _BLOCK: Final = bytes(MESSAGE_BYTES)
 _KINDS: Final[dict[bool, ChannelKind]] = {False: "forward", True: "backward"}
 """The channel of one stream, and that of several."""
@@ -290,7 +290,7 @@ class ProbeServer:
 def measure(address: tuple[str, int], sides: Sides, *, seconds: float = 3.0, num_streams: int = 8) -> LinkFigures:
     """Measure the link to a ProbeServer; takes about four times `seconds`.
 
-    RunError when nobody answers, or when one side does not let the other in.
+    RunError when there is no answer, or when one side refuses the other.
     """
     with _reaching(address), _reach(address, sides) as sock:
         config = _config(str(sock.getsockname()[0]), 0, sides, seconds)

@@ -55,7 +55,7 @@ class Outbox:
     """Messages to one peer, all of one kind. They leave in the order in which they were put.
 
     It is the endpoint of all its streams (`send_over`): a stream takes the next fragment as soon as its last one is
-    gone, so one that TCP slows down carries less and holds nobody up. A small message is handed to the kernel by the
+    gone, so one that TCP slows down carries less and delays no other. A small message is handed to the kernel by the
     thread that puts it, where a stream is free. A message is kept until the peer has acknowledged all of it. `reserve`
     finds its place on an emulated link.
     """

@@ -1,4 +1,4 @@
-"""Keeps one stream connected: makes its connection, makes it anew when it breaks, and knows when to give up."""
+"""Keeps one stream connected: makes its connection, makes it again when it breaks, and knows when to give up."""
 
 import contextlib
 import socket
@@ -23,7 +23,7 @@ RETRY_S: Final = 0.05
 PROBE_S: Final = 0.3
 """Time between two looks of a rank that waits to be dialled again whether the other one is there at all."""
 REFUSED_S: Final = 5.0
-"""A port on another machine that has refused connections for so long belongs to nobody any more."""
+"""A port on another machine that has refused connections for this long is abandoned."""
 
 
 class Peer(NamedTuple):
@@ -108,7 +108,7 @@ class Reconnector:
             handshake.welcome(sock, received)
             return self._attach(sock, ticket, num_received)
         except OSError as error:
-            if self.stream.down_since_s is not None:  # it was up before, and nobody has heard of the loss
+            if self.stream.down_since_s is not None:  # it was up before, and the loss is not reported yet
                 self._down(self.stream, error)
             raise
 
@@ -155,7 +155,7 @@ class Reconnector:
                 if time.monotonic() + RETRY_S > deadline_s:
                     raise self._gone(f"{context}: {error}") from None
             if self._health.has_departed(self.peer.rank):
-                self._report(up=True)  # nobody has to be patient for its sake any more
+                self._report(up=True)  # no waiting for its sake any more
                 return
             time.sleep(RETRY_S)
 

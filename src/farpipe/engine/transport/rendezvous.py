@@ -225,7 +225,7 @@ def _wait_before(deadline_s: float) -> bool:
 
 
 def _signature(line: str) -> tuple[str, str, str]:
-    """Number, introduction and proof; something else than a rank's own makes sense to nobody, see `introduction`."""
+    """Number, introduction and proof; from others than a rank it means nothing, see `introduction`."""
     try:
         number, introduction, proof = json.loads(line)
         return str(number), str(introduction), str(proof)
@@ -257,7 +257,7 @@ def introduce(
     own = {
         "host": config.advertise_host or config.host,
         "port": listener.getsockname()[1],
-        # the same for all processes on this machine until it starts anew, in containers as well
+        # the same for all processes on this machine until it reboots, in containers as well
         "machine": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "links_path": links.path if links else "",
         "encrypted": config.tls is not None,

@@ -99,7 +99,7 @@ def suit_to_pauses(sock: socket.socket) -> None:
 
 
 def renew_bbr(sock: socket.socket) -> None:
-    """Have BBR begin anew with the window that it has; nothing under another congestion control.
+    """Have BBR start over with the window that it has; nothing under another congestion control.
 
     BBR as Linux has it (version 1) stops almost all sending for 200 ms every 10 s, to measure the round trip, and
     sends a quarter slower for one round trip in eight. A new one does neither: it begins by looking for the rate, in
@@ -177,7 +177,7 @@ def listen(config: TransportConfig) -> socket.socket:
 
 
 def reach(address: tuple[str, int]) -> socket.socket:
-    """A connection to `address` for finding out whether anybody is there and how far away; OSError when nobody is."""
+    """A connection to `address` that shows whether a process listens and how far away; OSError where none does."""
     return socket.create_connection(address, timeout=REACH_LIMIT_S)
 
 

@@ -219,7 +219,7 @@ class Transport:
     def send(
         self, peer: int, kind: ChannelKind, tag: Tag, data: bytes | bytearray | memoryview, description: bytes = b""
     ) -> None:
-        """Queue `data` for rank `peer` and return; nobody needs to have asked for it.
+        """Queue `data` for rank `peer` and return; the peer need not have asked for it.
 
         It is not copied: don't change it afterwards. `description` (MAX_DESCRIPTION_BYTES at most) arrives with it.
         Blocks only while more than `buffer_bytes` wait in this channel; RunError when that lasts longer than
@@ -322,7 +322,7 @@ class Transport:
     def clock_offsets(self) -> list[int]:
         """Nanoseconds to subtract from each rank's stamps to have them on rank 0's clock.
 
-        Estimated anew at every call from several pings to every rank, which answer without knowing: no other rank
+        Estimated at every call from several pings to every rank, which answer without knowing: no other rank
         needs to call anything. Any rank may ask. Wrong by half the difference between the latencies of the two
         directions; emulated latencies don't count.
         """

@@ -89,7 +89,7 @@ MAX_BODY_BYTES: Final = 64 << 20
 ACK_BYTES: Final = 256 << 10
 """Number of received bytes after which an acknowledgement is due at once."""
 TURN_BYTES: Final = 1 << 20
-"""A stream that has moved so much lets the others have their turn."""
+"""Bytes after which a stream lets the others have their turn."""
 
 FRAME: Final = 0xF1
 ACKNOWLEDGEMENT: Final = 0xA1
@@ -244,7 +244,7 @@ class Receipts:
         """True if it is to be reported now, alone if nothing else is sent."""
 
     def add(self, num_bytes: int) -> None:
-        """Another frame, of so many bytes, is complete."""
+        """Another frame, of this size, is complete."""
         self.num_frames += 1
         self.unreported_bytes += num_bytes
         self.is_due = self.is_due or self.unreported_bytes >= ACK_BYTES

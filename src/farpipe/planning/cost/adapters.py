@@ -7,7 +7,7 @@ map's. Adapters of one layer are counted as equal, so every layer has them.
 """
 
 from farpipe.core.spec import Lora, Model, Training
-from farpipe.core.spec.training import attention_modules
+from farpipe.core.spec.lora import attention_modules
 from farpipe.planning.cost import flops
 from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.layout import Layout

@@ -19,6 +19,7 @@ UNMEASURED: Final[dict[str, Any]] = {
     "compared": (),
     "kinds": (),
     "longest": 8192,
+    "attention_kernels": (),
 }
 """Calibration of a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
 device, before it had a constant of its own (docs/reference/cost-model.md, section 7)."""
@@ -44,8 +45,10 @@ class Calibration:
     nvfp4_fraction: float
     """The same of the 4-bit rate."""
     attention_fraction: float
-    """Share of the 16-bit peak rate that flash attention reaches over long sequences; 0: that of products as small as
-    its blocks."""
+    """Share of the 16-bit peak rate that the fastest kernel of attention reaches over long sequences; 0: that of
+    products as small as its blocks."""
+    attention_kernels: tuple[tuple[str, float], ...]
+    """Names of the kernels that differ from it, and the same of these."""
     wave_elements: float
     """Elements of a result that the device works on at once; a product of as many takes twice its ideal time."""
     depth_elements: float
@@ -125,6 +128,10 @@ class Calibration:
         """Number of times that the 32-bit logits cross memory, in each direction; None: as is usual on the device."""
         return self.fused_loss_passes if (self.fused_loss if fused is None else fused) else self.loss_passes
 
+    def attention_share(self, kernel: str | None) -> float:
+        """Share of the 16-bit peak that a kernel of attention reaches; None: the fastest."""
+        return dict(self.attention_kernels).get(kernel or "", self.attention_fraction)
+
     def crowd(self, num_devices: int) -> float:
         """Factor by which `num_devices` that talk inside a machine at once slow each other down."""
         return max(1.0, num_devices / self.machine_link_devices) if self.machine_link_devices else 1.0
@@ -163,4 +170,7 @@ def _rows() -> Mapping[str, dict[str, Any]]:
     file = resources.files("farpipe.core.catalog").joinpath("efficiency.toml")
     rows = tomllib.loads(file.read_text(encoding="utf-8"))
     lists = ("compared", "kinds")
-    return {name: row | {key: tuple(row.get(key, ())) for key in lists} for name, row in rows.items()}
+    made = {name: row | {key: tuple(row.get(key, ())) for key in lists} for name, row in rows.items()}
+    return {
+        name: row | {"attention_kernels": tuple(row.get("attention_kernels", {}).items())} for name, row in made.items()
+    }

@@ -14,6 +14,7 @@ from typing import Final
 
 from farpipe.core.spec import Model, Site, Training, recomputed_of
 from farpipe.planning.cost import adapters, flops, memory
+from farpipe.planning.cost.attention import attention_core_s
 from farpipe.planning.cost.calibration import Calibration
 from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.layout import Layout
@@ -33,8 +34,6 @@ FORWARD_PASSES: Final = 2
 """Times that a kept activation crosses memory in the forward."""
 BACKWARD_PASSES: Final = 4
 COLLECTIVES_PER_PASS: Final = 2
-CAUSAL_HALF: Final = 0.5
-"""Flash attention skips the blocks above the diagonal (Dao 2023, arXiv 2307.08691, section 3.1)."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,10 @@ def layer_parts(
     if training.overlap_moe_expert_parallel_comm and model.experts is not None:
         sent_s = _expert_exchange_s(model, training, layout, site, calibration)
         between += _hidden_exchange(sent_s, linear + attention, calibration)
-    launch = 0.0 if training.cuda_graphs else launch_s(model, layout, calibration)
+    launch = launch_s(model, training, layout, calibration)
     backward = linear + adapter + attention + context + between
     computed, core_s = backward.forward_s, attention.forward_s + context.forward_s
-    idle = calibration.expert_sync_s if model.experts is not None and not training.cuda_graphs else 0.0
+    idle = calibration.expert_sync_s if waits_for_counts(model, training) else 0.0
     forward = max(computed + idle, launch)
     late = max(0.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s) - 1)
     again = forward if training.recompute == "full" else 0.0
@@ -148,7 +147,7 @@ def again_s(
         products["mla_up_proj"] = flops.latent_up(model, model.latent_attention, tokens, layout.tensor)
     speed = Speed.of(site.device, calibration, training.precision, training.matmul)
     seconds = speed.products_s(products.get(operation, ()))
-    made = memory.freed_bytes(model, training, layout, operation) * _passes(training, calibration)
+    made = memory.freed_bytes(model, training, layout, operation) * _passes(model, training, calibration)
     seconds += speed.traffic_s(FORWARD_PASSES * made)
     if operation == "moe":
         seconds += speed.traffic_s(expert_traffic_bytes(model, training, layout)[0])
@@ -263,7 +262,7 @@ def device_layer_params(model: Model, layout: Layout) -> float:
 def linear_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
     """Linear maps of attention and MLP, and the traffic of what lies between them."""
     kept = memory.layer_traffic_bytes(model, training, layout)
-    traffic = _traffic_times(_passes(training, speed.calibration) * kept, speed)
+    traffic = _traffic_times(_passes(model, training, speed.calibration) * kept, speed)
     widened_s = speed.traffic_s(_widened_bytes(training) * device_layer_params(model, layout))
     made = product_times(linear_products(model, training, layout), speed, frozen=training.lora is not None)
     for there, back in (expert_traffic_bytes(model, training, layout), rotary_traffic_bytes(model, training, layout)):
@@ -304,9 +303,10 @@ def _adapter_times(model: Model, training: Training, layout: Layout, site: Site,
     return Times(there + summed, back + summed, weights)
 
 
-def _passes(training: Training, calibration: Calibration) -> float:
-    """Factor on the traffic of what lies between matrix products."""
-    return calibration.eager_traffic if training.kernels == "eager" else 1.0
+def _passes(model: Model, training: Training, calibration: Calibration) -> float:
+    """Factor on the traffic of what lies between matrix products; PyTorch has one kernel for all of LayerNorm, and one
+    for GELU, but none for RMSNorm, rotary positions and gates."""
+    return calibration.eager_traffic if training.kernels == "eager" and model.norm == "rmsnorm" else 1.0
 
 
 def product_times(products: tuple[Product, ...], speed: Speed, *, frozen: bool = False) -> Times:
@@ -323,31 +323,8 @@ def _traffic_times(kept_bytes: float, speed: Speed) -> Times:
 
 
 def attention_core_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
-    """Scores, softmax and context; the gradients of all of them belong to the input gradient.
-
-    Flash attention computes the scores once more in the backward and never puts them into memory. Without it windows
-    are masks over the whole matrix.
-    """
-    scores, context = flops.attention_core(
-        model, layout.microbatch_size, training.sequence_length, layout.tensor, layout.context
-    )
-    if training.flash_attention:
-        part = CAUSAL_HALF * flops.window_share(model, training.sequence_length, flops.BLOCK)
-        scores_s, context_s = (part * speed.attend_s(product, model.head_dim) for product in (scores, context))
-        return Times(scores_s + context_s, 2 * scores_s + 3 * context_s, 0.0)
-    forward = speed.products_s((scores, context))
-    backward = speed.products_s((scores, context, context, context))
-    matrix = scores.count * scores.rows * scores.columns * speed.element_bytes
-    there, back = _score_passes(training, speed.calibration)
-    return Times(forward, backward, 0.0) + Times(speed.traffic_s(there * matrix), speed.traffic_s(back * matrix), 0.0)
-
-
-def _score_passes(training: Training, calibration: Calibration) -> tuple[float, float]:
-    """Passes of the scores through memory in forward and backward; dropout reads and writes them once more."""
-    more = 1 if training.dropout else 0
-    if training.precision == "fp32":
-        return calibration.eager_score_passes + more, calibration.eager_score_grad_passes + 2 * more
-    return calibration.score_passes + more, 2 * (calibration.score_passes + more)
+    """Scores, softmax and context; the gradients of all of them belong to the input gradient."""
+    return Times(*attention_core_s(model, training, layout, speed), 0.0)
 
 
 def residual_collective_s(
@@ -357,10 +334,24 @@ def residual_collective_s(
     return tensor_collective_s(site, calibration, layout, memory.residual_bytes(model, training, layout))
 
 
-def launch_s(model: Model, layout: Layout, calibration: Calibration) -> float:
-    """The host's time for the forward of one layer."""
-    collectives = COLLECTIVES_PER_PASS if layout.tensor > 1 else 0
+def waits_for_counts(model: Model, training: Training) -> bool:
+    """True if the device idles after the host has asked how many tokens each expert gets.
+
+    Dispatchers made for experts tell it while tokens travel, and one launch starts all products of 16-bit numbers;
+    quantized ones have each expert's tokens made narrow first (GroupedLinear of Transformer Engine).
+    """
+    asked = training.moe_token_dispatcher_type == "alltoall" or memory.is_quantized(training)
+    return model.experts is not None and not training.cuda_graphs and asked
+
+
+def launch_s(model: Model, training: Training, layout: Layout, calibration: Calibration) -> float:
+    """The host's time for the forward of one layer; of what is not replayed from graphs."""
+    if training.cuda_graphs is True or (training.cuda_graphs and model.experts is None):
+        return 0.0
     experts_s = calibration.expert_launch_s if model.experts is not None else 0.0
+    if training.cuda_graphs:
+        return experts_s
+    collectives = COLLECTIVES_PER_PASS if layout.tensor > 1 else 0
     return calibration.layer_launch_s + collectives * calibration.collective_launch_s + experts_s
 
 

@@ -10,7 +10,8 @@ byte per element) and the scores' dropped-out copy are counted where `training.d
 from typing import Final
 
 from farpipe.core.spec import Device, Lora, Matmul, Model, Precision, Training, recomputed_of
-from farpipe.core.spec.training import QUANTIZED, attention_modules
+from farpipe.core.spec.lora import attention_modules
+from farpipe.core.spec.training import QUANTIZED
 from farpipe.planning.cost.adapters import layout_adapted
 from farpipe.planning.cost.layout import Layout
 

@@ -25,6 +25,8 @@ class Speed:
     element_bytes: int
     wave_elements: float
     depth_elements: float
+    attention_share: float
+    """Share of the peak that flash attention reaches; 0: that of products as small as its blocks."""
 
     @classmethod
     def of(cls, device: Device, calibration: Calibration, precision: Precision, matmul: Matmul = "same") -> "Speed":
@@ -43,6 +45,7 @@ class Speed:
             memory.element_bytes(precision),
             0.0 if plain else calibration.wave_elements,
             0.0 if plain else calibration.depth_elements,
+            calibration.attention_fraction,
         )
 
     def multiply_s(self, product: Product) -> float:
@@ -63,7 +66,7 @@ class Speed:
         Heads narrower than 128 do less arithmetic for each exponential: 64 wide ones reach about 0.7 of the rate (arXiv
         2407.08608, figures 5 to 7).
         """
-        reached = self.calibration.attention_fraction * min(1.0, head_dim / FULL_HEAD) ** 0.5
+        reached = self.attention_share * min(1.0, head_dim / FULL_HEAD) ** 0.5
         return product.flops / (self.peak_flops_per_s * reached) if reached else self.multiply_s(product)
 
     def product_s(self, product: Product) -> float:
@@ -102,8 +105,10 @@ def head_speed(training: Training, device: Device, calibration: Calibration) -> 
 
 
 def attention_speed(training: Training, device: Device, calibration: Calibration) -> Speed:
-    """The speed of attention; on 8-bit numbers of the 8-bit peak the share that it has of the 16-bit one."""
+    """The speed of attention by its kernel; on 8-bit numbers of the 8-bit peak the share of the 16-bit one."""
+    kernel = training.attention_kernel or ("sdpa" if training.kernels == "eager" else None)
     speed = core_speed(training, device, calibration)
+    speed = replace(speed, attention_share=calibration.attention_share(kernel))
     if not training.fp8_dot_product_attention:
         return speed
     peak = Speed.of(device, calibration, training.precision, "fp8").peak_flops_per_s

@@ -31,7 +31,7 @@ def expert_traffic_bytes(model: Model, training: Training, layout: Layout) -> tu
     more on their way back, as their gradients are (`sort_chunks_by_idxs`, megatron/core/transformer/moe). Quantized
     grouped products have each input and each gradient written narrow, by rows and, for W, by columns (GroupedLinear of
     Transformer Engine); before a dense layer's products the norm or the nonlinearity writes that in place of wide ones.
-    Biases are fused only where layers are replayed from graphs.
+    Biases are fused only where whole layers are replayed from graphs.
     """
     at = model.experts
     if at is None:
@@ -43,5 +43,9 @@ def expert_traffic_bytes(model: Model, training: Training, layout: Layout) -> tu
     narrow = directions * quantized_bytes(training.matmul) if is_quantized(training) else 0.0
     inner = at.ffn_hidden * (2 if model.gated_mlp else 1)
     there, back = (by_expert + narrow * (model.hidden + width) for width in (at.ffn_hidden, inner))
-    unfused = BIAS_BYTES[training.moe_token_dispatcher_type] if at.expert_bias and not training.cuda_graphs else (0, 0)
+    unfused = (
+        BIAS_BYTES[training.moe_token_dispatcher_type]
+        if at.expert_bias and training.cuda_graphs is not True
+        else (0, 0)
+    )
     return copies * (there + unfused[0] * model.hidden), copies * (back + unfused[1] * model.hidden)

@@ -34,9 +34,21 @@ from farpipe.core.spec import (
     preset_model,
 )
 from farpipe.core.spec.model import Experts, LatentAttention, RotaryScaling, WindowPattern
-from farpipe.core.spec.part import Count, Flag, Name, Natural, NonNegative, Part, Positive, Text, fault
-from farpipe.core.spec.training import WrittenPrecision
-from farpipe.core.spec.written import Bandwidth, DevicePreset, Latency, WrittenDevice
+from farpipe.core.spec.part import (
+    Bandwidth,
+    Count,
+    Flag,
+    Latency,
+    Name,
+    Natural,
+    NonNegative,
+    Part,
+    Positive,
+    Text,
+    fault,
+)
+from farpipe.core.spec.training import AttentionKernel, CudaGraphs, WrittenPrecision
+from farpipe.core.spec.written import DevicePreset, WrittenDevice
 from farpipe.core.strict import expect_format, nearest, parse_toml, read_text, validate
 from farpipe.planning.cost import Layout, Placement, place_evenly
 
@@ -54,7 +66,7 @@ Choices = Annotated[tuple[Count, ...], Field(min_length=1), BeforeValidator(_cho
 _SHAPE: Final = (
     *("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "gated_mlp", "vocab_size"),
     *("tied_embeddings", "experts", "latent_attention", "mtp_num_layers", "rotary_scaling"),
-    *("sliding_window", "window_attn_skip_freq"),
+    *("sliding_window", "window_attn_skip_freq", "attention_sinks"),
 )
 """Keys of a model that a point has too."""
 
@@ -86,6 +98,7 @@ class ReferencePoint(Part):
     rotary_scaling: RotaryScaling | None = None
     sliding_window: Count | None = None
     window_attn_skip_freq: WindowPattern = None
+    attention_sinks: Flag = False
     vocab_size: Count
     sequence_length: Count
     global_batch: Count
@@ -112,12 +125,13 @@ class ReferencePoint(Part):
     overlap_moe_expert_parallel_comm: Flag = False
     lora: Lora | None = None
     activation_func_fp8_input_store: Flag = False
-    cuda_graphs: Flag = False
+    cuda_graphs: CudaGraphs = False
     cpu_offloading_num_layers: Natural = 0
     kernels: Literal["fused", "eager"] = "fused"
     recompute: Recompute
     sequence_parallel: Flag = False
     flash_attention: Flag
+    attention_kernel: AttentionKernel | None = None
     dropout: Flag = False
     overlap: Flag = True
     zero: Zero = 0

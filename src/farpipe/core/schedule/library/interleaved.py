@@ -11,7 +11,7 @@ def interleaved(problem: Problem) -> Schedule:
     """Microbatches go in groups of p through every stage of a rank; warm-up is 2(p - 1 - r) + (v - 1)p forwards.
 
     Defined for v stages per rank placed round robin and a number of microbatches that p divides. With one stage per
-    rank it is 1F1B, of any number of microbatches, so that its name stands for all that Megatron-LM runs.
+    rank it is 1F1B, of any number of microbatches, so that its name covers all that Megatron-LM runs.
     """
     if problem.num_stages == problem.num_ranks:
         return one_f_one_b(problem)

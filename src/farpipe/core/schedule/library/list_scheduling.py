@@ -1,7 +1,7 @@
 """List scheduling: the earliest startable action by priority, with W where there is time for it.
 
 What the duration-aware orders share. Each of them says in which order it prefers forwards (F) and input gradients (I),
-as numbers, and how much memory it wants to use. W is nobody's input, so it fills the time in which a rank would wait,
+as numbers, and how much memory it wants to use. No action needs W, so it fills the time in which a rank would wait,
 or makes room when memory is full (the heuristic of Zero Bubble Pipeline Parallelism, arXiv 2401.10241).
 """
 
