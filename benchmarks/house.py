@@ -147,12 +147,7 @@ def functions(trees: Tree) -> Figures:
         f"functions above {LONG} lines": sum((node.end_lineno or 0) - node.lineno >= LONG for node in found),
         f"functions above {MANY} parameters": sum(num_parameters(node) > MANY for node in found),
         "classes": len(classes),
-        "classes of planning with a layout, order or plan in them": sum(
-            holds_plan(node)
-            for path, tree in trees.items()
-            if package_of(path) == "planning"
-            for node in ast.walk(tree)
-        ),
+        "classes of planning with a layout, order or plan in them": sum(map(holds_plan, planning)),
         "class names used twice or more": sum(number > 1 for number in classes.values()),
     }
 

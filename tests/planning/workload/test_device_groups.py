@@ -129,7 +129,7 @@ def test_a_plan_in_groups_is_sound_and_faster_than_any_of_one_degree(num_sites):
         assert each.peak_memory_bytes[0] <= costs.base.ranks[0].memory_bytes
     assert plan.step_s == pytest.approx(max(ends_s))
     groups = plan.to_data()["groups"]
-    assert [group["context"] for group in groups] == [one.costs.context for one in plan.layouts]
+    assert [group["context"] for group in groups] == [one.context for one in plan.costs]
     assert plan.contexts == {degree: sum(g["context"] == degree for g in groups) for degree in plan.contexts}
 
 
@@ -186,7 +186,7 @@ def test_chunks_of_short_documents_are_as_few_as_fit_and_of_about_equal_tokens()
 def test_devices_with_most_heads_set_the_pace_of_attention():
     uneven = MODEL.model_copy(update={"num_heads": 26, "num_kv_heads": 26, "hidden": 26 * 128})
     plan = plan_batch(job(model=uneven), SKEWED)
-    pairs = {layout.costs.context: layout.costs.stages[0].layer.forward.pair_s for layout in plan.layouts}
+    pairs = {costs.context: costs.stages[0].layer.forward.pair_s for costs in plan.costs}
     assert set(pairs) > {1, 4}
     assert pairs[4] == pytest.approx(pairs[1] * 7 / 26)
 
