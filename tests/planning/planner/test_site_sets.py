@@ -48,6 +48,7 @@ def test_orders_follow_links():
         ({"sites": ("b", "a")}, {"b > a", "b + a"}),
         ({"sites": ("b", "a"), "replicas": "across"}, {"b + a"}),
         ({"sites": ("b",)}, {"b"}),
+        ({"sites": ("b",), "replicas": "across"}, {"b"}),
         ({"replicas": "across"}, {"a + b", "a + b + c"}),
         ({"replicas": "inside"}, {"a", "a > b", "a > b > c"}),
     ],

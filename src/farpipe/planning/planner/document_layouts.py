@@ -35,6 +35,8 @@ _USED: Final = 0.4
 def document_layouts(job: Job, sizes: Ints, most_replicas: float) -> list[Candidate]:
     """Degrees on the best site sets of each kind, as for sequences of one length; of sets that differ in names alone on
     one."""
+    if len([*job.used_sites()]) == 1:
+        job = with_pins(job, replicas=None)  # whole pipelines at each of one site
     sites, different = Sites(largest_sites(job), int(sizes.sum())), dict[object, SiteSet]()
     for one in sorted(sites.site_sets(sites.whole, every_order=True), key=partial(_about_s, sites, sizes)):
         names = [sites.sites[index].name for index in one.sites]
