@@ -13,7 +13,9 @@ install = $(if $(UV),$(UV) pip install --python $(BIN)/python --torch-backend=au
 	,) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e $(1)
 
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
-.PHONY: demo test test-all test-fast test-stock check bench docs format clean
+# Only their files are collected: to collect all takes 8 s.
+ALONE = $(BIN)/python -m pytest --durations=10 $$(grep -rl 'pytest.mark.alone' tests --include='test_*.py')
+.PHONY: demo test test-all test-fast test-stock check bench errors docs format clean
 
 $(TRAIN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
@@ -31,15 +33,15 @@ demo: $(TRAIN)  ## train a small model over two emulated sites, farpipe's plan a
 # Without the compiled forms of sources and tests every process would compile them again.
 test test-all test-fast: export PYTHONDONTWRITEBYTECODE =
 
-test: $(READY)  ## tests of every kind; of long combinations a chosen few
-	$(FAST)
-	$(BIN)/python -m pytest -m "slow and not alone and not nightly" -n auto --dist loadfile --durations=25
-	$(BIN)/python -m pytest -m "alone and not nightly" --durations=10
+test: $(READY)  ## tests of every kind; of long combinations a chosen few, of random examples half
+	$(FAST) --examples 0.5
+	$(BIN)/python -m pytest -m "slow and not alone and not nightly" -n auto --dist loadfile --durations=25 --examples 0.5
+	$(ALONE) -m "alone and not nightly"
 
 test-all: $(READY)  ## all tests, every combination; those that measure time have the machine to themselves
 	$(FAST)
 	$(BIN)/python -m pytest -m "slow and not alone" -n auto --dist loadfile --durations=25
-	$(BIN)/python -m pytest -m alone --durations=10
+	$(ALONE) -m alone
 
 test-fast: $(READY)  ## without the tests that start processes or take long, and a fifth of the random examples of the others
 	$(FAST) --examples 0.2
@@ -56,6 +58,12 @@ check: $(READY)  ## format, lint, types, layers
 
 bench: $(READY)  ## all benchmarks that print their figures; writes docs/reference/benchmarks/raw/
 	$(BIN)/python -m benchmarks.run_all
+
+errors: $(READY)  ## ranges and tables of errors after a change of the cost model, and the pages that show them; FARPIPE_DATA=FOLDER
+	$(BIN)/python -m benchmarks.cost_model.error_ranges --write
+	$(BIN)/python tests/test_printed_output.py README.md docs/tutorial/index.md docs/how-to/plan-over-your-own-sites.md \
+		docs/how-to/begin-with-what-you-have.md
+	$(BIN)/python tests/test_frozen_output.py
 
 docs: $(READY)  ## the documentation as a site, in build/site; broken links and anchors are errors
 	$(BIN)/python -m mkdocs build --strict --quiet

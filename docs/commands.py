@@ -20,6 +20,8 @@ Every command with its options, written from its `--help` by `python docs/comman
   it stands in [file formats](file-formats.md).
 - A mistake ends in one message that begins with `farpipe:` and an [exit code](file-formats.md#exit-codes). A traceback
   is a bug of ours: please report it.
+- A value that is rarely changed has no option: `--set KEY=VALUE` names a key of the [job](job.md) or a setting of
+  [light paths](optical.md). An option's name means the same in every command.
 - An option that would have no effect is refused (exit code 2), and the message says what it needs.
 - Files are written whole or not at all, and never in place of one that the command reads. `plan`, `profile` and
   `schedule` keep their older file as `NAME.previous.json`.

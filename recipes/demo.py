@@ -114,7 +114,7 @@ def main() -> None:
     farpipe("plan", job, "--profile", profile, "--output", plan)
     farpipe("simulate", plan)
     farpipe("train", plan, "--run-dir", RUN_DIR / "planned")
-    farpipe("train", job, "--profile", profile, "--method", "1f1b", "--run-dir", RUN_DIR / "1f1b")
+    farpipe("train", job, "--profile", profile, "--set", "schedule.method=1f1b", "--run-dir", RUN_DIR / "1f1b")
     farpipe("report", RUN_DIR / "planned", RUN_DIR / "1f1b", "--output", RUN_DIR / "report.html")
     conclude()
     print(f"All of it took {time.monotonic() - begin:.0f} s.")

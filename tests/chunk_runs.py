@@ -8,7 +8,7 @@ from farpipe.core.spec import Cluster, Data, SiteLink, Training, preset_site
 from farpipe.engine.control.chunk_planner import plan_step
 from farpipe.engine.executor.step_plans import PlannedStep
 from farpipe.engine.run_spec import RunSpec
-from farpipe.engine.stages.decoder import Numerics, StageModule, initialise
+from farpipe.engine.stages.decoder import Decoder, Numerics, initialise
 from farpipe.engine.stages.slices import StageSlice
 from farpipe.planning.cost import place_evenly
 from farpipe.planning.cost.job_chunks import job_chunk_costs
@@ -115,7 +115,7 @@ def train_whole(run, dtype, num_steps=None):
     """The same training in one process on whole documents, without chunks: losses, norms and the module."""
 
     training, model = run.plan.training, run.plan.model
-    module = StageModule(model, StageSlice(0, model.num_layers, True, True), 64, None, Numerics(dtype, dtype))
+    module = Decoder(model, StageSlice(0, model.num_layers, True, True), 64, Numerics(dtype, dtype))
     initialise(module, training.seed)
     decayed = [p for p in module.parameters() if p.ndim >= 2]
     others = [p for p in module.parameters() if p.ndim < 2]

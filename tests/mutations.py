@@ -105,18 +105,18 @@ SAMPLES = {
     "lengths.jsonl": (("lengths", "{}"), '{"num_tokens": 12}\n{"num_tokens": 90}\n'),
     "texts.jsonl": (("lengths", "{}"), '{"text": "ab c"}\n{"text": "x"}\n'),
     # light
-    "network.csv": ((*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"), _head(optical_data.LINKS, 30)),
+    "network.csv": ((*BLOCKING, "--network", "{}", "--load", "5", "--set", "seeds=1"), _head(optical_data.LINKS, 30)),
     "network.json": (
-        (*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"),
+        (*BLOCKING, "--network", "{}", "--load", "5", "--set", "seeds=1"),
         {"nodes": [{"id": 1}, {"id": 2}, {"id": 3}], "links": [
             {"source": 1, "target": 2, "length": 9}, {"source": 2, "target": 3, "dist": 8}]},
     ),
     "own.json": (
-        (*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"),
+        (*BLOCKING, "--network", "{}", "--load", "5", "--set", "seeds=1"),
         {"format": "farpipe/network/1", "name": "n", "edges": [{"a": "x", "b": "y", "km": 9, "fibres": 2}]},
     ),
     **{
-        f"net{ending}": ((*BLOCKING, "--network", "{}", "--load", "5", "--seeds", "1"), text)
+        f"net{ending}": ((*BLOCKING, "--network", "{}", "--load", "5", "--set", "seeds=1"), text)
         for ending, text in {
             "1.json": networks.gnpy_json(),
             ".graphml": networks.graphml(),
@@ -127,7 +127,7 @@ SAMPLES = {
         }.items()
     },
     "modulation.csv": (
-        (*BLOCKING, "--load", "5", "--seeds", "1", "--modulation", "{}"),
+        (*BLOCKING, "--load", "5", "--set", "seeds=1", "--modulation", "{}"),
         "reach_km,bit_s_hz\n500,4\n4000,2\n",
     ),
     "requests.csv": ((*BLOCKING, "--trace", "{}"), _head(optical_data.TRACE, 40)),
@@ -150,7 +150,7 @@ SAMPLES = {
     "two.toml": (PLAN, TWO_SITES),
     "problem.json": (("schedule", "{}", "--method", "1f1b"), PROBLEM),
     "points.toml": (
-        ("validate", "--points", "{}"),
+        ("validate", "{}"),
         'format = "farpipe/points/1"\n[[group]]\nname = "mine"\ntolerance = 0.5\nsource = "mine"\n[group.common]\n'
         'device = "h100-sxm"\ntensor = 1\npipeline = 1\nvocab_size = 512\n[[group.points]]\nmodel = "small"\n'
         "num_layers = 4\nhidden = 512\nnum_heads = 4\nsequence_length = 512\nglobal_batch = 16\ndata = 2\n"

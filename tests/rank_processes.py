@@ -1,34 +1,32 @@
 """The processes of a run on this machine."""
 
-import time
+from contextlib import suppress
 from pathlib import Path
 
-import pytest
+from waiting import wait_until
 
 
 def processes_of(run_dir):
-    """Process ids of a run's ranks, by number: those whose command line has its directory."""
+    """Process ids of a run's ranks, by number: those that have one, and its directory in their command line."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it ends just now; what ends has no environment first
             words = (process / "cmdline").read_bytes().split(b"\0")
             environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if (
-            b"farpipe.engine.launch.rank_main" in words
-            and str(run_dir).encode() in words
-            and b"guard.py" not in words[3]
-        ):
-            found[int(next(word[5:] for word in environment if word.startswith(b"RANK=")))] = int(process.name)
+            ranks = [int(word[5:]) for word in environment if word.startswith(b"RANK=")]
+            is_guard = any(word.endswith(b"guard.py") for word in words)
+            if str(run_dir).encode() in words and not is_guard:
+                found |= dict.fromkeys(ranks, int(process.name))
     return found
 
 
-def child_of(process, limit_s=10.0):
+def wait_for_end_of_ranks(run_dir):
+    """What was killed is still listed for a moment."""
+    wait_until(lambda: not processes_of(run_dir), "no rank was left")
+
+
+def child_of(process):
     """The process behind a guard."""
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s:
-        if words := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            return int(words[0])
-        time.sleep(0.01)
-    pytest.fail("it has started nothing")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_until(children.read_text, "the guard had started its process")
+    return int(children.read_text().split()[0])

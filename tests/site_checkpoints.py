@@ -18,10 +18,9 @@ from farpipe.engine.site.shared_weights import SharedWeights
 from farpipe.engine.site.twin_stage import twin_stage
 from farpipe.engine.stages.divided_stages import divide_module, twins_in
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
-from farpipe.engine.stages.module_stage import ModuleStage
 from farpipe.engine.stages.self_check import random_model, shrunk
 from farpipe.engine.stages.slices import slices
-from farpipe.engine.stages.stage import Boundary
+from farpipe.engine.stages.stage import Boundary, TorchStage
 from small_models import TIED
 
 TRAINING = Training(sequence_length=12, global_batch=8, microbatch_size=2, precision="fp32", zero=1)
@@ -82,7 +81,7 @@ def state_of(division, seed):
     if is_divided := mesh.size() > 1:
         divide_module(module, mesh, torch.float32)
     boundary, twins = Boundary((2, 12, config.hidden_size), torch.float32), twins_in(mesh)
-    stage = ModuleStage(module, boundary) if twins is None else twin_stage(module, boundary, twins)
+    stage = TorchStage(module, boundary) if twins is None else twin_stage(module, boundary, twins)
     if is_divided:
         shards = list(SharedWeights(block, stage.module, stage.store, Rings((), 0), 1).shards())
     else:

@@ -32,10 +32,9 @@ from farpipe.engine.site.tensor_plans import divide
 from farpipe.engine.site.twin_stage import twin_stage
 from farpipe.engine.stages.divided_stages import twins_in
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, PassThrough, layers_of
-from farpipe.engine.stages.module_stage import ModuleStage
 from farpipe.engine.stages.self_check import random_model, reference_loss, shrunk
 from farpipe.engine.stages.slices import StageSlice
-from farpipe.engine.stages.stage import Boundary
+from farpipe.engine.stages.stage import Boundary, TorchStage
 from farpipe.engine.transport.clock import Clock
 from site_checkpoints import checkpoints
 from site_groups import in_groups, stuck
@@ -88,7 +87,7 @@ class Site:
             module = HuggingFaceSlice(copy.deepcopy(whole), part, recompute)
             if mesh[TENSOR].size() > 1:
                 divide(module, mesh[TENSOR])
-            stage = ModuleStage(module, boundary) if twins is None else twin_stage(module, boundary, twins)
+            stage = TorchStage(module, boundary) if twins is None else twin_stage(module, boundary, twins)
             if shares.size() > 1:
                 layers = [layer for layer in layers_of(module.inner)[1] if not isinstance(layer, PassThrough)]
                 shard(module, layers, shares, **sharding)

@@ -8,8 +8,7 @@ from torch.nn import functional
 from farpipe.core.spec import Model
 from farpipe.core.step import Hop, Problem, Rank, Schedule, Stage
 from farpipe.engine.data.batches import IGNORED, Batch
-from farpipe.engine.stages.decoder import Numerics, StageModule, initialise
-from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.decoder import Decoder, Numerics, initialise
 from farpipe.engine.stages.slices import StageSlice, slices
 from farpipe.engine.stages.stage import Boundary, TorchStage
 
@@ -61,10 +60,9 @@ def make_batch(model, num_microbatches, *, uneven=True):
 
 def make_stage(model, part, dtype, *, recompute="none"):
     """A TorchStage with initial weights."""
-    store = WeightGradStore()
-    module = StageModule(model, part, SEQUENCE_LENGTH, store, Numerics(dtype, dtype, recompute))
+    module = Decoder(model, part, SEQUENCE_LENGTH, Numerics(dtype, dtype, recompute))
     initialise(module, SEED)
-    return TorchStage(module, store, Boundary((MICROBATCH_SIZE, SEQUENCE_LENGTH, model.hidden), dtype))
+    return TorchStage(module, Boundary((MICROBATCH_SIZE, SEQUENCE_LENGTH, model.hidden), dtype))
 
 
 def make_stages(model, num_stages, dtype, **options):
@@ -74,9 +72,7 @@ def make_stages(model, num_stages, dtype, **options):
 
 def whole_model(model, dtype):
     """The un-pipelined model in plain autograd."""
-    module = StageModule(
-        model, StageSlice(0, model.num_layers, True, True), SEQUENCE_LENGTH, None, Numerics(dtype, dtype)
-    )
+    module = Decoder(model, StageSlice(0, model.num_layers, True, True), SEQUENCE_LENGTH, Numerics(dtype, dtype))
     initialise(module, SEED)
     return module
 

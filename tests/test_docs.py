@@ -15,7 +15,6 @@ from farpipe.core.step import Problem, Schedule
 from farpipe.fleet.scenario import load_scenario
 from farpipe.optical.settings import BlockingSettings, LightSettings
 from farpipe.planning.planner.reference_points import load_points
-from farpipe.planning.planner.validation import validate
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
@@ -115,37 +114,6 @@ SCRIPTS = named(r"python3? -m (benchmarks[.\w]+)")
 def test_scripts_that_a_page_runs_are_there(page, module):
     place = ROOT.joinpath(*module.split("."))
     assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), page
-
-
-@pytest.mark.slow
-def test_figures_of_published_steps_are_those_of_validate():
-    groups = validate().groups
-    errors = [100 * point.error for group in groups for point in group.results]
-    means = [100 * group.mean_absolute_error for group in groups]
-    beyond = f"off by more than 10 % ({min(errors):.0f} to {max(errors):+.0f} %)"
-    said = (
-        f"{len(errors)} ",
-        f"{len(groups)} sources",
-        f"{min(means):.1f} to {max(means):.1f} %",
-        f"{sum(abs(error) > 10 for error in errors)} rows",
-        beyond,
-    )
-    for page in ("README.md", "docs/status.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        assert not [figure for figure in said if figure not in text], page
-
-
-def test_figures_of_others_trainings_are_those_of_their_table():
-    page = (ROOT / "docs" / "how-to" / "begin-with-what-you-have.md").read_text(encoding="utf-8")
-    errors = [
-        float(error) for error in re.findall(r"^\| .*\| ([-+][\d.]+) %(?: \(memory.*\))? \|$", page, re.MULTILINE)
-    ]
-    words = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-    count, beyond = (words[number - 2] for number in (len(errors), sum(abs(error) > 10 for error in errors)))
-    for name in ("README.md", "docs/status.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        assert f"{max(errors)} to {min(errors)} %" in text
-        assert re.search(rf"{count}\b.*\b{beyond}\b", text, re.IGNORECASE), name
 
 
 INLINE = [

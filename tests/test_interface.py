@@ -12,6 +12,8 @@ import farpipe
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.schedule.library import order
 from farpipe.core.spec import parse_job
+from farpipe.engine.launch.directory import RunPlace
+from farpipe.planning import PlanDocument, reorder
 from pipelines import pipeline, two_sites
 
 ROOT = Path(__file__).parent.parent
@@ -129,6 +131,68 @@ def test_a_plan_has_its_timeline():
         plan.model_copy(update={"schedule": plan.schedule.renamed("other")}).timeline.num_ranks
         == plan.timeline.num_ranks
     )
+
+
+STEP = pipeline(2, 4)
+WRONG = [
+    (lambda plan: farpipe.plan("job.toml"), "plan: job: expected a Job, such as farpipe.load_job(FILE) reads"),
+    (lambda plan: farpipe.plan(plan.job, "profile.json"), "plan: profiles: expected a list"),
+    (lambda plan: farpipe.quote(3), "quote: job: expected a Job"),
+    (lambda plan: farpipe.load_job(3), "load_job: source: expected the path of a job.toml"),
+    (lambda plan: farpipe.load_job(plan.job, "seed"), "load_job: changes: expected keys and values"),
+    (lambda plan: farpipe.simulate(STEP, "1f1b"), "simulate: schedule: expected a Schedule"),
+    (lambda plan: farpipe.simulate(plan, plan.schedule), "simulate: problem: expected a Problem"),
+    (lambda plan: farpipe.compare(STEP, methods="1f1b"), "compare: methods: expected a list"),
+    (lambda plan: farpipe.compare(STEP, methods=[3]), "expected the name of a schedule"),
+    (lambda plan: farpipe.compare(plan.timeline, 3), "compare: others[0]: expected a Timeline"),
+    (lambda plan: farpipe.order(STEP, time_limit_s=-1), "order: time_limit_s: must be at least 0, found -1"),
+    (lambda plan: farpipe.order(STEP, "local", seed=-1), "order: seed: expected a whole number"),
+    (lambda plan: farpipe.train(3), "train: plan: expected a Plan or a Job"),
+    (lambda plan: farpipe.train(plan, "run", device="cpu", num_steps=0), "the run's settings: num_steps: "),
+    (lambda plan: farpipe.train(plan, "run", device="cpu", num_stepz=1), "num_stepz: unknown key; did you mean"),
+    (lambda plan: farpipe.train(plan, "run", launching={"max_restart": 1}), "did you mean 'max_restarts'?"),
+    (lambda plan: farpipe.learn(3), "learn: run: expected a Run"),
+    (lambda plan: farpipe.fleet.play("fleet.toml", [], "easy"), "play: scenario: expected a Scenario"),
+    (lambda plan: farpipe.Problem(num_microbatches=0, ranks=(), stages=()), "Problem: num_microbatches: "),
+    (lambda plan: farpipe.testing.check_policy(3), "check_policy: policy: expected a policy"),
+]
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return farpipe.plan(farpipe.load_job(JOB, {"training.global_batch": 32}))
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_a_wrong_argument_is_an_error_that_names_it(call, words, plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        call(plan)
+    assert words in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_continued_with_another_plan_says_so(plan, tmp_path):
+    PlanDocument(plan=plan).save(tmp_path / "plan.json")
+    place = RunPlace(tmp_path, in_place=True)
+    assert place.change_of(plan) == ""
+    changed = place.change_of(reorder(plan, "v-half"))
+    assert changed.startswith(f"{tmp_path}: continued with another plan: ")
+    assert f"order v-half (before: {plan.where}: {plan.degrees}, order {plan.schedule.method})" in changed
+    assert RunPlace(tmp_path).change_of(reorder(plan, "v-half")) == ""
+
+
+def test_an_order_that_is_not_there_is_named_once():
+    with pytest.raises(UsageError, match="there is no schedule 'nope'") as caught:
+        farpipe.testing.check_order("nope")
+    assert str(caught.value).count("nope") == 1
+
+
+def test_a_number_of_a_link_means_the_same_in_every_change():
+    job = farpipe.load_job(JOB)
+    once = farpipe.load_job(job, {"cluster.links.0.latency": "80 ms"})
+    twice = farpipe.load_job(once, {"cluster.links.0.latency": "90 ms"})
+    assert [{link.latency_s for link in one.cluster.links} for one in (once, twice)] == [{0.08}, {0.09}]
 
 
 @pytest.mark.slow

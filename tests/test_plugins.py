@@ -1,12 +1,16 @@
 """Orders, policies and assignments of installed distributions: a real one, in a folder on the path."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 import farpipe
+from benchmarks.fleet import baselines
+from benchmarks.fleet.baselines import BASELINES
 from farpipe.cli.app import app
 from farpipe.core.errors import InputError, UsageError, UsersCodeError
-from farpipe.fleet.policies import policy_of
+from farpipe.fleet.policies import ADDED, policy_of
 from farpipe.optical import find_policy
 from farpipe.testing import check_order, check_policy
 from pipelines import pipeline
@@ -60,6 +64,16 @@ mine = demo:policy
 [farpipe.assignments]
 far-first = demo:assignment
 """
+
+
+def test_baselines_of_benchmarks_are_policies_where_their_entry_points_are_on_the_path(monkeypatch):
+    for name in BASELINES:
+        with pytest.raises(UsageError, match="there is no policy"):
+            policy_of(name)
+    monkeypatch.syspath_prepend(str(Path(baselines.__file__).parent / "entry_points"))
+    assert {name: policy_of(name) for name in ADDED.names} == BASELINES
+    for policy in BASELINES.values():
+        check_policy(policy, num_fleets=1)
 
 
 def test_what_a_distribution_adds_is_found_by_name(install):

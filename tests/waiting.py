@@ -2,7 +2,7 @@
 
 import time
 
-LIMIT_S = 30
+LIMIT_S = 60
 """Longest wait for anything in a test, unless it says another."""
 
 

@@ -29,9 +29,8 @@ from farpipe.engine.site.sharding import StepReduction, shard
 from farpipe.engine.site.tensor_plans import divide
 from farpipe.engine.stages.deferred import local_part
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
-from farpipe.engine.stages.module_stage import ModuleStage
 from farpipe.engine.stages.slices import StageSlice
-from farpipe.engine.stages.stage import Boundary
+from farpipe.engine.stages.stage import Boundary, TorchStage
 from farpipe.planning.cost import Layout, memory
 from farpipe.planning.cost.stage import stage_params
 
@@ -93,7 +92,7 @@ def make_slice(model: Model, ends: tuple[bool, bool]) -> HuggingFaceSlice:
 def run_step(module: HuggingFaceSlice, model: Model, tensor: int) -> list[float]:
     """One microbatch there and back, and the update."""
     boundary = Boundary((1, LENGTH // tensor, model.hidden), torch.bfloat16)
-    stage, tokens = ModuleStage(module, boundary), torch.zeros(1, 1, LENGTH, dtype=torch.int64)
+    stage, tokens = TorchStage(module, boundary), torch.zeros(1, 1, LENGTH, dtype=torch.int64)
     reduction, activation = StepReduction(module, stage.store), torch.empty(boundary.shape, dtype=boundary.dtype)
     reduction.begin()
     stage.begin_step(Batch(tokens, tokens, LENGTH))

@@ -128,7 +128,8 @@ def _primus(row: Row) -> dict[str, Any]:
 def _internevo(row: Row) -> dict[str, Any]:
     """Four ports of 100 Gbit/s for eight devices; gradients are summed in 16 bit."""
     inside = "in machine" in row["model"]
-    return {"site_link_bandwidth": "50 Gbit/s", "grad_reduce_in_fp32": False, "zero": 1 if not inside else 0}
+    how = {"site_link_bandwidth": "50 Gbit/s", "grad_reduce_in_fp32": False, "zero": 1}
+    return how | ({"zero_group_size": 8 // int(row["TP"])} if inside else {})
 
 
 def _foundry(row: Row) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 Four ranks, asleep: two stages each, 8 microbatches, F = 10 ms and B = 20 ms a stage, and every message takes so many
 milliseconds. A rank's sends and receives run in one queue, one after the other, as in a communicator of NCCL: a
 receive whose message is far off holds up the sends behind it (pytorch #188833), and gloo's sends wait for their
-receives, as large ones do in NCCL. *torch*: its own lowering of the order; *farpipe*: `farpipe export --comms`. The
-bubble of the warm-up is what a rank idles before its first backward, mean over ranks; medians over the steps after the
-first. torch's `defer_pp_recv` did not end here, seen once: every rank waited.
+receives, as large ones do in NCCL. *torch*: its own lowering of the order; *farpipe*: `farpipe export --format
+torch-csv-comms`. The bubble of the warm-up is what a rank idles before its first backward, mean over ranks; medians
+over the steps after the first. torch's `defer_pp_recv` did not end here, seen once: every rank waited.
 """
 
 import json

@@ -133,11 +133,11 @@ def rank() -> None:
         send(self, peer, kind, tag, tensor)
 
     def lasting(work: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-        def padded(*arguments: Any) -> Any:
+        def padded(*arguments: Any, **options: Any) -> Any:
             depth[0] += 1
             begin_s = time.perf_counter()
             try:
-                return work(*arguments)
+                return work(*arguments, **options)
             finally:
                 depth[0] -= 1
                 if depth[0] == 0:  # a backward inside an I is none of its own

@@ -63,7 +63,8 @@ def measure(folder: Path, latency: str, bandwidth: str) -> list[dict[str, Any]]:
     rows = []
     for method in METHODS:
         run_dir = folder / f"{latency} {method}"
-        options = ("--wan", "--profile", profile, "--method", method, "--steps", NUM_STEPS, "--run-dir", run_dir)
+        where = ("--wan", "--run-dir", run_dir, "--steps", NUM_STEPS)
+        options = (*where, "--profile", profile, "--set", f"schedule.method={method}")
         summary = json.loads(farpipe("train", job, *options, "--json"))
         measured_s, predicted_s = summary["makespan_s"], summary["predicted_makespan_s"]
         rows.append(

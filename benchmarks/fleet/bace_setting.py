@@ -19,6 +19,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.fleet.baselines import COMPARED, cheapest_region
 from benchmarks.fleet.fleet_case import percent_change
 from farpipe.core.spec import Cluster
 from farpipe.fleet.job import FleetJob, JobState, Kind
@@ -114,7 +115,7 @@ def policies() -> dict[str, Policy]:
         "bace": policy_of("bace"),
         "bace, ageing 14 days": BACE(order=ageing),
         "bace, the most devices": BACE(fastest=False),
-        **{name: policy_of(name) for name in ("lcf", "ldf", "cr-lcf", "cr-ldf", "easy", "sjf", "srtf", "farpipe")},
+        **{name: COMPARED[name] for name in ("lcf", "ldf", "cr-lcf", "cr-ldf", "easy", "sjf", "srtf", "farpipe")},
         "farpipe for JCT and electricity": FarpipePolicy(electricity_only=True),
     }
 
@@ -133,7 +134,7 @@ def ablation() -> dict[str, Policy]:
     return {
         "bace": policy_of("bace"),
         "bace without priority (arrival)": BACE(order=orders.by_arrival),
-        "bace without paths (one region, the cheapest)": BACE(place=places.cheapest_region),
+        "bace without paths (one region, the cheapest)": BACE(place=cheapest_region),
         "bace without prices (the fastest path)": BACE(place=_fastest_path),
         "farpipe": FarpipePolicy(),
         "farpipe without its order (arrival)": FarpipePolicy(order="arrival"),

@@ -17,10 +17,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.fleet.baselines import COMPARED
 from benchmarks.fleet.fleet_case import StepTimes, jobs_of, percent_change, philly, resumed, scenario
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
-from farpipe.fleet.policies import POLICIES, orders, places, policy_of
+from farpipe.fleet.policies import orders, places
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.policies.queueing import QueuePolicy
@@ -39,11 +40,11 @@ RIGID = ("bace", LIKE_BACE, "srtf", "farpipe", "fcfs", "easy")
 
 
 def variants() -> dict[str, Policy]:
-    """Policies by the names of the tables, those of `POLICIES` and what differs from them in one thing."""
+    """Policies by the names of the tables, those of `COMPARED` and what differs from them in one thing."""
     electricity = replace(OWN, electricity_only=True)
-    found: dict[str, Policy] = {**POLICIES, LIKE_BACE: electricity}
+    found: dict[str, Policy] = {**COMPARED, LIKE_BACE: electricity}
     for name in ("fcfs", "easy", "sjf", "srtf", "las"):
-        found[f"{name} with bace's places"] = replace(policy_of(name), place=places.bace)  # type: ignore[type-var]
+        found[f"{name} with bace's places"] = replace(COMPARED[name], place=places.bace)  # type: ignore[type-var]
     for days in (1, 7, 14, 30):
         order = partial(orders.bace_priority, ageing_s=days * DAY_S)
         found[f"bace ageing {days} d"] = QueuePolicy("bace", order, places.bace)
@@ -75,7 +76,7 @@ class Cell(NamedTuple):
 
 def cells() -> Iterator[Cell]:
     """All simulations, the most needed first."""
-    rest = [name for name in POLICIES if name not in MAIN]
+    rest = [name for name in COMPARED if name not in MAIN]
     aged = [name for name in variants() if "ageing" in name]
     placed = [name for name in variants() if "places" in name]
     without = [LIKE_BACE, *(name for name in variants() if name.startswith("without"))]

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.fleet import bace_setting, fleet_limits
+from benchmarks.fleet.baselines import COMPARED
 from benchmarks.fleet.fleet_case import DEVICES, REGIONS, jobs_of, scenario
 from benchmarks.fleet.fleet_comparison import figures
 from benchmarks.fleet.fleet_tables import head, line, named
 from benchmarks.fleet.fleet_traces import at_load
 from farpipe.fleet.play import play
-from farpipe.fleet.policies import policy_of
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.report.pyplot import load_pyplot, save_figure
@@ -45,7 +45,7 @@ def policies() -> Iterator[tuple[str, Policy]]:
     """`farpipe` by its `hour_value`, and the others."""
     for value in HOUR_VALUES:
         yield f"farpipe, {value:g}", replace(FarpipePolicy(), hour_value=value)
-    yield from ((name, policy_of(name)) for name in OTHERS)
+    yield from ((name, COMPARED[name]) for name in OTHERS)
 
 
 def of_setting(elastic: bool, draws: int, shared: dict[int, Any], policy: Policy) -> Point:

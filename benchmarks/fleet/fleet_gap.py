@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.fleet.baselines import anywhere, atlas, cost_first, delay_first
 from benchmarks.fleet.exact_place import exact
 from benchmarks.fleet.fleet_traces import SIZES
 from farpipe.core.spec import Cluster, preset_site
@@ -29,11 +30,11 @@ from farpipe.fleet.state import first_state
 RULES = {
     "bace": places.bace,
     "fcfs, easy, srtf, ...": places.compact,
-    "cr-lcf": places.cost_first,
-    "cr-ldf": places.delay_first,
+    "cr-lcf": cost_first,
+    "cr-ldf": delay_first,
     "single-region": places.single_region,
-    "atlas": places.atlas,
-    "random": places.anywhere,
+    "atlas": atlas,
+    "random": anywhere,
 }
 
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.fleet.baselines import COMPARED
 from benchmarks.fleet.fleet_case import Row, load_rows
 from benchmarks.fleet.fleet_comparison import LIKE_BACE, LOADS, paired
-from farpipe.fleet.policies import POLICIES
 
 FIRST = ("farpipe", LIKE_BACE, "srtf", "srtf with bace's places", "bace", "easy")
 """Policies of the first tables, in their order."""
@@ -50,7 +50,7 @@ def figure(column: str, value: float) -> str:
 
 def named(name: str) -> str:
     """A policy's name; as code if it is one that users can give."""
-    return f"`{name}`" if name in POLICIES and name != "random" else name
+    return f"`{name}`" if name in COMPARED and name != "random" else name
 
 
 def mean_of(rows: Sequence[Row], name: str, column: str) -> float:
@@ -76,7 +76,7 @@ def first_table(rows: Sequence[Row], *, rigid: bool) -> None:
 def other_policies(rows: Sequence[Row]) -> None:
     """Mean JCT in h of the others, and their change against `bace`."""
     head("policy", *(f"load {load}" for load in LOADS))
-    names = [name for name in POLICIES if name not in FIRST]
+    names = [name for name in COMPARED if name not in FIRST]
     at = {load: chosen(rows, load) for load in LOADS}
     for name in sorted(names, key=lambda name: mean_of(at[LOADS[0]], name, "mean_h")):
         cells = [

@@ -15,11 +15,12 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from benchmarks.fleet.baselines import COMPARED, cost_first
 from benchmarks.fleet.fleet_case import Row, StepTimes, jobs_of, philly, resumed, scenario
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.outcome import FleetOutcome
 from farpipe.fleet.play import play
-from farpipe.fleet.policies import orders, places, policy_of
+from farpipe.fleet.policies import orders
 from farpipe.fleet.policies.farpipe_policy import FarpipePolicy
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.policies.queueing import QueuePolicy
@@ -32,8 +33,8 @@ HOUR_S = 3600.0
 
 def policies() -> dict[str, Policy]:
     """By the names of the table."""
-    named: dict[str, Policy] = {name: policy_of(name) for name in ("bace", "srtf", "atlas", "random", "single-region")}
-    blind = QueuePolicy("blind paths", orders.bace_priority, places.cost_first)
+    named: dict[str, Policy] = {name: COMPARED[name] for name in ("bace", "srtf", "atlas", "random", "single-region")}
+    blind = QueuePolicy("blind paths", orders.bace_priority, cost_first)
     return {"bace": named.pop("bace"), "blind paths": blind, **named, "farpipe": FarpipePolicy()}
 
 

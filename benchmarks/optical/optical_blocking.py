@@ -149,7 +149,7 @@ def background(paths, count, seed):
 
 
 def batch_table(total=4_000_000):
-    """Backgrounds side by side as `farpipe optical blocking --seeds` plays them; one and two threads in turn."""
+    """Backgrounds side by side as `farpipe optical blocking` plays them; one and two threads in turn."""
     print("| requests each | threads | requests/s by the clock | by CPU time | Python ms each | MiB each |")
     print("|---" * 6 + "|", flush=True)
     paths = k_shortest(find_network("nsfnet"))

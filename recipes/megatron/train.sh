@@ -1,7 +1,7 @@
 #!/bin/bash
 # A training with Megatron-LM, made up for the pages of farpipe: a 70B model on 16 machines of eight H100.
 #
-#     farpipe import recipes/megatron/train.sh --device h100 -o job.toml
+#     farpipe import recipes/megatron/train.sh --site h100 -o job.toml
 
 GPUS_PER_NODE=8
 NNODES=16

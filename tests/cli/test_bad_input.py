@@ -102,16 +102,19 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["schedule", "problem.json", "--time-limit", "-1"], "--time-limit"),
         (["compare", "problem.json", "--colour"], "No such option"),
         (["profile", str(JOB), "--processes", "0"], "--processes"),
-        (["profile", str(JOB), "--name", "a10"], "--name: the job has no device 'a10'"),
+        (["profile", str(JOB), "--as", "a10"], "--as: the job has no device 'a10'"),
         (["train", str(JOB), "--steps", "0"], "--steps"),
         (["report"], "Missing argument"),
         (["schedule", "problem.json", "--method", "1f1b", "--time-limit", "10"], "--time-limit is for a search, and"),
         (["schedule", "problem.json", "--method", "wave", "--seed", "0"], "--seed is for a search, and --method wave"),
-        (["schedule", "problem.json", "--timeline"], "--timeline is a part of what --json prints: give both"),
-        (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to go on from: a rehearsal"),
-        (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext is for --wan"),
-        (["export", "problem.json", "--dtype", "bfloat16"], "--dtype is for weights: add --format hugging-face"),
-        (["compare", "problem.json", "--method", "1f1b", "--time-limit", "5"], "add one of greedy, local, exact, auto"),
+        (["schedule", "problem.json", "--timeline"], "--timeline needs --json"),
+        (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to continue: a rehearsal"),
+        (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext needs --wan"),
+        (["export", "problem.json", "--dtype", "bfloat16"], "--dtype needs --format hugging-face"),
+        (
+            ["compare", "problem.json", "--method", "1f1b", "--time-limit", "5"],
+            "with one of greedy, local, exact, auto",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -205,7 +208,7 @@ def test_a_path_that_can_not_be_is_named_and_no_bug_of_ours(farpipe, folder, wor
 
 def test_a_profile_comes_too_late_for_a_plan(farpipe, tmp_path):
     planning.plan(job([site("here", num_devices=1)])).save(tmp_path / "plan.json")
-    expect_error(farpipe("train", "plan.json", "--profile", "any.json"), 2, "--profile: plan.json is made already")
+    expect_error(farpipe("train", "plan.json", "--profile", "any.json"), 2, "--profile: plan.json is a finished plan")
 
 
 def test_a_schedule_for_another_problem_shows_the_place(farpipe, problem_file, tmp_path):
@@ -266,7 +269,7 @@ def test_a_folder_that_may_not_be_entered_is_named(without_rights, problem_file,
 def test_a_point_outside_tolerance_is_told_with_its_figures_once(farpipe, tmp_path):
     columns = "group,model,num_layers,hidden,num_heads,global_batch,microbatch_size,tensor,data,pipeline,step_s"
     (tmp_path / "points.csv").write_text(f"{columns}\nvtrain-multi-node,mine,24,2048,16,64,2,2,4,4,1.0\n")
-    run = farpipe("validate", "--points", "points.csv")
+    run = farpipe("validate", "points.csv")
     assert run.returncode == 5
     assert run.stdout.count("mean error") == 1
     assert (
@@ -277,13 +280,13 @@ def test_a_point_outside_tolerance_is_told_with_its_figures_once(farpipe, tmp_pa
 @pytest.mark.slow
 def test_points_of_a_wrong_kind_are_named(farpipe, folder):
     for name in ("broken.toml", "folder", "absent.csv"):
-        expect_error(farpipe("validate", "--points", name), 3, f"farpipe: {name}")
+        expect_error(farpipe("validate", name), 3, f"farpipe: {name}")
 
 
 OUTPUTS = [
     ["schedule", "problem.json", "--method", "1f1b", "-o"],
     ["compare", "problem.json", "--method", "1f1b", "--plot"],
-    ["simulate", "problem.json", "--schedule", "s.json", "--trace"],
+    ["simulate", "problem.json", "--schedule", "s.json", "--perfetto"],
     ["simulate", "problem.json", "--schedule", "s.json", "--plot"],
     ["simulate", "problem.json", "--schedule", "s.json", "--html"],
 ]
@@ -380,21 +383,21 @@ def test_a_file_that_is_no_schedule_is_not_replaced_by_one(farpipe, problem_file
 
 TAKEN = [
     ("simulate", "problem.json", "--html", "mine.html"),
-    ("simulate", "problem.json", "--trace", "mine.json"),
+    ("simulate", "problem.json", "--perfetto", "mine.json"),
     ("simulate", "problem.json", "--plot", "mine.svg"),
     ("compare", "problem.json", "--plot", "mine.svg"),
     ("plan", "job.toml", "--html", "mine.html"),
     ("plan", "job.toml", "--output", "mine.json"),
     ("profile", "job.toml", "--output", "mine.json"),
     ("report", "runs/last", "--output", "mine.html"),
-    ("report", "runs/last", "--trace", "mine.json"),
+    ("report", "runs/last", "--perfetto", "mine.json"),
     ("sweep", "job.toml", "--over", "link.latency_s=1,2", "--output", "mine.jsonl"),
     ("sweep", "job.toml", "--over", "link.latency_s=1,2", "--plot", "mine.png"),
     ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--events", "mine.jsonl"),
     ("fleet", "simulate", "fleet.toml", "--jobs", "jobs.csv", "--plot", "mine.png"),
-    ("fleet", "compare", "fleet.toml", "--jobs", "jobs.csv", "--charts", "mine.svg"),
+    ("fleet", "compare", "fleet.toml", "--jobs", "jobs.csv", "--plot", "mine.svg"),
     ("sequences", "plan", "job.toml", "--html", "mine.html"),
-    ("optical", "blocking", "--network", "n.csv", "--trace", "t.csv", "--paths", "p.csv", "--log", "mine.csv"),
+    ("optical", "blocking", "--network", "n.csv", "--trace", "t.csv", "--paths", "p.csv", "--events", "mine.csv"),
     ("optical", "simulate", "job.toml", "--network", "n.csv", "--html", "mine.html"),
     ("check", "job.toml", "--log", "log.txt", "--html", "mine.html"),
 ]
@@ -421,7 +424,7 @@ def test_results_of_farpipe_are_replaced(farpipe, problem_file):
     for _ in range(2):
         for words in (
             ("schedule", problem_file, "--method", "1f1b", "-o", "order.json"),
-            ("simulate", problem_file, "--schedule", "order.json", "--html", "page.html", "--trace", "trace.json"),
+            ("simulate", problem_file, "--schedule", "order.json", "--html", "page.html", "--perfetto", "trace.json"),
             ("compare", problem_file, "--method", "gpipe", "--method", "1f1b", "--plot", "picture.svg"),
             ("export", "order.json", "-o", "order.csv"),
         ):

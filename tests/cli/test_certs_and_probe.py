@@ -62,7 +62,7 @@ def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
     server = ProbeServer("127.0.0.1", 0, Sides(TlsFiles.find(certs / "lugano", "lugano"), b""))
     try:
         options = ["--certs", certs / "zurich", "--seconds", "0.2", "--json"]
-        write = ["--write", cluster, "--from", "zurich", "--to", "lugano"]
+        write = ["zurich>lugano", "--write", cluster]
         run = farpipe("probe", f"127.0.0.1:{server.port}", *options, *write)
         assert run.returncode == 0, run.stderr
         found = json.loads(run.stdout)
@@ -82,9 +82,9 @@ def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
         (["nowhere"], "expected HOST:PORT, such as 10.0.0.2:29600, found 'nowhere'"),
         (["10.0.0.1:99999"], "expected HOST:PORT"),
         (["10.0.0.1:29600"], "give this site's certificates with --certs"),
-        (["127.0.0.1:29600"], "give --token as the side that listens shows it"),
-        (["127.0.0.1:29600", "--token", ""], "give --token as the side that listens shows it"),
-        (["127.0.0.1:29600", "--from", "zurich"], "--write, --from and --to go together"),
+        (["127.0.0.1:29600"], "give the --token that the listening side shows"),
+        (["127.0.0.1:29600", "--token", ""], "give the --token that the listening side shows"),
+        (["127.0.0.1:29600", "zurich>lugano"], "--write and LINK go together"),
         (["127.0.0.1:29600", "--listen", "--seconds", "1"], "--seconds is for the side that measures"),
     ],
 )
@@ -97,13 +97,13 @@ def test_a_probe_that_makes_no_sense_is_refused(farpipe, arguments, message):
 @pytest.mark.parametrize(
     ("source", "target", "code", "message"),
     [
-        ("zurich", "lugno", 3, "--to: cluster.toml has no site 'lugno'; did you mean 'lugano'?; it has zurich, lugano"),
-        ("zurich", "zurich", 2, "a link joins two sites, and both are the same"),
+        ("zurich", "lugno", 3, "LINK: cluster.toml has no site 'lugno'; did you mean 'lugano'?; it has zurich, lugano"),
+        ("zurich", "zurich", 2, "expected two sites such as 'zurich>lugano', found 'zurich>zurich'"),
     ],
 )
 def test_sites_for_a_link_are_checked_before_anything_is_measured(farpipe, tmp_path, source, target, code, message):
     (tmp_path / "cluster.toml").write_text(CLUSTER)
-    where = ("--write", "cluster.toml", "--from", source, "--to", target)
+    where = (f"{source}>{target}", "--write", "cluster.toml")
     run = farpipe("probe", "127.0.0.1:1", "--token", "x", *where)
     assert (run.returncode, run.stdout) == (code, "")
     assert message in run.stderr

@@ -65,7 +65,7 @@ def test_schedule_json_has_what_the_format_promises(farpipe, problem_file):
 def test_schedule_file_is_simulated(farpipe, problem_file, tmp_path):
     assert farpipe("schedule", problem_file, "-o", "s.json").returncode == 0
     run = farpipe(
-        "simulate", problem_file, "--schedule", "s.json", "--trace", "t.json", "--plot", "g.svg", "--html", "r.html"
+        "simulate", problem_file, "--schedule", "s.json", "--perfetto", "t.json", "--plot", "g.svg", "--html", "r.html"
     )
     assert run.returncode == 0, run.stderr
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]

@@ -86,7 +86,7 @@ def test_empty_corpora_are_refused(farpipe, tmp_path, name, is_file):
     (tmp_path / "job.toml").write_text(f'{JOB}source = "{tmp_path / name}"\n')
     run = farpipe("lengths", *([name] if is_file else ["--job", "job.toml"]))
     assert run.returncode == 3
-    assert f"{name}: there are no documents with tokens" in run.stderr
+    assert f"{name}: no document has tokens" in run.stderr
 
 
 def test_tokens_that_are_trained_on_are_shown_and_none_at_all_is_warned_of(farpipe, tmp_path):
@@ -98,7 +98,7 @@ def test_tokens_that_are_trained_on_are_shown_and_none_at_all_is_warned_of(farpi
     parquet.write_table(pyarrow.table({"input_ids": DOCUMENTS, "labels": labels}), tmp_path / "a.parquet")
     run = farpipe("lengths", "a.parquet", "--json")
     assert json.loads(run.stdout)["num_trained_tokens"] == 0
-    assert "warning: no token is trained on" in run.stderr
+    assert "warning: nothing is trained on" in run.stderr
 
 
 def test_prompts_of_the_job_count_in_a_file_too(farpipe, tmp_path):
@@ -113,11 +113,11 @@ def test_bytes_are_told_only_where_no_job_names_a_tokenizer(farpipe, tmp_path):
     (tmp_path / "job.toml").write_text(f'{JOB}source = "{tmp_path / "a.jsonl"}"\n')
     np.save(tmp_path / "b.npy", np.arange(256))
     np.save(tmp_path / "b.ends.npy", np.array([256]))
-    assert "tokens are bytes" in farpipe("lengths", "a.jsonl").stderr
+    assert "bytes are counted as tokens" in farpipe("lengths", "a.jsonl").stderr
     for arguments in (("b.npy",), ("a.jsonl", "--job", "job.toml"), ("--job", "job.toml")):
         run = farpipe("lengths", *arguments)
         assert run.returncode == 0, run.stderr
-        assert "tokens are bytes" not in run.stderr
+        assert "bytes are counted as tokens" not in run.stderr
 
 
 def test_the_batch_is_the_jobs_unless_it_is_given(farpipe, tmp_path):

@@ -23,7 +23,7 @@ SMALL = SCRIPT.replace("--train-iters $STEPS", "").replace("--some-new-flag 7", 
 def imported(farpipe, tmp_path):
     """The job of a script, in job.toml."""
     (tmp_path / "train.sh").write_text(SMALL)
-    done = farpipe("import", "train.sh", "--device", "h100", "-o", "job.toml")
+    done = farpipe("import", "train.sh", "--site", "h100", "-o", "job.toml")
     assert done.returncode == 0, done.stderr
     return done
 
@@ -35,7 +35,7 @@ def log_of(tmp_path, seconds, count=12, batch=64):
 def test_a_script_becomes_a_job_that_is_planned(imported, farpipe, tmp_path):
     assert "not understood" in imported.stderr
     assert "NUM_MACHINES is not set in the file; its default 2 was taken" in imported.stderr
-    shown = farpipe("import", "train.sh", "--device", "h100")
+    shown = farpipe("import", "train.sh", "--site", "h100")
     assert shown.stdout == (tmp_path / "job.toml").read_text()
     data = json.loads(farpipe("import", "train.sh", "--json").stdout)
     assert data["job"]["layout"]["tensor"] == 4
@@ -45,7 +45,7 @@ def test_a_script_becomes_a_job_that_is_planned(imported, farpipe, tmp_path):
 
 def test_a_second_site_is_planned_with_open_degrees(farpipe, tmp_path):
     (tmp_path / "train.sh").write_text(SMALL)
-    options = ("--second-site", "16", "--latency", "5 ms", "--bandwidth", "400 Gbit/s", "-o", "two.toml")
+    options = ("--second-site", "16", "--link", "5 ms,400 Gbit/s", "-o", "two.toml")
     assert farpipe("import", "train.sh", *options).returncode == 0
     text = (tmp_path / "two.toml").read_text()
     assert "# pipeline = 2" in text
@@ -64,7 +64,7 @@ def test_a_second_site_is_planned_with_open_degrees(farpipe, tmp_path):
 def test_the_decision_is_one_page(farpipe, tmp_path):
     """What to use, what it costs, strategies with local steps marked, changes, and the derivation of the step."""
     (tmp_path / "train.sh").write_text(SMALL)
-    options = ("--second-site", "16", "--latency", "5 ms", "--bandwidth", "10 Gbit/s", "-o", "two.toml")
+    options = ("--second-site", "16", "--link", "5 ms,10 Gbit/s", "-o", "two.toml")
     assert farpipe("import", "train.sh", *options).returncode == 0
     done = farpipe("plan", "two.toml", "--html", "decision.html")
     assert done.returncode == 0, done.stderr
@@ -115,7 +115,7 @@ def test_what_schedulers_say_becomes_the_sites(farpipe, tmp_path):
 
 def test_a_file_that_is_there_is_kept(imported, farpipe, tmp_path):
     before = (tmp_path / "job.toml").read_text()
-    again = farpipe("import", "train.sh", "--num-devices", "32", "-o", "job.toml")
+    again = farpipe("import", "train.sh", "--site", "32xh100", "-o", "job.toml")
     assert again.returncode == 3
     assert "job.toml: exists already" in again.stderr
     assert (tmp_path / "job.toml").read_text() == before
@@ -209,7 +209,7 @@ def test_what_may_explain_the_rest_is_ranked(farpipe, tmp_path):
         (("import", "missing.sh"), 3, "missing.sh"),
         (("import", "train.sh", "--format", "cobol"), 2, "expected one of auto, megatron"),
         (("import", "train.sh", "--set", "A"), 2, "expected NAME=VALUE"),
-        (("import", "train.sh", "--device", "h1000"), 3, "h1000"),
+        (("import", "train.sh", "--site", "h1000"), 3, "h1000"),
     ],
 )
 def test_wrong_arguments(arguments, code, words, imported, farpipe):
@@ -256,7 +256,7 @@ def test_a_trace_becomes_a_profile_and_takes_the_model_s_place(farpipe, tmp_path
     found = json.loads(trace_of(tmp_path).read_text())
     step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "tid": 7, "ts": 0, "dur": 2000}
     (tmp_path / "trace.json").write_text(json.dumps(found | {"traceEvents": [*found["traceEvents"], step]}))
-    assert "give the job that it is of with --job" in farpipe("import", "trace.json").stderr
+    assert "name its job with --job" in farpipe("import", "trace.json").stderr
     done = farpipe("import", "trace.json", "--job", "job.toml", "-o", "profile.json")
     assert done.returncode == 0, done.stderr
     assert farpipe("plan", "job.toml", "--no-strategies", "--profile", "profile.json").returncode == 0
@@ -310,7 +310,7 @@ def test_lists_of_jobs_become_what_a_fleet_reads(farpipe, tmp_path):
     done = farpipe("import", "sacct.txt", "--set", "zone=Europe/Zurich", "-o", "jobs.csv")
     assert done.returncode == 0, done.stderr
     assert "[clock] start" in done.stderr
-    assert "times without a zone are those of Europe/Zurich" in done.stderr
+    assert "times without a zone are taken as Europe/Zurich" in done.stderr
     assert (tmp_path / "jobs.csv").read_text().splitlines()[1] == "101,0.0,10800.0,16,vision"
     for files, message in (
         (["sacct.txt", "sacct.txt"], "a list of jobs is one file"),

@@ -41,7 +41,7 @@ def test_blocking_needs_no_files_but_the_trace(farpipe, small_trace):
 
 
 def test_every_request_of_a_trace_is_listed(farpipe, small_trace, tmp_path):
-    options = ("--network", LINKS, "--paths", BY_KM, "--log", tmp_path / "log.csv", "--slots", "20", "--json")
+    options = ("--network", LINKS, "--paths", BY_KM, "--events", tmp_path / "log.csv", "--slots", "20", "--json")
     found = json.loads(farpipe("optical", "blocking", "--trace", TRACE, *options).stdout)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "log.csv").read_text())))
     assert [int(row["request"]) for row in rows] == list(range(1200))
@@ -50,15 +50,26 @@ def test_every_request_of_a_trace_is_listed(farpipe, small_trace, tmp_path):
     assert found["blocked"] > 0
     assert all((row["nodes"].split("-")[0], row["nodes"].split("-")[-1]) == (row["src"], row["dst"]) for row in lit)
     assert all(0 <= int(row["first_slot"]) <= 20 - int(row["slots"]) for row in lit)
-    refused = farpipe("optical", "blocking", "--load", "5", "--log", tmp_path / "log.csv")
-    assert (refused.returncode, "--trace: give that too" in refused.stderr) == (2, True)
-    kept = farpipe("optical", "blocking", "--trace", small_trace, "--log", small_trace)
+    refused = farpipe("optical", "blocking", "--load", "5", "--events", tmp_path / "log.csv")
+    assert (refused.returncode, "--events needs --trace" in refused.stderr) == (2, True)
+    kept = farpipe("optical", "blocking", "--trace", small_trace, "--events", small_trace)
     assert kept.returncode == 3
     assert small_trace.read_text().startswith("request,arrival_s")
 
 
 def test_poisson_blocking_has_an_interval(farpipe):
-    options = ("--load", "300", "--set", "requests=2000", "--set", "warm_up=500", "--seeds", "3", "--set", "truncate=2")
+    options = (
+        "--load",
+        "300",
+        "--set",
+        "requests=2000",
+        "--set",
+        "warm_up=500",
+        "--set",
+        "seeds=3",
+        "--set",
+        "truncate=2",
+    )
     found = json.loads(farpipe("optical", "blocking", *options, "--json").stdout)
     low, high = found["blocking_ratio_interval"]
     assert low < found["blocking_ratio"] < high
@@ -74,19 +85,19 @@ def test_poisson_blocking_has_an_interval(farpipe):
         (("--load", "10", "--set", "rates=100"), 2, "--set: rates: expected two whole numbers"),
         (("--load", "10", "--set", "rates=100-25"), 2, "the least first, as 25-100, found '100-25'"),
         (("--load", "10", "--set", f"rates=1-{10**20}"), 2, "--set: rates: expected two whole numbers from 1 to"),
-        (("--load", "10", "--set", "rates=1-9000"), 2, "lower the largest rate (--set rates) or give more slots"),
+        (("--load", "10", "--set", "rates=1-9000"), 2, "lower the largest rate (rates) or raise `slots`"),
         (("--load", "10", "--set", "truncate=0"), 2, "--set: truncate: input should be greater than 0"),
         (("--load", "10", "--set", "requsts=1"), 2, "--set: requsts: unknown key; did you mean 'requests'"),
         (("--load", "10", "--set", "k=many"), 2, "--set: k: "),
         (("--load", "10", "--set", "k"), 2, "expected NAME=VALUE, found 'k'"),
         (("--load", "10", "--network", "arpanet"), 3, "give nsfnet"),
         (("--trace", "nowhere.csv"), 3, "can't be read"),
-        (("--trace", "nowhere.csv", "--seeds", "4"), 2, "--seeds is for --load"),
+        (("--trace", "nowhere.csv", "--set", "seeds=4"), 2, "--set seeds is for --load"),
         (("--trace", "nowhere.csv", "--set", "truncate=2"), 2, "--set truncate is for --load"),
-        (("--load", "10", "--paths", "p.csv", "--set", "k=4"), 2, "--paths gives them"),
-        (("--load", "-1"), 2, "load_erlang must be more than 0"),
-        (("--load", "1e300"), 2, "at most 5e+07, found 1e+300"),
-        (("--load", "10", "--set", "requests=99999999"), 2, "at most 50,000,000: lower requests or warm_up (--set)"),
+        (("--load", "10", "--paths", "p.csv", "--set", "k=4"), 2, "leave out --paths"),
+        (("--load", "-1"), 2, "'--load': Input should be greater than or equal to"),
+        (("--load", "1e300"), 2, "'--load': Input should be less than or equal to 50000000"),
+        (("--load", "10", "--set", "requests=99999999"), 2, "at most 50,000,000: lower requests, warm_up or seeds"),
     ],
 )
 def test_blocking_says_what_is_wrong(farpipe, options, code, says):
@@ -98,7 +109,7 @@ def test_blocking_says_what_is_wrong(farpipe, options, code, says):
 def test_a_fibre_shorter_than_the_great_circle_is_told(farpipe, tmp_path):
     nodes = [{"id": name, "pos": place} for name, place in (("a", (13.4, 52.5)), ("b", (11.6, 48.1)))]
     (tmp_path / "n.json").write_text(json.dumps({"nodes": nodes, "links": [{"source": "a", "target": "b", "km": 50}]}))
-    run = farpipe("optical", "blocking", "--network", tmp_path / "n.json", "--load", "5", "--seeds", "1")
+    run = farpipe("optical", "blocking", "--network", tmp_path / "n.json", "--load", "5", "--set", "seeds=1")
     assert "the worst a-b with 50 km of fibre for 505.6 km" in run.stderr
 
 
@@ -124,14 +135,14 @@ def small_step(tmp_path):
 def test_a_background_without_end_is_refused_before_it_is_drawn(farpipe, small_step, options):
     run = farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", *options)
     assert run.returncode == 2, run.stderr
-    for name in ("at most 50,000,000", "--load", "mean_holding", "setup"):
+    for name in ("at most 50,000,000", "load", "mean_holding", "setup"):
         assert name in run.stderr
 
 
 @pytest.mark.slow
 def test_a_training_over_light_paths_is_simulated(farpipe, small_step, tmp_path):
     picture, log = tmp_path / "light.png", tmp_path / "light.csv"
-    run = farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--plot", picture, "--log", log, "--json")
+    run = farpipe("optical", "simulate", small_step, "--nodes", "1,4,10", "--plot", picture, "--events", log, "--json")
     found = json.loads(run.stdout)
     assert found["no_network_s"] < found["bound_s"] <= found["step_s"]
     assert len(found["steps"][0]) == 3
@@ -146,8 +157,30 @@ def test_the_frozen_coupled_check_by_command(farpipe, tmp_path):
     path, nodes = tmp_path / "problem.json", ("1", "4", "4", "10", "6", "14", "8", "12")
     times = [[figure * (1 + slope * s) for s in range(8)] for figure, slope in ((0.026, 0.0137), (0.052, 0.0071))]
     pipeline_problem(*times, 16, nodes, 512e6).save(path)
-    where = ("--network", LINKS, "--set", "directed=true", "--paths", BY_KM, "--slots", "70", "--modulation", "64qam")
-    traffic = ("--trace", TRACE, "--steps", "15", "--policy", "ksp-ff", "--method", "gpipe", "--nodes", ",".join(nodes))
+    where = (
+        "--network",
+        LINKS,
+        "--set",
+        "directed=true",
+        "--set",
+        f"paths={BY_KM}",
+        "--set",
+        "slots=70",
+        "--set",
+        "modulation=64qam",
+    )
+    traffic = (
+        "--trace",
+        TRACE,
+        "--set",
+        "steps=15",
+        "--policy",
+        "ksp-ff",
+        "--method",
+        "gpipe",
+        "--nodes",
+        ",".join(nodes),
+    )
     values = ("trace_modulation=deeprmsa", "begin=50", "skipped=0", "setup=0", "release=0")
     how = [word for value in values for word in ("--set", value)]
     found = json.loads(farpipe("optical", "simulate", path, *where, *traffic, *how, "--json").stdout)
@@ -158,14 +191,14 @@ def test_the_frozen_coupled_check_by_command(farpipe, tmp_path):
 
 def test_policies_are_compared_over_random_placements(farpipe, small_step):
     options = (
-        "--placements",
-        "3",
+        "--set",
+        "placements=3",
         "--policy",
         "ksp-ff,widen",
         "--method",
         "1f1b",
-        "--steps",
-        "1",
+        "--set",
+        "steps=1",
         "--network",
         "nsfnet",
     )
@@ -198,7 +231,7 @@ def test_the_table_of_policies_cuts_no_word_at_80_columns():
 
 @pytest.mark.slow
 def test_policies_are_compared(farpipe, small_step):
-    options = ("--nodes", "1,4,10", "--policy", "ksp-ff,cd-cba,earliest", "--seeds", "2", "--steps", "1")
+    options = ("--nodes", "1,4,10", "--policy", "ksp-ff,cd-cba,earliest", "--set", "seeds=2", "--set", "steps=1")
     found = json.loads(farpipe("optical", "compare", small_step, *options, "--json").stdout)
     assert [row["policy"] for row in found["policies"]] == ["ksp-ff", "cd-cba", "earliest"]
     assert found["policies"][0]["change"] == 0
@@ -222,27 +255,27 @@ def test_the_page_of_a_training_has_its_setting_and_its_figures(farpipe, small_s
     ("options", "code", "says"),
     [
         (("--nodes", "1,4"), 2, "a node for each of 3 ranks"),
-        (("--nodes", "1,4", "--placements", "2"), 2, "a name for each of 3 ranks"),
-        (("--nodes", "1,4,10", "--paths", "p.csv", "--set", "k=4"), 2, "--paths gives them"),
-        ((), 2, "--placements for random ones"),
+        (("--nodes", "1,4", "--set", "placements=2"), 2, "a name for each of 3 ranks"),
+        (("--nodes", "1,4,10", "--set", "paths=p.csv", "--set", "k=4"), 2, "leave out --set paths"),
+        ((), 2, "nodes: missing; name the node of every rank or site"),
         (("--nodes", "1,4,99"), 3, "there is no node '99'"),
         (("--nodes", "zurich=1"), 2, "has no sites"),
         (("--nodes", "1,4,10", "--policy", "cd-cbaa"), 2, "did you mean 'cd-cba'"),
-        (("--nodes", "1,4,10", "--trace", TRACE, "--seeds", "2"), 2, "--seeds is for random traffic"),
+        (("--nodes", "1,4,10", "--trace", TRACE, "--set", "seeds=2"), 2, "--set seeds is for random traffic"),
         (("--nodes", "1,4,10", "--trace", TRACE, "--load", "9"), 2, "--load is for random traffic"),
         (("--nodes", "1,4,10", "--trace", TRACE, "--set", "rates=4-5"), 2, "--set rates is for random traffic"),
         (("--nodes", "1,4,10", "--trace", TRACE, "--set", "begin=1e7"), 3, "the last request of"),
-        (("--placements", "2", "--seeds", "2"), 2, "--seeds is for one placement"),
+        (("--set", "placements=2", "--set", "seeds=2"), 2, "--set seeds is for one placement"),
         (
             ("--nodes", "1,4,10", "--set", "rates=1-200"),
             2,
-            "--set rates=1-200: the largest background request takes 201",
+            "rates=1-200: the largest background request takes 201",
         ),
         (("--nodes", "1,4,10", "--set", "mean_holding=0"), 2, "--set: mean_holding: input should be greater than 0"),
-        (("--nodes", "1,4,10", "--set", "trace_modulation=bpsk"), 2, "is of the requests of --trace"),
-        (("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--policy", "ksp-ff"), 4, "never finds 3 units"),
+        (("--nodes", "1,4,10", "--set", "trace_modulation=bpsk"), 2, "--set trace_modulation needs --trace"),
+        (("--nodes", "1,4,10", "--set", "slots=2", "--load", "0", "--policy", "ksp-ff"), 4, "never finds 3 units"),
         (
-            ("--nodes", "1,4,10", "--slots", "2", "--load", "0", "--policy", "ksp-ff", "--set", "units=1"),
+            ("--nodes", "1,4,10", "--set", "slots=2", "--load", "0", "--policy", "ksp-ff", "--set", "units=1"),
             4,
             "1 unit of 75 Gbit/s in 2 slots: give",
         ),
@@ -271,8 +304,8 @@ def test_names_of_nodes_are_drawn_as_they_are(farpipe, small_step, tmp_path):
         "[bold]x[/bold],y$^$,Zürich",
         "--method",
         "1f1b",
-        "--steps",
-        "1",
+        "--set",
+        "steps=1",
     )
     run = farpipe("optical", "simulate", small_step, *where, "--plot", tmp_path / "n.svg")
     assert run.returncode == 0, run.stderr
@@ -282,7 +315,7 @@ def test_names_of_nodes_are_drawn_as_they_are(farpipe, small_step, tmp_path):
 def test_without_a_background_only_the_paths_of_the_training_are_sought(farpipe, small_step, tmp_path):
     edges = "\n".join(f"{node},{(node + 1) % 230},10" for node in range(230))
     (tmp_path / "ring.csv").write_text(f"a,b,km\n{edges}\n")
-    where = ("--network", tmp_path / "ring.csv", "--nodes", "1,4,10", "--method", "1f1b", "--steps", "1")
+    where = ("--network", tmp_path / "ring.csv", "--nodes", "1,4,10", "--method", "1f1b", "--set", "steps=1")
     assert farpipe("optical", "simulate", small_step, *where, "--load", "0").returncode == 0
     assert "the paths of all pairs of 230 nodes" in farpipe("optical", "simulate", small_step, *where).stderr
 
@@ -290,7 +323,7 @@ def test_without_a_background_only_the_paths_of_the_training_are_sought(farpipe,
 def test_random_traffic_beside_a_training_needs_a_path_for_every_pair(farpipe, small_step, tmp_path):
     rows = "".join(f"{a},{b},1,{a}-{b},{km}\n" for a, b, km in ((1, 2, 1050), (2, 1, 1050), (2, 4, 750), (4, 2, 750)))
     (tmp_path / "paths.csv").write_text(f"src,dst,order,nodes,km\n{rows}")
-    options = ("--nodes", "1,2,4", "--method", "1f1b", "--steps", "1", "--paths", tmp_path / "paths.csv")
+    options = ("--nodes", "1,2,4", "--method", "1f1b", "--set", "steps=1", "--set", f"paths={tmp_path / 'paths.csv'}")
     assert "178 of them have no path here" in farpipe("optical", "simulate", small_step, *options).stderr
     assert farpipe("optical", "simulate", small_step, *options, "--load", "0").returncode == 0
 
@@ -303,10 +336,10 @@ def test_a_trace_is_one_background(farpipe, small_step):
         TRACE,
         "--policy",
         "ksp-ff,widen",
-        "--steps",
-        "1",
-        "--modulation",
-        "64qam",
+        "--set",
+        "steps=1",
+        "--set",
+        "modulation=64qam",
     )
     shown = farpipe("optical", "compare", small_step, *options, "--method", "1f1b")
     assert "order 1f1b, 1 background;" in shown.stdout, shown.stderr
@@ -327,7 +360,7 @@ def test_replicas_inside_sites_stay_off_the_light_paths(farpipe, tmp_path):
     assert re.search(r"left out: \d+ collectives inside sites, which no light path carries; in the plan", shown.stderr)
     job.write_text(job.read_text().replace("'inside'", "'across'"))
     assert farpipe("plan", job, "--output", across).returncode == 0
-    refused = farpipe("optical", "simulate", across, "--placements", "2")
+    refused = farpipe("optical", "simulate", across, "--set", "placements=2")
     assert (refused.returncode, 'replicas = "inside"' in refused.stderr) == (3, True), refused.stderr
 
 
@@ -346,7 +379,7 @@ def test_a_plan_runs_over_the_light_paths_that_were_simulated_for_it(farpipe, tm
     training = '[training]\nsequence_length = 64\nglobal_batch = 8\nprecision = "fp32"\n'
     job.write_text(SMALL_MODEL + training + pins + cluster_text())
     assert farpipe("plan", job, "--output", plan).returncode == 0
-    options = ("--nodes", "zurich=1,lugano=4", "--steps", "2", "--light-paths", light)
+    options = ("--nodes", "zurich=1,lugano=4", "--set", "steps=2", "--output", light)
     steps = json.loads(farpipe("optical", "simulate", plan, *options, "--json").stdout)["steps"][0]
     over_light = ("train", plan, "--light-paths", light, "--device", "sleep")
     run = farpipe(*over_light, "--steps", "3", "--run-dir", run_dir, "--json")
@@ -355,21 +388,21 @@ def test_a_plan_runs_over_the_light_paths_that_were_simulated_for_it(farpipe, tm
     assert [line["predicted_makespan_s"] for line in lines] == pytest.approx([*steps, steps[0]])
     assert min(steps) <= json.loads(run.stdout)["predicted_makespan_s"] <= max(steps)
     assert farpipe("report", run_dir).returncode == 0
-    other = farpipe(*over_light, "--method", "gpipe", "--run-dir", tmp_path / "other")
+    other = farpipe(*over_light, "--set", "schedule.method=gpipe", "--run-dir", tmp_path / "other")
     assert other.returncode == 3
     assert "its order is" in other.stderr
-    without = farpipe(*over_light, "--no-emulate", "--run-dir", tmp_path / "other")
+    without = farpipe(*over_light, "--set", "run.emulate=false", "--run-dir", tmp_path / "other")
     assert without.returncode == 2
     assert "is for emulated links" in without.stderr
 
 
 @pytest.mark.parametrize(
-    ("option", "text"), [("--network", "a,b,km\n1,2,100\n"), ("--modulation", "reach_km,bit_s_hz\ninf,1\n")]
+    ("option", "text"), [("--network={}", "a,b,km\n1,2,100\n"), ("--set=modulation={}", "reach_km,bit_s_hz\ninf,1\n")]
 )
 def test_a_log_never_takes_the_place_of_a_file_that_is_read(farpipe, small_step, tmp_path, option, text):
     read = tmp_path / "read.csv"
     read.write_text(text)
-    run = farpipe("optical", "simulate", small_step, "--nodes", "1,2,1", option, read, "--log", read)
+    run = farpipe("optical", "simulate", small_step, "--nodes", "1,2,1", option.format(read), "--events", read)
     assert (run.returncode, read.read_text()) == (3, text)
     assert "this command reads it; write to another file" in run.stderr
 
@@ -378,11 +411,14 @@ def test_a_log_never_takes_the_place_of_a_file_that_is_read(farpipe, small_step,
     ("options", "words"),
     [
         ((), "nsfnet, 100 slots of 12.5 GHz, guard 1, modulation deeprmsa, policy ksp-ff, 50 Erlang"),
-        (("--slots", "80", "--policy", "best-fit", "--shared"), "80 slots of 12.5 GHz, guard 1, one spectrum for both"),
+        (
+            ("--slots", "80", "--policy", "best-fit", "--set", "shared=true"),
+            "80 slots of 12.5 GHz, guard 1, one spectrum for both",
+        ),
     ],
 )
 def test_blocking_says_what_its_figures_are_of(farpipe, options, words):
-    asked = ("optical", "blocking", "--load", "50", "--seeds", "1", "--set", "requests=500", *options)
+    asked = ("optical", "blocking", "--load", "50", "--set", "seeds=1", "--set", "requests=500", *options)
     assert words in farpipe(*asked).stdout
     data = json.loads(farpipe(*asked, "--json").stdout)
     assert data["setting"]["slots"] == (80 if options else 100)

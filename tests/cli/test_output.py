@@ -30,7 +30,7 @@ def test_a_line_is_due_after_every_interval_and_not_before():
     assert due == [10.0, 21.0, 50.0]
 
 
-@pytest.mark.parametrize("doing", [status("planning"), progress_bar("planning", "layouts")])
+@pytest.mark.parametrize("doing", [status("planning"), progress_bar("planning", "layout")])
 def test_what_takes_long_is_told_while_it_lasts_and_at_its_end(capsys, doing):
     with doing:
         time.sleep(0.2)
@@ -48,7 +48,7 @@ def test_what_is_quick_is_not_told(capsys):
 
 def test_a_long_plan_says_how_far_it_is(capsys, monkeypatch):
     monkeypatch.setattr(PacedLog, "due", lambda self: True)
-    with progress_bar("planning", "layouts") as advance:
+    with progress_bar("planning", "layout") as advance:
         advance(3, 262)
         advance(35, 0)
     with search_status("searching") as tell:

@@ -98,8 +98,12 @@ def test_a_text_whose_longest_document_fits_in_no_number_of_slices(farpipe, job,
         (("global_batch = 4", "global_batch = 4\nevaluate_every_steps = 2"), (), 3, "no text is held out for it"),
         (('"elastic"', '"elastc"'), (), 3, "'elastic', 'fixed' or 'none'"),
         (("global_batch = 4", "global_batch = 400"), (), 3, "one step takes 400 (training.global_batch)"),
-        (("pipeline = 2", "pipeline = 2"), ("--method", "gpipe"), 2, "--method is not for data.packing"),
-        (("pipeline = 2", "pipeline = 2"), ("--replan",), 2, "--replan is not for data.packing"),
+        (
+            ("pipeline = 2", "pipeline = 2"),
+            ("--set", "run.replan=true"),
+            3,
+            "with data.packing every step is planned separately",
+        ),
         (
             ("hidden = 64", 'hidden = 64\npositions = "learned"\nmax_sequence_length = 512'),
             (),
@@ -131,7 +135,7 @@ def test_a_plan_is_no_job(farpipe, job):
     assert farpipe("plan", job, "-o", "plan.json").returncode == 0
     done = farpipe("prepare", "plan.json", "--run-dir", "run")
     assert done.returncode == 2, done.stderr
-    assert "every step is planned for itself; give the job" in done.stderr
+    assert "every step is planned separately; give the job" in done.stderr
 
 
 @pytest.mark.parametrize(

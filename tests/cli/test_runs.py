@@ -118,7 +118,7 @@ def test_a_damaged_file_is_still_an_error(farpipe, run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["--output", "--trace"])
+@pytest.mark.parametrize("option", ["--output", "--perfetto"])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "plan.json"])
 def test_a_page_never_takes_the_place_of_what_the_run_has_written(farpipe, run_dir, option, name):
     before = (run_dir / name).read_bytes()
@@ -131,7 +131,7 @@ def test_a_page_never_takes_the_place_of_what_the_run_has_written(farpipe, run_d
 @pytest.mark.slow
 def test_runs_side_by_side_share_a_page(farpipe, run_dir, tmp_path):
     (tmp_path / "both").mkdir()
-    run = farpipe("report", run_dir, run_dir, "-o", "both/page.html", "--trace", "t.json")
+    run = farpipe("report", run_dir, run_dir, "-o", "both/page.html", "--perfetto", "t.json")
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "both" / "page.html").exists()
     assert (tmp_path / "t.json").exists()

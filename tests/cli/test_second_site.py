@@ -35,10 +35,10 @@ def test_a_log_calibrates_a_job_that_gets_a_second_site_and_is_planned(farpipe, 
     (tmp_path / "train.log").write_text("\n".join(megatron(step, 1000.0) for step in range(1, 14)))
     (tmp_path / "ping.txt").write_text(PING)
     for command in (
-        "import train.sh --device h100 -o job.toml",
+        "import train.sh --site h100 -o job.toml",
         "check job.toml --log train.log --tolerance 9 --calibrate fitted.toml",
         "check fitted.toml --log train.log",
-        "import fitted.toml ping.txt --second-site 96 --bandwidth 400Gbit/s -o two.toml",
+        "import fitted.toml ping.txt --second-site 96 --link 400G -o two.toml",
         "plan two.toml --no-strategies",
     ):
         done = farpipe(*command.split())
@@ -96,8 +96,9 @@ def test_measurements_take_the_place_of_a_job_s_link(given, tmp_path):
     [
         (ONE + OTHER + LINK, ("--second-site", "8"), 3, "for a job of one site, and it has zurich, lugano"),
         (ONE, (), 2, "add --second-site N"),
-        (ONE, ("--second-site", "8", "--device", "a100"), 2, "--device is for settings of others"),
-        (ONE, ("--second-site", "8", "--num-devices", "4"), 2, "--num-devices is for settings of others"),
+        (ONE, ("--second-site", "8", "--link", "fast"), 2, "--link: expected a quantity with its unit such as"),
+        (ONE, ("--second-site", "8", "--link", "5 ms,6 ms"), 2, "expected a latency and a bandwidth"),
+        (ONE, ("--second-site", "8", "--site", "4xh100"), 2, "--site is for other frameworks' settings"),
     ],
 )
 def test_what_a_job_does_not_take_is_refused(given, job, options, code, words):

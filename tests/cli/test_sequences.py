@@ -66,7 +66,7 @@ def test_a_batch_is_planned_as_json_and_as_tables(farpipe, job):
     assert (data["kind"], data["num_replicas"], data["replicas"]) == ("one site", 1, [[0]])
     assert data["is_trainable"]
     assert "1 of 10 sequences: more tokens than training.sequence_length (32,768)" in done.stderr
-    options = ("--slices", 3, "--cut", 20000, "--html", "page.html")
+    options = ("--set", "slices=3", "--cut", 20000, "--html", "page.html")
     shown = farpipe("sequences", "plan", job, "--lengths", "lengths.txt", *options)
     assert (job.parent / "page.html").read_text().count("tokens 0 to") > len(LENGTHS)
     assert "the longest sequence in 3 slices" in shown.stdout
@@ -77,7 +77,7 @@ def test_a_batch_is_planned_as_json_and_as_tables(farpipe, job):
 
 def test_what_is_recomputed_of_a_layer_is_shown(farpipe, job):
     (job.parent / "long.txt").write_text("\n".join(map(str, [700_000, *[3_000] * 6])))
-    options = ("--lengths", "long.txt", "--slices", 12)
+    options = ("--lengths", "long.txt", "--set", "slices=12")
     shown = farpipe("sequences", "plan", job, *options, "--html", "page.html")
     assert "(all but attention)" in shown.stdout, shown.stderr
     assert (
@@ -87,7 +87,7 @@ def test_what_is_recomputed_of_a_layer_is_shown(farpipe, job):
     data = json.loads(farpipe("sequences", "plan", job, *options, "--json").stdout)
     assert data["keeps_attention"] == [True]
     assert np.any(data["recomputed_layers"])
-    done = farpipe("sequences", "plan", job, *options, "--json", "--checkpointing", "full")
+    done = farpipe("sequences", "plan", job, *options, "--json", "--set", "checkpointing=full")
     assert json.loads(done.stdout)["keeps_attention"] == [False]
 
 
@@ -139,7 +139,7 @@ def test_pins_that_chunks_can_not_keep_are_told(farpipe, job):
         (("--lengths", "lengths.txt", "--sample", "11"), 3, "take fewer"),
         (("--lengths", "giant.txt"), 4, "does not fit in any number of slices"),
         (("--lengths", "wrong.txt"), 3, "wrong.txt:2"),
-        (("--lengths", "lengths.txt", "--devices-per-stage", "8"), 4, "devices"),
+        (("--lengths", "lengths.txt", "--set", "devices_per_stage=8"), 4, "devices"),
     ],
 )
 def test_what_can_not_be_planned_says_why(farpipe, job, tmp_path, arguments, code, message):

@@ -52,6 +52,27 @@ def test_a_plan_has_no_key_to_change(farpipe):
     assert (done.returncode, "--set changes a job, and plan.json is none" in done.stderr) == (2, True)
 
 
+def test_a_plan_leaves_the_keys_of_a_run_and_the_order_open(farpipe, tmp_path):
+    assert farpipe("plan", "job.toml", "--no-strategies", "--set", "data.source=stdlib").returncode == 0
+    keys = ("--set", "run.max_restarts=3", "--set", "run.outage_s=5", "--set", "schedule.method=gpipe")
+    done = farpipe("prepare", "plan.json", "--device", "cpu", "--run-dir", "new", *keys)
+    assert "--max-restarts 3" in done.stdout, done.stderr
+    run = json.loads((tmp_path / "new" / "run.json").read_text())
+    assert (run["transport"]["outage_s"], run["device"]) == (5.0, "cpu")
+    plan = json.loads((tmp_path / "new" / "plan.json").read_text())
+    assert (plan["schedule"]["method"], plan["job"]["run"]["max_restarts"]) == ("gpipe", 3)
+    again = farpipe("prepare", "plan.json", "--device", "cpu", "--run-dir", "new", *keys, "--set", "run.outage_s=6")
+    assert "new: was prepared before, with another plan or other settings; the earlier one is now" in again.stderr
+    assert json.loads((tmp_path / "new" / "run.previous.json").read_text()) == run
+    for key, code, words in (
+        ("training.global_batch=8", 2, "--set training.global_batch: the plan has this decided; give the job"),
+        ("run.outages=5", 3, "--set: run.outages: unknown key"),
+        ("run.outage_s=0", 3, "--set: run.outage_s: must be more than 0"),
+    ):
+        refused = farpipe("prepare", "plan.json", "--run-dir", "other", "--set", key)
+        assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr
+
+
 def test_the_same_from_python(job_file):
     changed = load_job(job_file, {"cluster.links.latency": "30 ms", "schedule.method": "gpipe", "training.seed": None})
     assert {link.latency_s for link in changed.cluster.links} == {0.03}

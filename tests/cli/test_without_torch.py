@@ -69,7 +69,7 @@ schedule plan.json --method 1f1b
 schedule packed.toml --method gpipe
 compare plan.json --method 1f1b --plot compare.svg
 compare packed.json --method gpipe
-simulate plan.json --html report.html --trace trace.json
+simulate plan.json --html report.html --perfetto trace.json
 simulate packed.toml --plot packed.svg
 sequences plan packed.toml --html batch.html
 lengths --job packed.toml
@@ -81,7 +81,7 @@ import train.sh --set 1=1 -o imported.toml
 import train.log
 import ping.txt
 export plan.json
-export plan.json --comms
+export plan.json --format torch-csv-comms
 export plan.json --format megatron
 export plan.json --format nemo
 export plan.json --format torchtitan
@@ -100,8 +100,8 @@ validate
 certs init certs
 certs issue certs zurich
 optical blocking --load 20 --set requests=200
-optical simulate plan.json --placements 1 --load 0
-optical compare plan.json --placements 1 --load 0
+optical simulate plan.json --set placements=1 --load 0
+optical compare plan.json --set placements=1 --load 0
 list policies
 fleet simulate fleet.toml --jobs jobs.csv --policy fcfs
 fleet compare fleet.toml --jobs jobs.csv --policy fcfs,farpipe

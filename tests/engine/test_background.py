@@ -1,9 +1,9 @@
 import threading
-import time
 
 import pytest
 
 from farpipe.engine.replicas.background import BackgroundThread
+from waiting import wait_until
 
 
 def test_work_is_done_in_order_and_beside_the_main_thread():
@@ -27,7 +27,5 @@ def test_no_thread_is_left_when_there_is_no_work():
     background = BackgroundThread("a thread of this test")
     for _ in range(20):
         background.start(lambda: None).result()
-    deadline = time.monotonic() + 5
-    while any(t.name == "a thread of this test" for t in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(thread.name == "a thread of this test" for thread in threading.enumerate())
+    name = "a thread of this test"
+    wait_until(lambda: all(thread.name != name for thread in threading.enumerate()), "the thread had ended")

@@ -77,3 +77,31 @@ def test_of_very_many_channels_on_a_link_several_are_opened_at_a_time(tmp_path, 
     monkeypatch.setattr(channels, "MAX_ROUNDS", 1)
     assert len(rounds(run)) == 1
     assert Counter(kind for _, _, kind in opened(run)) == {"forward": 2, "backward": 2, "sync": 8}
+
+
+class Opener:
+    """A transport that notes which channels it opens, and when the others wait for it."""
+
+    def __init__(self, rank):
+        self.rank, self.done = rank, []
+
+    def open(self, target, kind):
+        self.done.append((self.rank, target, kind))
+
+    def await_channels(self, limit_s):
+        self.done.append("wait")
+
+    def exchange(self, name, payload, *, waiting_for):
+        self.done.append(name)
+
+
+def test_a_process_opens_the_channels_that_begin_there_and_meets_the_others_after_each_round(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "text.txt", num_replicas=4)
+    shared(run, monkeypatch)
+    for rank in range(run.num_processes):
+        transport, expected = Opener(rank), []
+        channels.open_channels(run, transport)
+        for number, routes in enumerate(rounds(run)):
+            expected += [*(route for route in routes if route[0] == rank), "wait", f"channels {number}"]
+        assert transport.done == expected
+    assert len(rounds(run)) > 1

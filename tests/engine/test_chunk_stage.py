@@ -19,8 +19,7 @@ from farpipe.engine.stages.chunk_attention import (
     attend_in_parts,
 )
 from farpipe.engine.stages.chunk_stage import ChunkStage, chunk_batch
-from farpipe.engine.stages.decoder import Numerics, StageModule, initialise
-from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.decoder import Decoder, Numerics, initialise
 from farpipe.engine.stages.slices import slices
 from farpipe.engine.stages.stage import Boundary
 from farpipe.planning.cost.chunk_laws import Law
@@ -49,10 +48,9 @@ def documents_of(model, lengths, seed=0):
 def make_stages(model, num_stages, dtype, seed=7):
     made = []
     for part in slices(even_partition(model, num_stages)):
-        store = WeightGradStore()
-        module = StageModule(model, part, LONGEST, store, Numerics(dtype, dtype))
+        module = Decoder(model, part, LONGEST, Numerics(dtype, dtype))
         initialise(module, seed)
-        made.append(ChunkStage(module, store, Boundary((1, LONGEST, model.hidden), dtype)))
+        made.append(ChunkStage(module, Boundary((1, LONGEST, model.hidden), dtype)))
     return made
 
 
@@ -103,7 +101,7 @@ def assert_gradients(model, documents, chunks, schedule, recomputed, dtype, coun
     """Loss and the gradient of every parameter are those of the plain model, and nothing is left behind."""
     made = make_stages(model, len(recomputed), dtype)
     loss = run(made, schedule, chunk_batch(chunks, documents, counted), recomputed, keeps)
-    whole = StageModule(model, slices(((0, model.num_layers),))[0], LONGEST, None, Numerics(dtype, dtype))
+    whole = Decoder(model, slices(((0, model.num_layers),))[0], LONGEST, Numerics(dtype, dtype))
     initialise(whole, 7)
     expected = plain_loss(whole, documents, counted)
     expected.backward()
@@ -320,9 +318,7 @@ def test_a_model_learns_the_same_in_chunks_as_on_whole_documents():
     """Five steps of AdamW, every step another batch with other chunks."""
     model, num_steps = MODELS["llama"], 5
     stages = make_stages(model, 2, torch.float64)
-    whole = StageModule(
-        model, slices(((0, model.num_layers),))[0], LONGEST, None, Numerics(torch.float64, torch.float64)
-    )
+    whole = Decoder(model, slices(((0, model.num_layers),))[0], LONGEST, Numerics(torch.float64, torch.float64))
     initialise(whole, 7)
     apart = [parameter for stage in stages for parameter in stage.module.parameters()]
     optimizers = [torch.optim.AdamW(parameters, lr=1e-2) for parameters in (apart, whole.parameters())]
@@ -338,6 +334,4 @@ def test_a_model_learns_the_same_in_chunks_as_on_whole_documents():
         expected.backward()
         for optimizer in optimizers:
             optimizer.step()
-        for stage in stages:
-            stage.module.forget_casts()
         assert loss == pytest.approx(expected.item(), rel=1e-9)

@@ -91,7 +91,10 @@ def library_orders():
                 yield pytest.param(schedule, id=f"{method}-{''.join(map(str, placement))}")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
+NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=NIGHTLY)])
 @pytest.mark.parametrize("split", [pytest.param(False, marks=pytest.mark.slow), True], ids=["B", "IW"])
 @pytest.mark.parametrize("schedule", [*library_orders()])
 def test_every_order_of_the_library_gives_the_gradients_of_the_whole_model(schedule, split, dtype):
@@ -131,9 +134,9 @@ def test_a_second_step_is_not_mixed_up_with_the_first():
 
 
 def _telling(told, what, call):
-    def tell(*inputs):
+    def tell(*inputs, **options):
         told.append(what)
-        return call(*inputs)
+        return call(*inputs, **options)
 
     return tell
 

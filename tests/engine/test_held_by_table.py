@@ -21,8 +21,8 @@ class Watched:
         self.stage, self.note = stage, note
 
     def __getattr__(self, name):
-        def call(*args):
-            found = getattr(self.stage, name)(*args)
+        def call(*args, **options):
+            found = getattr(self.stage, name)(*args, **options)
             self.note()
             return found
 

@@ -202,7 +202,7 @@ def test_prometheus_is_told_the_newest_figures():
     try:
         sink.write(line(0) | {"link_bytes": {"a>b": 7}})
         sink.write(line(1) | {"link_bytes": {"a>b": 8}})
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         assert 'farpipe_loss{run="tiny"} 4.0\n' in text
         assert 'farpipe_step{run="tiny"} 1.0\n' in text

@@ -7,8 +7,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Model
-from farpipe.engine.stages.decoder import Numerics, StageModule, compute_dtype, discarding, initialise, rotate
-from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise, rotate
+from farpipe.engine.stages.recomputed import discarding
 from farpipe.engine.stages.slices import StageSlice, slices
 from small_models import (
     GPT,
@@ -37,7 +37,7 @@ def test_every_partition_starts_with_the_same_weights(model):
     seen = set()
     for num_stages in (2, 3):
         for part in slices(even_partition(model, num_stages)):
-            module = StageModule(model, part, SEQUENCE_LENGTH)
+            module = Decoder(model, part, SEQUENCE_LENGTH)
             initialise(module, 7)
             for name, parameter in module.named_parameters():
                 tied = model.tied_embeddings and name == "head.weight"
@@ -50,14 +50,14 @@ def test_stages_one_after_the_other_are_the_whole_model():
     batch = make_batch(LLAMA, 1)
     x = batch.tokens[0]
     for part in slices(((0, 1), (1, 1), (1, 6), (6, 8))):
-        module = StageModule(LLAMA, part, SEQUENCE_LENGTH, None, Numerics(torch.float64, torch.float64))
+        module = Decoder(LLAMA, part, SEQUENCE_LENGTH, Numerics(torch.float64, torch.float64))
         initialise(module, 7)
         x = module(x)
     torch.testing.assert_close(x, whole_model(LLAMA, torch.float64)(batch.tokens[0]), rtol=0, atol=1e-15)
 
 
 def test_other_seeds_give_other_weights():
-    modules = [StageModule(LLAMA, StageSlice(0, 1, False, False), SEQUENCE_LENGTH) for _ in range(2)]
+    modules = [Decoder(LLAMA, StageSlice(0, 1, False, False), SEQUENCE_LENGTH) for _ in range(2)]
     for seed, module in enumerate(modules):
         initialise(module, seed)
     first, second = (dict(module.named_parameters()) for module in modules)
@@ -90,7 +90,7 @@ def test_fewer_key_heads_serve_groups_of_queries():
     """Grouped heads equal full heads whose keys and values are repeated."""
     full = LLAMA.model_copy(update={"num_kv_heads": LLAMA.num_heads})
     part = StageSlice(0, 1, False, False)
-    modules = [StageModule(m, part, 6, None, Numerics(torch.float64, torch.float64)) for m in (LLAMA, full)]
+    modules = [Decoder(m, part, 6, Numerics(torch.float64, torch.float64)) for m in (LLAMA, full)]
     for module in modules:
         initialise(module, 7)
     state = modules[0].state_dict()
@@ -104,7 +104,7 @@ def test_fewer_key_heads_serve_groups_of_queries():
 
 def test_more_tokens_than_learned_positions_are_refused():
     with pytest.raises(InputError, match=r"sequence_length: 9 tokens, .* has 8 rows"):
-        StageModule(GPT, StageSlice(0, 1, True, False), 9)
+        Decoder(GPT, StageSlice(0, 1, True, False), 9)
 
 
 def test_precisions_that_train():
@@ -125,7 +125,7 @@ LONG = 64
 def kept_bytes(model, recompute, dtype=torch.float64):
     """Bytes that autograd keeps of a forward of two layers, besides parameters and the inputs of recomputation."""
     numerics = Numerics(dtype, dtype, recompute)
-    module = StageModule(model, StageSlice(0, 2, False, False), LONG, WeightGradStore(), numerics)
+    module = Decoder(model, StageSlice(0, 2, False, False), LONG, numerics)
     initialise(module, SEED)
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     kept = {}

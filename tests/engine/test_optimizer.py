@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 
 from farpipe.core.errors import RunError
 from farpipe.core.spec import Training
-from farpipe.engine.executor.optimizer import Optimizer, global_norm
+from farpipe.engine.executor.optimizer import Optimizer, global_norm, learning_rate
 from in_process import run_ranks
 
 
@@ -68,3 +69,17 @@ def test_a_gradient_that_is_not_finite_names_its_rank():
 
     with pytest.raises(RunError, match="step 3: the loss or gradient on rank 1 is not finite"):
         run_ranks(2, work)
+
+
+def test_the_learning_rate_warms_up_stays_and_falls():
+    constant = training(learning_rate=1.0)
+    assert {learning_rate(constant, step, 100) for step in range(100)} == {1.0}
+    warm = constant.model_copy(update={"warmup_steps": 3})
+    assert [learning_rate(warm, step, 9) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    cosine = warm.model_copy(update={"decay": "cosine", "final_learning_rate": 0.2})
+    rates = [learning_rate(cosine, step, 103) for step in range(104)]
+    assert rates[3] == 1.0
+    assert rates[53] == pytest.approx(0.6), "half way"
+    assert rates[103] == pytest.approx(0.2)
+    assert all(a > b for a, b in pairwise(rates[3:]))
+    assert learning_rate(cosine.model_copy(update={"decay_steps": 13}), 50, 103) == pytest.approx(0.2)

@@ -224,7 +224,7 @@ def test_the_dashboard_asks_for_what_the_endpoint_has(tmp_path):
     sink = Prometheus("127.0.0.1", 0, "tiny")
     try:
         sink.write(line | {"link_events": [{"kind": "outage", "link": "a>b"}] * 2})
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     finally:
         sink.close()

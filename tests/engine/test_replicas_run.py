@@ -23,7 +23,7 @@ from farpipe.engine.run_spec import RunSpec
 from farpipe.planning import Plan
 from forked import WITH_FORKS
 from job_files import SMALL_MODEL, cluster_text
-from rank_processes import processes_of
+from rank_processes import processes_of, wait_for_end_of_ranks
 from small_models import TIED, even_partition
 
 pytestmark = pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_rehearsal_with_replicas_takes_about_as_long_as_predicted(tmp_path):
 @pytest.mark.parametrize("make", [training, rehearsal])
 def test_kill_9_of_a_replica_ends_all_with_the_reason(make, tmp_path):
     run_dir = tmp_path / "run"
-    spec = make(10_000, transport=TransportSettings(timeout_s=30))
+    spec = make(10_000, transport=TransportSettings(timeout_s=90))
     killed_s = []
 
     def kill():
@@ -124,8 +124,8 @@ def test_kill_9_of_a_replica_ends_all_with_the_reason(make, tmp_path):
     with pytest.raises(RunError, match="rank 3 was killed by SIGKILL"):
         run(spec, run_dir)
     thread.join()
-    assert time.monotonic() - killed_s[0] < 15
-    assert processes_of(run_dir) == {}
+    assert time.monotonic() - killed_s[0] < 60
+    wait_for_end_of_ranks(run_dir)
     for survivor in range(3):
         assert "rank 3" in (run_dir / "logs" / f"rank-{survivor}.log").read_text()
     assert all(json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())

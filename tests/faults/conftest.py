@@ -21,7 +21,7 @@ def make(text_file):
 
     def training(num_replicas=1, num_steps=NUM_STEPS, **transport):
         fields = {
-            "transport": TransportSettings(**{"timeout_s": 20, "connect_timeout_s": 60, "outage_s": 20} | transport),
+            "transport": TransportSettings(**{"timeout_s": 60, "connect_timeout_s": 60, "outage_s": 60} | transport),
             "emulate_links": False,
         }
         options = {"checkpoint_every_steps": 5, "warmup_steps": 3, "decay": "cosine", "zero1": num_replicas > 1}

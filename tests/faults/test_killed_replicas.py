@@ -1,6 +1,6 @@
 """Replicas with ZeRO-1 that are killed: all start again, and the training is that of a run without faults.
 
-Every rank in every phase, with one replica, is in tests/engine/test_restart.py.
+Every rank in every phase, with one replica, is in tests/engine/launch/test_restart.py.
 """
 
 import json
@@ -17,13 +17,14 @@ pytestmark = pytest.mark.slow
 FAULTY_RANK = Path(__file__).parent.parent / "engine" / "faulty_rank.py"
 FAULTS = [[3, "reduce"], [2, "checkpoint"], [0, "sync"], [1, "backward"]]
 """Every rank once: in the middle of a ring, of a file, of the exchange that ends a step, of the pipeline."""
-SECONDS = 15
+SECONDS = 50
+"""From a rank's end to that of all others, which takes one or two; the other limits are 60 s and more."""
 
 
 def test_kill_9_of_replicas_while_they_sum_write_and_compute_changes_nothing(make, undisturbed, tmp_path, monkeypatch):
     """The survivors are left to end by themselves, as at other sites."""
     monkeypatch.setenv("FARPIPE_TEST_FAULT", json.dumps(FAULTS))
-    monkeypatch.setattr("farpipe.engine.launch.launcher.SETTLE_S", 60)
+    monkeypatch.setattr("farpipe.engine.launch.launcher.SETTLE_S", 120)
     spec, run_dir, reasons, lasted_s = make(num_replicas=2), tmp_path / "run", [], []
 
     def on_restart(reason):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 SITES = ("site0", "site1")
 OUTAGE_S = 2.0
-LONGEST_S = 15.0
+LONGEST_S = 60.0
 """From the beginning of an outage over the limit to the end of the run: the limit, a few seconds to notice that nothing
 comes, a few to end all ranks, and room for a busy machine."""
 
@@ -43,7 +43,7 @@ def test_short_outages_cost_time_and_nothing_else(make, undisturbed, program, pr
     """Two replicas with ZeRO-1; benchmarks/engine/soak.py does the same with one."""
     tls_files(tmp_path, SITES)
     spec = make(num_replicas=2)
-    rank_program = program("--certs", tmp_path / "authority", proxy=proxy.answer_routes())
+    rank_program = program("--certs", tmp_path / "authority", proxy=proxy.answer_routes(), pause_s=0.05)
     proxy.mean_bytes = 200_000
     interruptions = Interruptions(proxy, at=(4, 17, 30), seconds=0.7)
     summary = run(spec, tmp_path / "run", on_step=interruptions, rank_program=rank_program)
@@ -69,7 +69,7 @@ def test_a_long_outage_ends_in_time_and_the_run_goes_on_even_from_the_checkpoint
     make, undisturbed, program, proxy, tmp_path
 ):
     spec = make(outage_s=OUTAGE_S)
-    rank_program = program(proxy=proxy.answer_routes(), pause_s=0.02)
+    rank_program = program(proxy=proxy.answer_routes(), pause_s=0.05)
     cut_s = []
 
     def on_step(line):

@@ -1,6 +1,6 @@
 """Strangers at every port of a training within TLS: they are turned away, and the training does not notice.
 
-For how long each is listened to: tests/engine/test_transport_strangers.py and test_transport_tls_limits.py.
+For how long each is listened to: tests/engine/transport/test_strangers.py and test_tls_limits.py.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ def test_strangers_at_every_port_change_nothing(make, undisturbed, program, prox
     finally:
         for strangers in crowds:
             strangers.over.set()
-    assert time.monotonic() - start_s < 100
+    assert time.monotonic() - start_s < 200
     expected_losses, expected_state = undisturbed(2)
     assert losses(tmp_path / "run") == expected_losses
     assert equal_states(state(tmp_path / "run", spec), expected_state)

@@ -8,15 +8,15 @@ import pytest
 from farpipe.core.errors import RunError, RunInterruptedError
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import TransportSettings
-from rank_processes import processes_of
+from rank_processes import wait_for_end_of_ranks
 from small_models import LLAMA
 from trainings import losses, make_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_processes")]
 
 MODEL = LLAMA.model_copy(update={"module": "faults.users_module:build"})
-END_S = 45.0
-"""Time for a run of two steps, which takes some seconds, and the ten that a process has for its end."""
+END_S = 100.0
+"""Room on a busy machine for a run of some seconds, and the ten that a process has for its end; it hangs for longer."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def users(text_file, tmp_path, monkeypatch):
 
     def start(mode, **options):
         monkeypatch.setenv("FARPIPE_TEST_MODE", mode)
-        fields = {"transport": TransportSettings(timeout_s=20, connect_timeout_s=60, outage_s=20)}
+        fields = {"transport": TransportSettings(timeout_s=60, connect_timeout_s=60, outage_s=60)}
         spec = make_run(text_file, model=MODEL, num_steps=3, run_fields=fields | {"emulate_links": False})
         run(spec, tmp_path / "run", **options)
         return tmp_path / "run"
@@ -81,7 +81,7 @@ def test_a_process_whose_work_is_done_ends_whatever_it_has_left_behind(users, mo
     start_s, said = time.monotonic(), []
     run_dir = users(mode, on_notice=said.append)
     assert time.monotonic() - start_s < END_S
-    assert processes_of(run_dir) == {}
+    wait_for_end_of_ranks(run_dir)
     (text,) = said
     assert re.search(
         rf"rank 1: its work (is|was) done, but the process did not end (within \S+ s|by itself).*{why}", text

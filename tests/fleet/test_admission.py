@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.fleet.baselines import COMPARED
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.event_effects import why_refused
@@ -34,7 +35,7 @@ def job(name, least, most=None, steps=10):
 
 
 def simulated(policy, cluster, jobs, *, stops=None, **options):
-    return Simulator(first_state(cluster, POLICIES[policy], SimpleQuotes(), stops), **options).run(jobs)
+    return Simulator(first_state(cluster, COMPARED[policy], SimpleQuotes(), stops), **options).run(jobs)
 
 
 @pytest.mark.parametrize("policy", ["easy", "srtf", "bace", "atlas", "cr-ldf", "farpipe"])

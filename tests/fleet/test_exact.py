@@ -5,6 +5,7 @@ from itertools import permutations, product
 
 import pytest
 
+from benchmarks.fleet.baselines import cost_first
 from benchmarks.fleet.exact_place import ORACLE, _alone, ask, enumerated, exact, solved
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.core.spec.cluster import SiteLink
@@ -98,7 +99,7 @@ def test_rules_are_never_better_than_the_exact_place_with_the_planners_quotes(se
     view, job = fleet(seed, 8, PlannerQuotes), queued(24, kind)
     question = ask(view, view.space(), job, 24)
     best = exact(view, view.space(), job, 24)
-    for rule in (places.bace, places.cost_first, places.compact):
+    for rule in (places.bace, cost_first, places.compact):
         devices = rule(view, view.space(), job, 24)
         if devices is None or not is_stall_free(view, view.space(), job, devices):
             continue

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from benchmarks.fleet.baselines import ATLAS
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.core.spec.cluster import SiteLink
@@ -220,7 +221,7 @@ def test_a_start_whose_checkpoint_moves_over_a_link_that_breaks_is_stopped():
 
 def test_a_start_over_a_link_that_its_steps_need_goes_on_at_their_new_speed():
     wide, sites = FleetJob("wide", KIND, 0.0, 100, 16, 16), (("a", 8), ("b", 8))
-    state, (start,) = first_state(cluster(), POLICIES["atlas"], SimpleQuotes()).handle(JobSubmitted(0.0, wide))
+    state, (start,) = first_state(cluster(), ATLAS, SimpleQuotes()).handle(JobSubmitted(0.0, wide))
     assert start.placement.devices == sites
     state, (replan,) = state.handle(LinkChanged(30.0, "b>a", 100.0))
     assert (type(replan), state.jobs["wide"].phase, replan.attempt) == (Replan, "starting", 1)

@@ -56,7 +56,7 @@ def files(tmp_path):
     [
         (["simulate", "--events", "jobs.csv"], 3, "jobs.csv: this command reads it"),
         (["simulate", "--plot", "jobs.csv"], 2, "pictures are written as .svg or .png"),
-        (["simulate", "--charts", "x.bmp"], 2, "--charts x.bmp: pictures are written"),
+        (["simulate", "--plot", "x.bmp"], 2, "--plot x.bmp: pictures are written"),
         (["compare", "--policy", "fcfs", "--plot", "nowhere/x.png"], 6, "nowhere does not exist"),
         (["compare", "--policy", "fcfs", "--plot", "/dev/full"], 6, "/dev/full: can't be written: No space left"),
     ],
@@ -112,18 +112,18 @@ def test_why_a_job_waits_carbon_deadlines_and_tenants_are_printed(tmp_path):
     rows = ["one,0,3600,8,vision,9000", "two,5,3600,8,speech,6000"]
     (tmp_path / "jobs.csv").write_text("job,submit_s,duration_s,devices,tenant,deadline_s\n" + "\n".join(rows))
     arguments = ["fleet", "simulate", str(tmp_path / "fleet.toml"), "--jobs", str(tmp_path / "jobs.csv")]
-    told = CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--why", "two"]).stdout
+    told = CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--waits", "two"]).stdout
     assert "5 s: fcfs keeps it waiting for others" in told
     assert "with the devices of 'one', which would end at 3720 s" in told
-    assert "3,720 s: it does not wait any more" in told
+    assert "3,720 s: it no longer waits" in told
     assert "1 of 2" in told
     assert "speech" in told
-    assert "never waits" in CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--why", "one"]).stdout
-    data = json.loads(CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--why", "two", "--json"]).stdout)
+    assert "never waits" in CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--waits", "one"]).stdout
+    data = json.loads(CliRunner().invoke(app, [*arguments, "--policy", "fcfs", "--waits", "two", "--json"]).stdout)
     assert [line["time_s"] for line in data["why"]] == [5.0, 3720.0]
     assert (data["num_deadlines"], data["num_deadlines_met"]) == (2, 1)
     assert data["tenants"]["vision"]["device_hours"] == pytest.approx(8 * 3720 / 3600)
-    failed = CliRunner().invoke(app, [*arguments, "--why", "tow"])
+    failed = CliRunner().invoke(app, [*arguments, "--waits", "tow"])
     assert "has no such job; did you mean 'two'" in str(failed.exception)
 
 
@@ -162,7 +162,7 @@ def test_figures_that_nobody_gave_are_null_and_a_dash(files, given):
 
 def test_a_sum_without_one_sites_price_says_so_and_no_policy_is_the_cheapest(files):
     shown = run_fleet(files, ("electricity",), "compare", "--policy", "fcfs,sjf")
-    assert "Sums are without what has no figure: electricity at b." in shown
+    assert "Sums leave out sites without figures: electricity at b." in shown
     assert "money" not in shown.partition("Over 3 jobs")[2]
 
 
@@ -206,6 +206,10 @@ def outcome(policy, jcts, usd=1.0, num_jobs=2):
             "y has the least money (rent, electricity, egress), $2.00 (next: x, +50.0 %)",
         ),
         ([outcome("x", []), outcome("y", [])], "no policy finished one"),
+        (
+            [outcome("x", [1.0]), outcome("y", [1.0, 1.0]), outcome("z", [3.0, 3.0])],
+            "3.00 s, of the 2 policies that finished 2, the most: y has the least mean completion time",
+        ),
     ],
 )
 def test_the_verdict_names_winners_and_ties_as_ties(outcomes, words):

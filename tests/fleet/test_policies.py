@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.fleet.baselines import COMPARED
 from farpipe.core.errors import UsageError
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.core.spec.cluster import SiteLink
@@ -46,15 +47,15 @@ def job(name, submit_s=0.0, num_steps=100, least=8, most=8):
 
 
 def run(policy, jobs, fleet, events=()):
-    state = first_state(fleet, POLICIES[policy] if isinstance(policy, str) else policy, SimpleQuotes())
+    state = first_state(fleet, COMPARED[policy] if isinstance(policy, str) else policy, SimpleQuotes())
     simulator = Simulator(state)
     outcome = simulator.run(jobs, events)
     return {record.job.name: record for record in outcome.records}
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", COMPARED)
 def test_every_policy_conforms(name):
-    check_policy(POLICIES[name])
+    check_policy(COMPARED[name])
 
 
 def test_the_kit_finds_a_policy_that_asks_for_what_is_not_there():
@@ -135,7 +136,7 @@ class EightAreFastest(SimpleQuotes):
 
 @pytest.mark.parametrize("name", ["bace", "lcf", "ldf", "cr-lcf", "cr-ldf"])
 def test_policies_of_bace_s_paper_take_the_size_with_the_shortest_step(name):
-    state = first_state(cluster(32), POLICIES[name], EightAreFastest())
+    state = first_state(cluster(32), COMPARED[name], EightAreFastest())
     _, (start,) = state.handle(JobSubmitted(0.0, job("only", least=8, most=32)))
     assert start.placement.num_devices == 8
 
@@ -393,6 +394,6 @@ def test_a_larger_share_of_a_tenant_brings_its_jobs_forward():
 
 
 def test_policies_are_the_same_but_for_one_thing():
-    fcfs, single = POLICIES["fcfs"], POLICIES["single-region"]
+    fcfs, single = COMPARED["fcfs"], COMPARED["single-region"]
     assert isinstance(fcfs, QueuePolicy)
     assert (fcfs.order, fcfs.when_blocked) == (single.order, single.when_blocked)

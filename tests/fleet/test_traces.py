@@ -48,7 +48,7 @@ def test_jobs_survive_a_round_trip(tmp_path):
         (f"{HEADER}\na,0,llama-3-8b,4096,64,1,32,16,,\n", "min_devices 32 is more than"),
         (f"{HEADER}\na,0,llama-3-8b,4096\n", "line 2: expected 10 columns, found 4"),
         (f"{HEADER}\n{GOOD},\n", "line 2: expected 10 columns, found 11"),
-        (f"{HEADER},model\n{GOOD},x\n", "line 1: column 'model' is there twice"),
+        (f"{HEADER},model\n{GOOD},x\n", "line 1: column 'model' appears twice"),
         (f"{HEADER}\na,9,llama-3-8b,4096,64,1,8,16,,8\n", "deadline_s 8 is before submit_s 9"),
         (f"{HEADER}\n,0,llama-3-8b,4096,64,1,8,16,,\n", "a name of its own"),
     ],
@@ -173,7 +173,7 @@ def test_negative_prices_are_real_and_short_gaps_go_on(tmp_path):
         ("utc,X\n2024-01-01T00:00:00,5\n2024-02-01T00:00:00,5\n", "nothing for 31.0 days"),
         ("utc,X\nyesterday,5\n", "expected a time"),
         ("utc,X\n2024-01-01T00:00:00,5,6\n", "line 2: expected 2 columns, found 3"),
-        ("utc,X,X\n2024-01-01T00:00:00,5,6\n", "line 1: column 'X' is there twice"),
+        ("utc,X,X\n2024-01-01T00:00:00,5,6\n", "line 1: column 'X' appears twice"),
         ("utc,X\n2024-01-01T00:00:00,inf\n", "no price"),
     ],
 )
@@ -334,10 +334,10 @@ def test_a_series_that_ends_before_the_jobs_is_named(tmp_path):
     (tmp_path / "jobs.csv").write_text(f"{HEADER}\na,400000,llama-3.2-1b,2048,8,7,8,8,,\n")
     files = [str(tmp_path / "fleet.toml"), "--jobs", str(tmp_path / "jobs.csv")]
     found = CliRunner().invoke(app, ["fleet", "simulate", *files, "--policy", "fcfs"])
-    assert "a: electricity: its last figure stands for the 110 hours after it as well" in found.stderr
+    assert "a: electricity: its last figure is also used for the 110 hours after it" in found.stderr
     same = str(tmp_path / "same.svg")
     with pytest.raises(UsageError, match=r"same.svg: two results can't be written to one file"):
-        CliRunner().invoke(app, ["fleet", "simulate", *files, "--plot", same, "--charts", same], catch_exceptions=False)
+        CliRunner().invoke(app, ["fleet", "simulate", *files, "--plot", same, "--events", same], catch_exceptions=False)
 
 
 def test_carbon_goes_on_by_the_hour_where_electricity_has_one_price(tmp_path):

@@ -207,7 +207,7 @@ def test_raw_ids_and_gres_of_older_slurm_are_read(tmp_path):
         (SACCT.replace("2024-07-01T12:00:00", "yesterday"), "line 2: Submit: expected a time"),
         (SACCT.replace("|10800|", "|long|", 1), "line 2: ElapsedRaw: expected a number, found 'long'"),
         (SACCT.replace("gres/gpu=16", "gres/gpu=N/A"), "line 2: AllocTRES: expected a number"),
-        (SACCT.replace("102_7|", "101|"), "job '101' is there twice"),
+        (SACCT.replace("102_7|", "101|"), "job '101' appears twice"),
         ("JobID|Submit|End|ElapsedRaw|AllocTRES\n", "no job that ran on devices"),
         ('{"apiVersion": "v1", "items": [], "kind": "List"}', "no job that ran on devices"),
         ([SKYPILOT[0], {"submitted_at": 1}], r"\[1\]: looks like a record of SkyPilot, but has another shape"),

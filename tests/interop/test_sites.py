@@ -94,7 +94,7 @@ def test_kinds_of_devices_are_sites_of_their_own_and_unknown_ones_are_told(tmp_p
         ("alpha-gpu-4", "b200", 4, 4),
     ]
     assert found.notes == ["alpha.txt: 1 nodes with 1 'gtx980', which is not in the catalogue"]
-    assert "--device" in found.sites[2].device.origin
+    assert "--site" in found.sites[2].device.origin
 
 
 def test_groups_without_names_count_by_their_total(tmp_path):

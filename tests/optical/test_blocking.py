@@ -291,9 +291,28 @@ def test_a_question_needs_traffic_and_known_settings():
         optical.blocking("nsfnet", load=1, request=5)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"load": -1}, "optical.blocking: load: input should be greater than 0, found -1"),
+        ({"load": 1, "seeds": 0}, "seeds: input should be greater than or equal to 1"),
+        ({"load": 1, "slots": "many"}, "slots: input should be a valid integer"),
+        ({"load": 1, "network": 3}, "network: expected a network: its name or an object of Network; found 3"),
+    ],
+)
+def test_values_that_cannot_be_are_named(wrong, says):
+    with pytest.raises(InputError, match=says):
+        optical.blocking(**wrong)
+
+
+def test_a_training_with_values_that_cannot_be_is_refused():
+    with pytest.raises(InputError, match="LightSetting: load: input should be greater than or equal to 0, found -1"):
+        optical.LightSetting(load=-1)
+
+
 def test_a_plan_over_light_paths_needs_no_command_line():
     plan = farpipe.plan(farpipe.load_job(RECIPE, {"training.global_batch": 32}))
-    setting = optical.LightSetting(nodes="zurich=1,lugano=5", load=0.0, steps=1)
-    cases, found = setting.compare(plan, ["ksp-ff", "widen"], seeds=1)
+    setting = optical.LightSetting(nodes="zurich=1,lugano=5", load=0.0, steps=1, seeds=1)
+    cases, found = setting.compare(plan, ["ksp-ff", "widen"])
     assert cases[0][1].schedule == plan.schedule
     assert [row["policy"] for row in found.to_data()] == ["ksp-ff", "widen"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, Scale, spread, ticks
+from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, Scale, ticks
 
 POSITIVE = st.floats(1e-8, 1e6)
 
@@ -40,14 +40,3 @@ def test_an_axis_without_extent_has_a_tick_and_maps_to_its_start():
     scale = Scale(2, 2, 10, 20)
     assert scale(2) == 10
     assert scale.map(np.array([2.0])).tolist() == [10]
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(1, 20))
-def test_labels_that_are_spread_keep_their_order_and_their_distance(places, gap):
-    moved = spread(places, gap)
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    assert all(moved[b] - moved[a] >= gap - 1e-6 for a, b in pairwise(order))
-
-
-def test_labels_with_room_stay_where_they_are():
-    assert spread([50.0, 0.0, 20.0], 10.0) == [50.0, 0.0, 20.0]

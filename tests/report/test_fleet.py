@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 
+from benchmarks.fleet.baselines import COMPARED
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
@@ -39,7 +40,7 @@ def outcome(seed, policy="bace"):
     draw = random.Random(seed)
     cluster = random_cluster(draw)
     jobs = random_jobs(20, draw)
-    state = first_state(cluster, POLICIES[policy], SimpleQuotes(), StopCosts(restart_s=60.0))
+    state = first_state(cluster, COMPARED[policy], SimpleQuotes(), StopCosts(restart_s=60.0))
     return Simulator(state).run(jobs, [PriceChanged(0.0, dict.fromkeys(SITES, Price(50.0, 100.0)))])
 
 

@@ -11,7 +11,7 @@ from farpipe.core.simulate.timeline import MESSAGE_DTYPE, MESSAGE_KINDS
 from farpipe.core.step import Sync, Transfer
 from farpipe.core.units import format_seconds
 from farpipe.report.gantt import Panel, draw_gantt, draw_small_multiples
-from farpipe.report.gantt_frame import MAX_BOXES, choose_frame, spaced
+from farpipe.report.gantt_frame import MAX_BOXES, choose_frame
 from report.steps import as_measured, play, sites_of, two_sites
 from strategies import problems_with_schedules
 
@@ -213,10 +213,3 @@ def test_any_step_becomes_a_picture_within_its_borders(step):
         assert 0 <= float(rect.get("x", 0)) + float(rect.get("width")) <= figure.width + 0.5
     assert "NaN" not in figure.svg()
     assert "nan" not in figure.svg()
-
-
-def test_spaced_numbers_include_both_ends():
-    assert spaced(5, 64) == (0, 1, 2, 3, 4)
-    assert spaced(200, 64)[0] == 0
-    assert spaced(200, 64)[-1] == 199
-    assert len(spaced(200, 64)) == 64

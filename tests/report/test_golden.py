@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.report.charts import LineChart, loss_chart
 from farpipe.report.gantt import Panel, draw_gantt, draw_small_multiples
 from farpipe.report.trace import trace
-from report.steps import as_measured, play, run_view, sites_of, two_sites
+from report.steps import as_measured, play, sites_of, two_sites
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -37,15 +36,9 @@ def small_trace():
     return "[\n" + ",\n".join(json.dumps(event) for event in events) + "\n]\n"
 
 
-def loss():
-    chart = loss_chart([run_view(num_steps=6)])
-    assert isinstance(chart, LineChart)
-    return chart.figure().svg()
-
-
 @pytest.mark.parametrize(
     ("name", "make"),
-    [("gantt.svg", gantt), ("small_multiples.svg", small_multiples), ("trace.json", small_trace), ("loss.svg", loss)],
+    [("gantt.svg", gantt), ("small_multiples.svg", small_multiples), ("trace.json", small_trace)],
 )
 def test_what_is_drawn_is_what_was_approved(name, make):
     path, text = GOLDEN / name, make()

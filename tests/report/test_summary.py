@@ -101,8 +101,8 @@ def test_brackets_in_a_table_are_shown_as_they_are():
 
 
 def test_a_plan_that_nobody_compared_says_so_beside_its_error():
-    view = dataclasses.replace(run_view(num_steps=4), trust="~ nobody has compared cpu")
-    assert ": ~ nobody has compared cpu" in step_time_view([step_row(view)]).note
+    view = dataclasses.replace(run_view(num_steps=4), trust="~ predictions for cpu were never compared")
+    assert ": ~ predictions for cpu were never compared" in step_time_view([step_row(view)]).note
     only_predicted = dataclasses.replace(view, measured=None)
     assert "nobody" not in step_time_view([step_row(only_predicted)]).note
 

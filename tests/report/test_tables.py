@@ -12,7 +12,7 @@ from farpipe.core.units import format_seconds
 from farpipe.planning.planner.plan import Strategy
 from farpipe.report.plan_tables import strategy_table
 from farpipe.report.summary import ComparisonRow, StepRow, comparison_view, step_time_view
-from farpipe.report.tables import TableView, fitted, to_rich, turned
+from farpipe.report.tables import TableView, fitted, to_rich
 
 ROWS = [
     ComparisonRow(name, 6.26 + i, 0.015 * i, 0.055, 0.0564, 0.0338, 73.7 * 2**30, 0.111)
@@ -60,11 +60,6 @@ def test_expendable_columns_go_first():
 def test_a_wide_table_is_left_as_it_is():
     view = TableView("t", ("name", "a"), (("x", "1"),))
     assert fitted(view, 40) is view
-
-
-def test_turning_twice_is_nothing():
-    view = TableView("t", ("name", "a", "b"), (("x", "1", "2"), ("y", "3", "4")), frozenset({1, 2}), note="n")
-    assert turned(turned(view)) == view
 
 
 words = st.text("abcdefgh ", min_size=1, max_size=30).map(lambda text: " ".join(text.split()) or "a")

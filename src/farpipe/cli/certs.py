@@ -27,7 +27,7 @@ def certs_init(
     from farpipe.engine.transport.security.authority import init
 
     end = init(folder, days)
-    typer.echo(f"authority made in {folder}, valid until {_day(end)}; keep {folder / 'authority.key'} to yourself")
+    typer.echo(f"authority made in {folder}, valid until {_day(end)}; keep {folder / 'authority.key'} private")
 
 
 @certs.command("issue")

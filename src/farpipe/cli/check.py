@@ -28,8 +28,10 @@ class CheckOptions:
     job: Annotated[Path, typer.Argument(help="The job, with the degrees that it ran with; see `farpipe import`.")]
     log_file: Annotated[Path, typer.Option("--log", help="Its log, a folder of TensorBoard or a run of farpipe.")]
     given: JobKeys = None
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest error without exit code 5.")] = 0.10
-    calibrate: Annotated[Path | None, typer.Option(help="Write the job here with devices as fast as the log says.")] = (
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest relative error; beyond it the exit code is 5.")] = (
+        0.10
+    )
+    calibrate: Annotated[Path | None, typer.Option(help="Write the job here with device speeds fitted to the log.")] = (
         None
     )
     links: Annotated[

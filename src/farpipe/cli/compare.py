@@ -97,5 +97,5 @@ def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
     for name in names:
         expect_known(name)
     if search_s and not set(names) & set(SEARCHES):
-        raise UsageError(f"--time-limit is for a search, and no --method is one: add one of {', '.join(SEARCHES)}")
+        raise UsageError(f"--time-limit needs a search: add --method with one of {', '.join(SEARCHES)}")
     return list(dict.fromkeys(names))

@@ -32,7 +32,7 @@ def read_corpus(file: Path, column: str | None, data: Data | None) -> Corpus:
     settings = settings.model_copy(update={"source": str(file), "format": "auto"})
     found = _tokenized(settings)
     if data is None and is_text(settings):
-        typer.echo("tokens are bytes; the tokenizer of --job (data.tokenizer) counts others", err=True)
+        typer.echo("bytes are counted as tokens; give --job to count with its tokenizer (data.tokenizer)", err=True)
     return found
 
 
@@ -58,7 +58,7 @@ def _tokenized(data: Data) -> Corpus:
         tokens = load_tokens(data)
     lengths = tokens.lengths
     if not lengths.size:
-        raise InputError(f"data.source: {data.source}: there are no documents with tokens; name a source that has some")
+        raise InputError(f"data.source: {data.source}: no document has tokens; name another source")
     return Corpus(lengths, _num_counted(tokens) if tokens.is_masked else None)
 
 
@@ -66,5 +66,5 @@ def _num_counted(tokens: Tokens) -> int:
     """Tokens that are trained on; a corpus without them is warned of, for training on it learns nothing."""
     found = tokens.num_counted
     if not found:
-        typer.echo("warning: no token is trained on: labels, masks or prompts leave out all of them", err=True)
+        typer.echo("warning: nothing is trained on: labels, masks or prompts exclude every token", err=True)
     return found

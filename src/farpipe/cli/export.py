@@ -28,19 +28,16 @@ class ExportOptions:
         Path, typer.Argument(help="A plan, a schedule, a run file or a run directory; for weights a checkpoint too.")
     ]
     form: Annotated[
-        Literal["torch-csv", "megatron", "torchtitan", "torchtitan-flags", "nemo", "hugging-face"],
+        Literal["torch-csv", "torch-csv-comms", "megatron", "torchtitan", "torchtitan-flags", "nemo", "hugging-face"],
         typer.Option(
             "--format",
-            help="torch-csv: the schedule; megatron, torchtitan, nemo: the plan as their settings; torchtitan-flags: "
-            "options of torchtitan 0.3 under farpipe.torch.titan; hugging-face: weights of the newest checkpoint.",
+            help="torch-csv: the schedule; torch-csv-comms: with sends and receives, of a plan; megatron, torchtitan, "
+            "nemo: the plan as their settings; torchtitan-flags: options of torchtitan 0.3 under farpipe.torch.titan; "
+            "hugging-face: weights of the newest checkpoint.",
         ),
     ] = "torch-csv"
-    comms: Annotated[
-        bool,
-        typer.Option("--comms", help="With torch-csv of a plan: sends and receives too, for torch's compute_comms."),
-    ] = False
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file, by default stdout; for weights a new folder.")
+        Path | None, typer.Option("--output", "-o", help="File; default: stdout. For weights a new folder.")
     ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the weights that are written.")
@@ -57,10 +54,9 @@ def export(context: typer.Context, options: ExportOptions) -> None:
     if options.form == "hugging-face":
         _export_weights(options.source, options.output, options.dtype)
         return
-    refuse(typed(context, dtype="--dtype"), "is for weights: add --format hugging-face")
-    if options.comms and options.form != "torch-csv":
-        raise typer.BadParameter("is for --format torch-csv", param_hint="--comms")
-    text = _with_comms(options.source) if options.comms else _exported(options.source, options.form)
+    refuse(typed(context, dtype="--dtype"), "needs --format hugging-face")
+    with_comms = options.form == "torch-csv-comms"
+    text = _with_comms(options.source) if with_comms else _exported(options.source, options.form)
     if options.output is None:
         sys.stdout.write(text)
     elif not options.output.is_file() or options.output.read_bytes() != text.encode():
@@ -71,7 +67,7 @@ def export(context: typer.Context, options: ExportOptions) -> None:
 def _exported(source: Path, form: str) -> str:
     """The plan or the schedule in `source`, in the format `form`."""
     if source.suffix == ".toml":
-        raise InputError(f"{source}: a job has no schedule yet; plan it, and export the plan that this writes")
+        raise InputError(f"{source}: a job has no schedule yet; run `farpipe plan` and export its plan")
     from farpipe.core.schedule.torch_csv import to_torch_csv
     from farpipe.engine.figures.metrics import PLAN_NAME
     from farpipe.planning import Plan
@@ -116,7 +112,7 @@ def _with_comms(source: Path) -> str:
 
     problem, schedule, _ = load_step(source / PLAN_NAME if source.is_dir() else source)
     if schedule is None:
-        raise InputError(f"{source}: --comms needs a plan, whose seconds say where receives stand")
+        raise InputError(f"{source}: --format torch-csv-comms needs a plan, whose seconds place the receives")
     return to_torch_comms_csv(problem, schedule)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from farpipe.cli.fleet_units import ENERGIES, MASSES, TIMES, in_unit, in_usd
-from farpipe.cli.options import AsJson, Plot, with_groups
+from farpipe.cli.options import AsJson, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 from farpipe.core.errors import InfeasibleError, UsageError
 from farpipe.core.strict import nearest, write_text
@@ -28,9 +28,13 @@ MAX_NAMED = 5
 
 FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
 Jobs = Annotated[Path, typer.Option("--jobs", help="The trace: JOBS.csv.")]
-Charts = Annotated[
+Pictures = Annotated[
     Path | None,
-    typer.Option(help="Draw completion times, use, queue and money over time, links and a map to this PNG or SVG."),
+    typer.Option(
+        "--plot",
+        help="Draw which job had which devices to this PNG or SVG, and to NAME.charts.png completion times, use, "
+        "queue, money, links and a map.",
+    ),
 ]
 
 
@@ -42,9 +46,10 @@ class FleetOptions:
     jobs: Jobs
     policy: Annotated[str, typer.Option(help="Policy that decides; `farpipe list policies` shows them.")] = "farpipe"
     events: Annotated[Path | None, typer.Option(help="Write a line of JSON for every change to this file.")] = None
-    plot: Plot = None
-    charts: Charts = None
-    why: Annotated[str | None, typer.Option(metavar="JOB", help="Show why this job waits, and what would help.")] = None
+    plot: Pictures = None
+    waits: Annotated[str | None, typer.Option(metavar="JOB", help="Show why this job waits, and what would help.")] = (
+        None
+    )
     as_json: AsJson = False
 
 
@@ -60,17 +65,17 @@ def simulate(options: FleetOptions) -> None:
     from farpipe.fleet.traces import read_jobs
     from farpipe.fleet.waiting import Waits
 
-    _check_outputs(options.path, options.jobs, options.plot, options.charts, options.events)
-    scenario, why = load_scenario(options.path), options.why
+    _check_outputs(options.path, options.jobs, options.plot, options.events)
+    scenario, why = load_scenario(options.path), options.waits
     trace = read_jobs(options.jobs, scenario.start)
     names = [job.name for job in trace]
     if why is not None and why not in names:
-        raise UsageError(f"--why {why}: {options.jobs} has no such job{nearest(why, names)}")
+        raise UsageError(f"--waits {why}: {options.jobs} has no such job{nearest(why, names)}")
     waits = Waits(why or "")
     with status(f"simulating {len(trace)} jobs under {options.policy}"):
         outcome = _logged(options.events, lambda log: play(scenario, trace, options.policy, log=log, after=waits))
     _print_series_ends(scenario, outcome.end_s)
-    _draw([outcome], scenario, options.plot, options.charts)
+    _draw([outcome], scenario, options.plot)
     if options.as_json:
         reasons = [{"time_s": time_s, "why": reason or None} for time_s, reason in waits.found]
         print_json(outcome.to_data() | ({"why": reasons} if why else {}))
@@ -84,8 +89,7 @@ def compare(
     path: FleetFile,
     jobs: Jobs,
     policy: Annotated[str, typer.Option(metavar="NAMES", help="Policies with commas between them, or all.")] = "all",
-    plot: Plot = None,
-    charts: Charts = None,
+    plot: Pictures = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate the same trace under several policies, side by side."""
@@ -97,7 +101,7 @@ def compare(
     names = list(POLICIES) if policy == "all" else [name.strip() for name in policy.split(",")]
     for name in names:
         policy_of(name)
-    _check_outputs(path, jobs, plot, charts)
+    _check_outputs(path, jobs, plot)
     scenario = load_scenario(path)
     trace = read_jobs(jobs, scenario.start)
     quotes, outcomes = quotes_of(scenario), []
@@ -105,7 +109,7 @@ def compare(
         with status(f"simulating {len(trace)} jobs under {name}"):
             outcomes.append(play(scenario, trace, name, quotes=quotes))
     _print_series_ends(scenario, max(outcome.end_s for outcome in outcomes))
-    _draw(outcomes, scenario, plot, charts)
+    _draw(outcomes, scenario, plot)
     if as_json:
         print_json([{k: v for k, v in outcome.to_data().items() if k != "jobs"} for outcome in outcomes])
     else:
@@ -116,7 +120,7 @@ def compare(
 def _print_outcome(outcome: "FleetOutcome", waits: "Waits") -> None:
     _print_tables([outcome])
     for time_s, reason in waits.found:
-        typer.echo(f"{time_s:,.0f} s: {reason or 'it does not wait any more'}")
+        typer.echo(f"{time_s:,.0f} s: {reason or 'it no longer waits'}")
     if waits.name and not waits.found:
         typer.echo(f"{waits.name!r} never waits")
 
@@ -134,7 +138,7 @@ def _print_tables(outcomes: "list[FleetOutcome]") -> None:
 def _left_out(outcome: "FleetOutcome") -> str:
     """Sentence on sites that lack a figure which others have: sums are without them."""
     missing = "; ".join(f"{kind} at {', '.join(sites)}" for kind, sites in outcome.half_known.items())
-    return f"Sums are without what has no figure: {missing}." if missing else ""
+    return f"Sums leave out sites without figures: {missing}." if missing else ""
 
 
 def _one_site_only(outcome: "FleetOutcome") -> str:
@@ -149,21 +153,22 @@ def _one_site_only(outcome: "FleetOutcome") -> str:
     )
 
 
-def _check_outputs(path: Path, jobs: Path, plot: Path | None, charts: Path | None, events: Path | None = None) -> None:
+def _charts(plot: Path) -> Path:
+    """The second picture, beside the first."""
+    return plot.with_name(f"{plot.stem}.charts{plot.suffix}")
+
+
+def _check_outputs(path: Path, jobs: Path, plot: Path | None, events: Path | None = None) -> None:
     check_picture(plot)
-    check_picture(charts, "--charts")
-    check_folder(plot, charts, events, keeping=(path, jobs))
+    check_folder(plot, plot and _charts(plot), events, keeping=(path, jobs))
 
 
-def _draw(outcomes: "list[FleetOutcome]", scenario: "Scenario", plot: Path | None, charts: Path | None) -> None:
+def _draw(outcomes: "list[FleetOutcome]", scenario: "Scenario", plot: Path | None) -> None:
     if plot is not None:
-        from farpipe.report.fleet import draw_fleet
+        from farpipe.report.fleet import draw_charts, draw_fleet
 
         draw_fleet(outcomes, plot)
-    if charts is not None:
-        from farpipe.report.fleet import draw_charts
-
-        draw_charts(outcomes, charts, scenario.locations)
+        draw_charts(outcomes, _charts(plot), scenario.locations)
 
 
 def _print_series_ends(scenario: "Scenario", end_s: float) -> None:
@@ -171,7 +176,7 @@ def _print_series_ends(scenario: "Scenario", end_s: float) -> None:
     for name, last_s in scenario.series_end_s.items():
         if end_s > last_s + 3600.0:
             hours = (end_s - last_s) / 3600.0
-            typer.echo(f"{name}: its last figure stands for the {hours:,.0f} hours after it as well", err=True)
+            typer.echo(f"{name}: its last figure is also used for the {hours:,.0f} hours after it", err=True)
 
 
 def _logged(path: Path | None, run: "Callable[[TextIO | None], FleetOutcome]") -> "FleetOutcome":
@@ -229,7 +234,8 @@ def _print_left(outcomes: "list[FleetOutcome]") -> None:
         _print_named("not finished", left)
         if outcome.num_refused:
             typer.echo(
-                f"{outcome.num_refused} decisions of {outcome.policy} were not possible; --events names them", err=True
+                f"{outcome.num_refused} decisions of {outcome.policy} could not be carried out; --events names them",
+                err=True,
             )
     if all(record.refused or record.unfinished for outcome in outcomes for record in outcome.records):
         names = ", ".join(outcome.policy for outcome in outcomes)
@@ -242,7 +248,7 @@ def _print_named(what: str, reasons: list[str]) -> None:
     for why in reasons[:MAX_NAMED]:
         typer.echo(f"{what}: {why}", err=True)
     if (more := len(reasons) - MAX_NAMED) > 0:
-        typer.echo(f"{what}: {more} more jobs; `farpipe fleet simulate --json` names each with its reason", err=True)
+        typer.echo(f"{what}: {more} more jobs; `farpipe fleet simulate --json` gives each reason", err=True)
 
 
 def _in_time(outcome: "FleetOutcome") -> str:

@@ -11,6 +11,7 @@ from farpipe.cli.options import AsJson, Output, pairs, refuse, typed, with_group
 from farpipe.cli.output import check_folder, console, expect_new, keep_earlier, log, print_json
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import read_text, write_text
+from farpipe.core.units import BYTES_PER_S, SECONDS, parse
 from farpipe.report.tables import FittedTable
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from farpipe.interop.trace_files import Trace
     from farpipe.planning.cost import Profile
 
+_SITE = re.compile(r"([1-9]\d*)x(?=.)")
+"""A number of devices before their name."""
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
     "Settings of a training: a log of Megatron-LM that prints its arguments (-o JOB.toml), a script or options of "
@@ -47,8 +50,13 @@ class ImportOptions:
         ),
     ]
     form: Annotated[str, typer.Option("--format", help=f"One of {FORMATS}.")] = "auto"
-    device: Annotated[str, typer.Option(help="The device that it runs on, by its name in the catalogue.")] = "h100"
-    num_devices: Annotated[int | None, typer.Option(min=1, help="Devices, where the files don't say it.")] = None
+    site: Annotated[
+        str,
+        typer.Option(
+            help="The devices that it runs on, by their name in the catalogue, such as h100; 128xh100 where the files "
+            "don't say how many."
+        ),
+    ] = "h100"
     given: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,27 +69,54 @@ class ImportOptions:
         list[str] | None,
         typer.Option(
             metavar="OPTION",
-            help="An option that may say a shape and is not understood: take the job without it; may be repeated.",
+            help="Import without this option that is not understood and may change the model's shape; repeatable.",
         ),
     ] = None
     second_site: Annotated[
         int | None,
         typer.Option(min=1, help="Devices of a second site: the job then leaves the degrees to the planner."),
     ] = None
-    latency: Annotated[
-        str | None, typer.Option(help="Latency of the link to the second site, one way; else measured, or 20 ms.")
-    ] = None
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Bandwidth of the link to the second site; else measured, or 100 Gbit/s.")
+    link_text: Annotated[
+        str | None,
+        typer.Option(
+            "--link",
+            metavar="TIME,RATE",
+            help="Latency (one way) and bandwidth of the link to the second site, or one of them, such as "
+            "20ms,100G, which it is by default where nothing was measured.",
+        ),
     ] = None
     job: Annotated[Path | None, typer.Option(help="The job that a trace or a log is of.")] = None
     output: Output = None
     as_json: AsJson = False
 
     @property
-    def link(self) -> dict[str, str | None]:
-        """Figures of the link to the second site, as given."""
-        return {"latency": self.latency, "bandwidth": self.bandwidth}
+    def device(self) -> str:
+        """The device's name, of `--site`."""
+        return _SITE.sub("", self.site)
+
+    @property
+    def num_devices(self) -> int | None:
+        """Number of devices, of `--site`."""
+        found = _SITE.match(self.site)
+        return int(found[1]) if found else None
+
+    @property
+    def link(self) -> dict[str, str]:
+        """Figures of the link to the second site, as given: "latency" and "bandwidth", or one of them."""
+        from farpipe.core.spec.first import rate_text
+
+        found: dict[str, str] = {}
+        for word in [word.strip() for word in (self.link_text or "").split(",") if self.link_text]:
+            is_time = word.lstrip("0123456789_.eE+- ") in SECONDS
+            word = word if is_time else rate_text(word)
+            units, example = (SECONDS, "20ms") if is_time else (BYTES_PER_S, "100G")
+            try:
+                parse(word, units, example)
+            except ValueError as error:
+                raise UsageError(f"--link: {error}") from None
+            if found.setdefault("latency" if is_time else "bandwidth", word) is not word:
+                raise UsageError(f"--link: expected a latency and a bandwidth, found {self.link_text!r}")
+        return found
 
 
 @with_groups
@@ -106,9 +141,10 @@ def import_(context: typer.Context, options: ImportOptions) -> None:
     ):
         return
     if jobs := [file for file in files if is_job(file)]:
-        others = {"form": "--format", "device": "--device", "num_devices": "--num-devices", "given": "--set"}
+        others = {"form": "--format", "site": "--site", "given": "--set"}
         refuse(
-            typed(context, **others), f"is for settings of others, and {jobs[0]} is a job of farpipe: change it there"
+            typed(context, **others),
+            f"is for other frameworks' settings, and {jobs[0]} is a farpipe job: change it there",
         )
         _import_job(jobs[0], [file for file in files if file != jobs[0]], options)
         return
@@ -152,16 +188,16 @@ def _import_job(path: Path, files: list[Path], options: ImportOptions) -> None:
     if options.second_site is not None:
         settings, sites, mixed, link = _sorted(files, options.device)
         if settings or sites:
-            raise UsageError(f"{files[0]}: beside a job only measurements of its link are read")
+            raise UsageError(f"{files[0]}: with a job, only measurements of its link are read")
         link.give(options.link)
         text, notes = with_second_site(path, job, options.second_site, link)
         notes += mixed
     elif files:
-        refuse([f"--{name}" for name, text in options.link.items() if text], "is for --second-site")
+        refuse(["--link"] if options.link else [], "is for --second-site")
         job, units = with_measured_links(job, files)
         text, notes = job.to_toml(), list(units)
     else:
-        raise UsageError(f"{path}: is a job of farpipe; add --second-site N, or measurements of the link between sites")
+        raise UsageError(f"{path}: is a farpipe job already; add --second-site N, or measurements of its link")
     if options.output is not None:
         expect_new(options.output)
         write_text(options.output, text)
@@ -231,7 +267,7 @@ def _is_traced(files: list[Path], job: Path | None, output: Path | None, as_json
     if not all(file.is_file() and is_trace(file) for file in files):
         return False
     if job is None:
-        raise UsageError(f"{files[0]}: a trace has times, but no model: give the job that it is of with --job")
+        raise UsageError(f"{files[0]}: a trace has times but no model: name its job with --job")
     traces = [*map(read_trace, files)]
     found, notes = _profile(traces, job) if of_one_rank(traces) else _traced_step(traces, job)
     for note in notes:

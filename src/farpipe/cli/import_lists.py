@@ -35,7 +35,7 @@ def import_lists(files: Sequence[Path], given: Mapping[str, str], output: Path |
     if odd := next((key for key in given if key != "zone"), None):
         raise UsageError(f"--set {odd}={given[odd]}: expected zone=, the time zone of times that name none")
     text, notes = as_trace(read[1])
-    notes.append(f"times without a zone are those of {name} (--set zone=...)")
+    notes.append(f"times without a zone are taken as {name} (--set zone=...)")
     if output is not None:
         expect_new(output)
         write_text(output, text)

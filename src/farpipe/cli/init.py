@@ -86,7 +86,7 @@ def init(
     text = (words.asked() if sys.stdin.isatty() else words).job_text()
     write_text(output, text)
     typer.echo(f"job written to {output}\n\n{text}")
-    with compilation_announced(), progress_bar("planning", "layouts") as advance, errors_of(output):
+    with compilation_announced(), progress_bar("planning", "layout") as advance, errors_of(output):
         best = find(parse_job(text, str(output)), progress=advance)[0]
     console().print(*verdict_lines(explained(best)), sep="\n")
     typer.echo(f"\nNext: farpipe plan {output}")

@@ -54,7 +54,7 @@ def lengths(context: typer.Context, options: LengthsOptions) -> None:
 
     if options.job is None:
         of_job = typed(context, given="--set", sample="--sample")
-        refuse(of_job, "is for the batch that --job plans: give that too")
+        refuse(of_job, "needs --job")
     job = job_with(options.job, options.given) if options.job else None
     corpus = _read(options, job)
     summary = summarize(corpus.lengths)
@@ -79,7 +79,7 @@ def _read(options: LengthsOptions, job: "Job | None") -> "Corpus":
     if options.file is not None:
         return read_corpus(options.file, options.column, job.data if job else None)
     if job is None:
-        raise UsageError("give a file of lengths, or --job, whose text is then read")
+        raise UsageError("give a file of lengths, or --job to read that job's text")
     return trained_corpus(job)
 
 
@@ -104,7 +104,7 @@ def _show(summary: "LengthSummary", num_counted: int | None) -> None:
     out.print(to_rich(_table(summary)))
     if num_counted is not None:
         share = format_percent(num_counted / summary.num_tokens)
-        typer.echo(f"{num_counted:,} tokens ({share}) are trained on, the others are only read")
+        typer.echo(f"{num_counted:,} tokens ({share}) are trained on, the rest are only read")
 
 
 def _table(summary: "LengthSummary") -> "TableView":

@@ -2,23 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.light_options import LightOptions, without_collectives
-from farpipe.cli.optical_blocking import Seeds, blocking
-from farpipe.cli.options import AsJson, Plot, with_groups
-from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
+from farpipe.cli.optical_blocking import Network, blocking, net_called
+from farpipe.cli.options import AsJson, Given, Plot, refuse, settings, typed, with_groups
+from farpipe.cli.output import check_folder, check_picture, console, log, print_json, progress_bar
 from farpipe.core.errors import UsageError
 from farpipe.core.strict import write_text
-from farpipe.core.units import counted, format_change, format_percent
+from farpipe.core.units import counted, format_change, format_percent, format_seconds
 from farpipe.report.tables import TableView, to_rich
 
 if TYPE_CHECKING:
     from farpipe.optical.demands import TransferPolicy
-    from farpipe.optical.light_setting import Case
+    from farpipe.optical.light_setting import Case, LightSetting, Loaded
+    from farpipe.optical.settings import LightSettings
     from farpipe.optical.study import PolicyComparison, Run
     from farpipe.report.light import LightText
 
@@ -33,10 +34,75 @@ def common() -> None:
 
 StepFile = Annotated[Path, typer.Argument(help="A problem, or a plan or a job (.toml), whose problem is taken.")]
 
+COMPARED_SEEDS = 5
+"""Backgrounds on which policies are compared by default."""
 COMPARED = "ksp-ff,ksp-ff-fewer,cd-cba,earliest,widen"
 """Names of transfer policies (`optical.demands`)."""
 _EXPENDABLE = ("background_accepted", "held_slots", "mean_units", "mean_wait_s")
 """Columns that a narrow terminal leaves out, in this order."""
+
+
+@dataclass(frozen=True)
+class LightOptions:
+    """A training's places and order, the network with its background, and how light paths are asked for."""
+
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="The node of every rank, in order: 'a,b,c'; or of every site: 'zurich=a,lugano=b'."),
+    ] = None
+    network: Network = "nsfnet"
+    method: Annotated[
+        str | None,
+        typer.Option(help="A named schedule, or joint: chosen with the network; default: the plan's, or joint."),
+    ] = None
+    load: Annotated[float, typer.Option(min=0, max=5e7, help="Background traffic in Erlang; 0: none.")] = 60.0
+    trace: Annotated[
+        Path | None, typer.Option(help="Background instead: CSV request,arrival_s,src,dst,gbit_s,holding_s.")
+    ] = None
+    given: Given = None
+
+    @property
+    def inputs(self) -> tuple[Path | None, ...]:
+        """Files that the options may name."""
+        named = (self.network, self.settings.modulation, self.settings.trace_modulation)
+        return (self.settings.paths, self.trace, *(Path(name) for name in named if name))
+
+    @cached_property
+    def settings(self) -> "LightSettings":
+        """The settings that `--set` names."""
+        from farpipe.optical.settings import LightSettings
+
+        return settings(LightSettings, self.given)
+
+    def setting(self, seeds: int) -> "LightSetting":
+        """The same for `farpipe.optical`, with `seeds` backgrounds unless `--set` names a number."""
+        from farpipe.optical.light_setting import LightSetting
+
+        return LightSetting(
+            nodes=self.nodes,
+            network=net_called(self.network, shared=not self.settings.directed),
+            order=self.method,
+            load=self.load,
+            trace=self.trace,
+            **({"seeds": seeds} | self.settings.model_dump(exclude_unset=True)),
+        )
+
+    def expect_one_source(self, context: typer.Context) -> None:
+        """UsageError for settings that another one makes useless: paths, a trace, or several placements."""
+        given = self.settings.model_fields_set
+        if self.settings.paths is not None:
+            refuse(_set(given, "k", "by"), "is for paths that farpipe finds; leave out --set paths")
+        if self.trace is not None:
+            random = typed(context, load="--load") + _set(given, "seeds", "mean_holding", "rates")
+            refuse(random, "is for random traffic, not for a trace")
+        else:
+            refuse(_set(given, "trace_modulation"), "needs --trace")
+        if self.settings.placements is not None:
+            refuse(_set(given, "seeds"), "is for one placement: several have a background each")
+
+
+def _set(given: set[str], *names: str) -> list[str]:
+    return [f"--set {name}" for name in names if name in given]
 
 
 @dataclass(frozen=True)
@@ -45,11 +111,15 @@ class LightOutputs:
 
     plot: Plot = None
     html: Annotated[Path | None, typer.Option(help="Write a page with this picture and the step's timeline.")] = None
-    window: Annotated[str, typer.Option(help="Seconds of the step that the picture shows.")] = "0-1.5"
-    light_paths: Annotated[
-        Path | None, typer.Option(help="Write the light paths of the first background's steps, for `farpipe train`.")
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the light paths of the first background's steps, for `farpipe train --light-paths`.",
+        ),
     ] = None
-    log: Annotated[
+    events: Annotated[
         Path | None, typer.Option(help="Write every light path of one step, the background's too, as CSV.")
     ] = None
 
@@ -62,7 +132,6 @@ def simulate(
     options: LightOptions,
     *,
     policy: Annotated[str, typer.Option(help=COMPARED.replace(",", ", ") + ".")] = "widen",
-    seeds: Seeds = 1,
     outputs: LightOutputs,
     as_json: AsJson = False,
 ) -> None:
@@ -71,27 +140,26 @@ def simulate(
     from farpipe.report.light import LightText
 
     check_picture(outputs.plot)
-    window_s = _window_s(outputs.window)
-    files = (outputs.plot, outputs.html, outputs.light_paths, outputs.log)
+    window_s = _window_s(options.settings.window)
+    files = (outputs.plot, outputs.html, outputs.output, outputs.events)
     check_folder(*files, keeping=(job, *options.inputs))
     options.expect_one_source(context)
-    cases, runs = _run(job, options, [policy], seeds)
+    setting = options.setting(seeds=1)
+    cases, runs = _run(job, setting, [policy])
     facts = _facts(cases, policy, runs.runs[policy], options.settings.units)
     lines = (
-        f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {_draws(options, seeds)}",
+        f"{policy}, order {facts['order']}: {facts['step_s']:.4g} s per step over {_draws(setting)}",
         f"bound of this order {facts['bound_s']:.4g} s, without a network {facts['no_network_s']:.4g} s",
     )
     table = _table([{"policy": policy, **facts}])
-    about = LightText(
-        f"{policy} over {options.setting.net.name}", "\n".join((*lines, options.setting.setting_text)), table
-    )
-    _draw(outputs, window_s, cases[0], options.setting.policy(policy), about)
-    if outputs.light_paths is not None:
-        light_paths(runs.runs[policy][0].played.steps).save(outputs.light_paths)
+    about = LightText(f"{policy} over {setting.net.name}", "\n".join((*lines, setting.setting_text)), table)
+    _draw(outputs, window_s, cases[0], setting.policy(policy), about)
+    if outputs.output is not None:
+        light_paths(runs.runs[policy][0].played.steps).save(outputs.output)
     if as_json:
         print_json(facts)
         return
-    typer.echo("\n".join((*lines, options.setting.setting_text)))
+    typer.echo("\n".join((*lines, setting.setting_text)))
     console().print(to_rich(table))
 
 
@@ -104,31 +172,49 @@ def compare(
     policy: Annotated[
         str, typer.Option(metavar="NAMES", help="Policies with commas between them, the baseline first.")
     ] = COMPARED,
-    seeds: Seeds = 5,
     as_json: AsJson = False,
 ) -> None:
     """Compare policies for a training's light paths on the same background traffic and order."""
     options.expect_one_source(context)
-    cases, found = _run(job, options, [name.strip() for name in policy.split(",")], seeds)
+    refuse(_set(options.settings.model_fields_set, "window"), "is for the picture of `optical simulate`")
+    setting = options.setting(COMPARED_SEEDS)
+    cases, found = _run(job, setting, [name.strip() for name in policy.split(",")])
     rows, order = found.to_data(), cases[0][1].schedule.method
     if as_json:
-        draws = {"placements" if options.placements else "seeds": options.setting.num_draws(seeds)}
+        draws = {"placements" if setting.placements else "seeds": setting.num_draws}
         print_json({"order": order, **draws, "policies": rows})
         return
-    typer.echo(f"order {order}, {_draws(options, seeds)}; change against {found.baseline}")
+    typer.echo(f"order {order}, {_draws(setting)}; change against {found.baseline}")
     console().print(to_rich(_table(rows)))
 
 
-def _draws(options: LightOptions, seeds: int) -> str:
-    return counted(options.setting.num_draws(seeds), "placement" if options.placements else "background")
+def _draws(setting: "LightSetting") -> str:
+    return counted(setting.num_draws, "placement" if setting.placements else "background")
 
 
-def _run(job: Path, options: LightOptions, names: list[str], seeds: int) -> "tuple[list[Case], PolicyComparison]":
+def _run(job: Path, setting: "LightSetting", names: list[str]) -> "tuple[list[Case], PolicyComparison]":
     from farpipe.cli.planned import load_step
 
-    step = without_collectives(load_step(job))
-    with progress_bar("simulating", "runs") as progress:
-        return options.setting.compare(step, names, seeds, progress)
+    step = _without_collectives(load_step(job))
+    with progress_bar("simulating", "run") as progress:
+        return setting.compare(step, names, progress)
+
+
+def _without_collectives(loaded: "Loaded") -> "Loaded":
+    """The same step with its messages alone; a line on stderr says what is left out."""
+    from farpipe.core.simulate import simulate
+    from farpipe.optical.transfers import messages_alone
+
+    problem, schedule, plan = loaded
+    if not problem.collectives:
+        return loaded
+    alone = messages_alone(problem)
+    left_out = f"left out: {counted(len(problem.collectives), 'collective')} inside sites, which no light path carries"
+    if schedule is not None:
+        whole_s, alone_s = (simulate(one, schedule).makespan_s for one in (problem, alone))
+        left_out += f"; in the plan they take {format_seconds(whole_s - alone_s)} of {format_seconds(whole_s)}"
+    log(left_out)
+    return alone, schedule, plan
 
 
 def _facts(cases: "list[Case]", policy: str, runs: "Sequence[Run]", units: int | None) -> dict[str, Any]:
@@ -190,7 +276,7 @@ def _draw(
     outputs: LightOutputs, window_s: tuple[float, float], case: "Case", policy: "TransferPolicy", about: "LightText"
 ) -> None:
     """Draw and list the light paths of one step."""
-    if outputs.plot is None and outputs.html is None and outputs.log is None:
+    if outputs.plot is None and outputs.html is None and outputs.events is None:
         return
     scenario, training = case
     from farpipe.optical.shared_network import play_steps
@@ -205,8 +291,8 @@ def _draw(
         draw_light(outputs.plot, *drawn, shared.grid.num_slots, window_s)
     if outputs.html is not None:
         write_light_page(outputs.html, *drawn, shared.grid.num_slots, window_s, about=about)
-    if outputs.log is not None:
-        write_text(outputs.log, "\n".join(light_rows(*drawn)) + "\n")
+    if outputs.events is not None:
+        write_text(outputs.events, "\n".join(light_rows(*drawn)) + "\n")
 
 
 def _window_s(text: str) -> tuple[float, float]:
@@ -217,5 +303,7 @@ def _window_s(text: str) -> tuple[float, float]:
     except ValueError:
         window = (0.0, 0.0)
     if not 0 <= window[0] < window[1]:
-        raise UsageError(f"--window: expected two times in seconds such as 0.5-1.2, the earlier first, found {text!r}")
+        raise UsageError(
+            f"--set window: expected two times in seconds such as 0.5-1.2, the earlier first, found {text!r}"
+        )
     return window

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, Given, refuse, settings, typed, with_groups
+from farpipe.cli.options import AsJson, Given, refuse, settings, with_groups
 from farpipe.cli.output import check_folder, log, print_json, status
 from farpipe.core.errors import UsageError
 from farpipe.core.strict import write_text
@@ -22,13 +22,6 @@ Network = Annotated[
 Policy = Annotated[
     str, typer.Option(help="ksp-ff, ff-ksp, sd-ff, best-fit, last-fit, min-cuts, congestion-aware, or cd.")
 ]
-PathsFile = Annotated[Path | None, typer.Option(help="Candidate paths: CSV src,dst,order,nodes,km.")]
-Slots = Annotated[int, typer.Option(min=1, help="Slots per fibre.")]
-SlotGhz = Annotated[float, typer.Option(help="Width of a slot in GHz.")]
-Guard = Annotated[int, typer.Option(min=0, help="Guard slots beside every light path.")]
-Modulation = Annotated[str, typer.Option(help="deeprmsa, gnpy, 64qam, bpsk, or a CSV file reach_km,bit_s_hz.")]
-Shared = Annotated[bool, typer.Option("--shared", help="Both directions of an edge share one spectrum.")]
-Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Independent runs of random traffic, side by side.")]
 
 
 @dataclass(frozen=True)
@@ -37,20 +30,21 @@ class BlockingOptions:
 
     network: Network = "nsfnet"
     trace: Annotated[Path | None, typer.Option(help="Requests: CSV request,arrival_s,src,dst,gbit_s,holding_s.")] = None
-    load: Annotated[float | None, typer.Option(help="Instead of a trace: Poisson traffic of so many Erlang.")] = None
-    paths: PathsFile = None
+    load: Annotated[
+        float | None, typer.Option(min=1e-6, max=5e7, help="Instead of a trace: the load of Poisson traffic in Erlang.")
+    ] = None
+    paths: Annotated[Path | None, typer.Option(help="Candidate paths: CSV src,dst,order,nodes,km.")] = None
     policy: Policy = "ksp-ff"
-    slots: Slots = 100
-    slot_ghz: SlotGhz = 12.5
-    guard: Guard = 1
-    modulation: Modulation = "deeprmsa"
-    shared: Shared = False
-    seeds: Seeds = 5
-    defragment: Annotated[
-        bool, typer.Option("--defragment", help="Move light paths to lower slots when a request does not fit.")
-    ] = False
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Slots per fibre.")] = 100
+    slot_ghz: Annotated[float, typer.Option(help="Width of a slot in GHz.")] = 12.5
+    guard: Annotated[int, typer.Option(min=0, help="Guard slots beside every light path.")] = 1
+    modulation: Annotated[str, typer.Option(help="deeprmsa, gnpy, 64qam, bpsk, or a CSV file reach_km,bit_s_hz.")] = (
+        "deeprmsa"
+    )
     given: Given = None
-    log: Annotated[Path | None, typer.Option(help="Of a trace: write every request and its light path as CSV.")] = None
+    events: Annotated[Path | None, typer.Option(help="Write every request of --trace with its light path as CSV.")] = (
+        None
+    )
     as_json: AsJson = False
 
     @cached_property
@@ -63,9 +57,8 @@ class BlockingOptions:
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of `farpipe.optical.blocking`."""
-        keys = ("load", "trace", "paths", "policy", "slots", "slot_ghz", "guard", "modulation", "shared", "seeds")
-        named = {key: getattr(self, key) for key in (*keys, "defragment")}
-        return named | self.details.model_dump(exclude_unset=True)
+        keys = ("load", "trace", "paths", "policy", "slots", "slot_ghz", "guard", "modulation")
+        return {key: getattr(self, key) for key in keys} | self.details.model_dump(exclude_unset=True)
 
 
 def net_called(name: str, *, shared: bool) -> "OpticalNetwork":
@@ -81,34 +74,36 @@ def net_called(name: str, *, shared: bool) -> "OpticalNetwork":
 
 
 @with_groups
-def blocking(context: typer.Context, options: BlockingOptions) -> None:
+def blocking(options: BlockingOptions) -> None:
     """Requests that an optical network refuses, from a trace or under random traffic."""
-    _expect_one_source(context, options)
-    check_folder(options.log, keeping=(options.trace, options.paths, Path(options.network), Path(options.modulation)))
+    _expect_one_source(options)
+    check_folder(
+        options.events, keeping=(options.trace, options.paths, Path(options.network), Path(options.modulation))
+    )
     from farpipe import optical
     from farpipe.optical.traffic_outcome import request_rows
 
-    net = net_called(options.network, shared=options.shared)
+    net = net_called(options.network, shared=options.details.shared)
     with status("playing requests"):
         found = optical.blocking(net, **options.arguments)
     found = replace(found, setting=found.setting | {"network": options.network})
-    if options.log is not None:
-        write_text(options.log, "\n".join(request_rows(found.outcomes[0], found.paths)) + "\n")
+    if options.events is not None:
+        write_text(options.events, "\n".join(request_rows(found.outcomes[0], found.paths)) + "\n")
     if options.as_json:
         print_json(found.to_data())
     else:
         typer.echo(found)
 
 
-def _expect_one_source(context: typer.Context, options: BlockingOptions) -> None:
+def _expect_one_source(options: BlockingOptions) -> None:
     if (options.trace is None) == (options.load is None):
         raise UsageError("give the traffic as --trace FILE or as --load ERLANG, one of them")
     named = options.details.model_fields_set
     if options.trace is None:
-        refuse(["--log"] if options.log is not None else [], "is of the requests of --trace: give that too")
+        refuse(["--events"] if options.events is not None else [], "needs --trace")
     else:
-        of_poisson = [f"--set {name}" for name in ("requests", "truncate", "rates") if name in named]
-        refuse(typed(context, seeds="--seeds") + of_poisson, "is for --load, not for a trace")
+        of_poisson = [f"--set {name}" for name in ("seeds", "requests", "truncate", "rates") if name in named]
+        refuse(of_poisson, "is for --load, not for a trace")
     if options.paths is not None:
         of_found = [f"--set {name}" for name in ("k", "by") if name in named]
-        refuse(of_found, "is for paths that farpipe finds; --paths gives them")
+        refuse(of_found, "is for paths that farpipe finds; leave out --paths")

@@ -24,6 +24,7 @@ Why = Annotated[
     bool, typer.Option("--why", help="Show what every predicted second is made of, down to products and bytes.")
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the result as a picture to this file.")]
+Perfetto = Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of random choices; the same seed gives the same result.")]
 Processes = Annotated[int | None, typer.Option(min=1, max=1024, help="Processes at a time; default: all cores.")]
@@ -34,10 +35,6 @@ AllowPlaintext = Annotated[
 LengthColumn = Annotated[
     str | None,
     typer.Option("--column", help="Column of a CSV, or key of JSON lines, that has the lengths; length: an array has."),
-]
-DevicesPerStage = Annotated[
-    int | None,
-    typer.Option(min=1, help="One pipeline, each stage on this many devices (Ulysses); default: searched."),
 ]
 ProfileFiles = Annotated[
     list[Path] | None,
@@ -71,11 +68,11 @@ def settings(kind: type[SettingsType], given: list[str] | None) -> SettingsType:
         raise UsageError(str(error)) from None
 
 
-def pairs(given: list[str] | None) -> dict[str, str]:
-    """The NAME=VALUE of `--set` by name."""
+def pairs(given: list[str] | None, option: str = "--set") -> dict[str, str]:
+    """The NAME=VALUE of `option` by name."""
     for text in given or ():
         if "=" not in text.lstrip("="):
-            raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint="--set")
+            raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint=option)
     return dict(text.split("=", 1) for text in given or ())
 
 

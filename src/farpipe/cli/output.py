@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from farpipe.core.errors import InputError, RunError, UsageError
-from farpipe.core.units import format_seconds, printable
+from farpipe.core.units import counted, format_seconds, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,10 +151,10 @@ def _is_same(file: Path, other: Path) -> bool:
         return False
 
 
-def check_picture(path: Path | None, option: str = "--plot", kinds: tuple[str, ...] = (".svg", ".png")) -> None:
+def check_picture(path: Path | None, kinds: tuple[str, ...] = (".svg", ".png")) -> None:
     """UsageError unless the name of the picture at `path` ends in one of `kinds`, or has no ending."""
     if path is not None and path.suffix and path.suffix not in kinds:
-        raise UsageError(f"{option} {path}: pictures are written as {' or '.join(kinds)}")
+        raise UsageError(f"--plot {path}: pictures are written as {' or '.join(kinds)}")
 
 
 def expect_replaceable(path: Path, kind: str) -> bool:
@@ -264,15 +264,17 @@ def _search_line(what: str, progress: "Progress") -> str:
 
 @contextmanager
 def progress_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Callback for (done, total), 0 if unknown: a bar on a terminal, elsewhere a line every `LINE_EVERY_S`."""
+    """Callback for (done, total) of things called `unit`, total 0 if unknown: a bar, or a line every `LINE_EVERY_S`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     if not sys.stderr.isatty():
         pace = PacedLog()
         with status(what):
-            yield lambda done, total: pace.report(f"{what}: {done}{f' of {total}' if total else ''} {unit}")
+            yield lambda done, total: pace.report(
+                f"{what}: {f'{done} of ' * bool(total)}{counted(total or done, unit)}"
+            )
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(f"{unit}s"))
     with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)

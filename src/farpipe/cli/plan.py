@@ -123,7 +123,7 @@ def plan(options: PlanOptions) -> None:
     job, num_tokens, began_s = options.load_job(), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
     job = _pinned_by(options.objective, job, profiles)
-    with compilation_announced(), progress_bar("planning", "layouts") as advance, errors_of(options.job):
+    with compilation_announced(), progress_bar("planning", "layout") as advance, errors_of(options.job):
         best, *others = find(job, profiles, advance, options.top)
     found = explained(best)
     if not options.as_json and not options.time_limit:
@@ -206,7 +206,7 @@ def _with_alternatives(
     from farpipe.planning.explain import explained, with_alternatives
 
     try:
-        with progress_bar("comparing strategies and changes", "changes") as advance:
+        with progress_bar("comparing strategies and changes", "change") as advance:
             why = with_alternatives(found.explanation, best, advance, runs_on=runs_on)
     except KeyboardInterrupt:
         files = _write(options.output, found, *map(explained, others))

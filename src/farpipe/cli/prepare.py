@@ -43,9 +43,13 @@ def prepare(
     plan = document.plan
     show_planned(plan, options.device_for(plan.job), to_stderr=False)
     spec = run_spec_of(plan, emulate_links=False, resume=place.resume, **options.settings(plan, costs))
+    if change := place.change_of(plan):
+        typer.echo(change, err=True)
     with only_run(place.run_dir, make=True):
+        if not place.in_place:
+            _keep_prepared(spec, place.run_dir)
         open_run_dir(spec, place.run_dir, resume=place.in_place, explanation=document.explanation)
-        _show_how_to_start(plan, spec, place.run_dir, options.max_restarts, launch_format, hostfile)
+        _show_how_to_start(plan, spec, place.run_dir, plan.job.run.max_restarts, launch_format, hostfile)
     named = (spec.plan.model and spec.plan.model.hugging_face, spec.plan.data.source, spec.plan.data.tokenizer)
     if paths := [path for path in named if path and Path(path).exists()]:
         typer.echo(f"\nEvery machine reads these too, at the same path from where it starts: {', '.join(paths)}")
@@ -77,6 +81,16 @@ def _show_how_to_start(
     )
     for name in texts:
         typer.echo(f"    {commands.get(launch_format, 'kubectl apply -f')} {run_dir / name}")
+
+
+def _keep_prepared(spec: "RunSpec", run_dir: Path) -> None:
+    """Give the files of an earlier `prepare` a second name where this one has others; a line on stderr says so."""
+    from farpipe.engine.figures.metrics import PLAN_NAME, RUN_NAME
+
+    found = [path for path in (run_dir / RUN_NAME, run_dir / PLAN_NAME) if path.is_file()]
+    if found and found[0].read_text(encoding="utf-8") != spec.to_json() + "\n":
+        notes = "".join(map(second_name, found))
+        typer.echo(f"{run_dir}: was prepared before, with another plan or other settings{notes}", err=True)
 
 
 def _put(path: Path, text: str) -> None:

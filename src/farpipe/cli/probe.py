@@ -13,10 +13,11 @@ from farpipe.cli.options import AllowPlaintext, AsJson, refuse, typed, with_grou
 from farpipe.cli.output import console, print_json, status
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import nearest, read_text, write_text
-from farpipe.core.units import BYTES_PER_S, format_seconds
+from farpipe.core.units import BYTES, BYTES_PER_S, SECONDS, format_bytes, format_seconds, parse
 
 if TYPE_CHECKING:
     from farpipe.engine.transport.link_probe import LinkFigures, Sides
+    from farpipe.engine.transport.message_probe import Messages
 
 
 @dataclass(frozen=True)
@@ -24,19 +25,32 @@ class ProbeOptions:
     """The other side, how to reach it, and where the link is written."""
 
     address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Address at which the other side listens, or this one is to.")
+        str,
+        typer.Argument(
+            metavar="HOST:PORT", help="Address where the other side listens; with --listen, where this one does."
+        ),
     ]
+    link: Annotated[
+        str | None, typer.Argument(help="With --write: 'a>b', the sites of this side and of the one that listens.")
+    ] = None
     listen: Annotated[bool, typer.Option("--listen", help="Wait there for the other side, until Ctrl-C.")] = False
     certs: Annotated[Path | None, typer.Option(help="This site's folder from `farpipe certs issue`.")] = None
     allow_plaintext: AllowPlaintext = False
     token: Annotated[
         str | None,
-        typer.Option(envvar="FARPIPE_PROBE_TOKEN", help="Shown by the side that listens without certificates."),
+        typer.Option(
+            envvar="FARPIPE_PROBE_TOKEN", help="Secret that the listening side shows when it has no certificates."
+        ),
     ] = None
     seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0
-    write: Annotated[Path | None, typer.Option(help="Cluster or job (.toml) to write the link into.")] = None
-    source: Annotated[str | None, typer.Option("--from", help="With --write: the site of this side.")] = None
-    target: Annotated[str | None, typer.Option("--to", help="With --write: the site of the side that listens.")] = None
+    message: Annotated[
+        str | None, typer.Option(help="Size of single messages to measure as well, such as '8 MB'; see --gap.")
+    ] = None
+    gap: Annotated[str, typer.Option(help="With --message: pause before each.")] = "100 ms"
+    plan: Annotated[
+        Path | None, typer.Option(help="Plan whose messages between sites, with their pauses, are measured as well.")
+    ] = None
+    write: Annotated[Path | None, typer.Option(help="Write the link into this cluster or job (.toml).")] = None
     as_json: AsJson = False
 
 
@@ -48,22 +62,22 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
     """
     from farpipe.engine.transport.link_probe import measure
 
-    write, source, target = options.write, options.source, options.target
-    host, port = _split(options.address)
-    if (write is None) != (source is None) or (write is None) != (target is None):
-        raise UsageError("--write, --from and --to go together: the file and the names of the two sites in it")
+    write, (host, port) = options.write, _split(options.address)
+    if (write is None) != (options.link is None):
+        raise UsageError("--write and LINK go together: the file, and 'a>b' for the two sites in it")
     if options.listen:
         of_the_other_side = {"seconds": "--seconds", "write": "--write", "as_json": "--json"}
-        refuse(typed(context, **of_the_other_side), "is for the side that measures, not for the one with --listen")
+        of_the_other_side |= {name: f"--{name}" for name in ("message", "gap", "plan")}
+        refuse(typed(context, **of_the_other_side), "is for the side that measures, not with --listen")
         _listen(host, port, options)
         return
     sides = _sides(host, options.certs, options.allow_plaintext, options.token)
-    if write is not None:
-        _check_sites(write, str(source), str(target))
+    source, target = ("", "") if write is None else _ends(write, str(options.link))
+    messages = _messages(options)
     with status(f"measuring the link to {host}, about {4 * options.seconds:.0f} s"):
-        found = measure((host, port), sides, seconds=options.seconds)
+        found = measure((host, port), sides, seconds=options.seconds, messages=messages)
     if write is not None:
-        _write(write, str(source), str(target), found)
+        _write(write, source, target, found)
     for line in doubts(found):
         typer.echo(line, err=True)
     if options.as_json:
@@ -72,6 +86,30 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
     _show(found)
     if write is not None:
         typer.echo(f"links {source}>{target} and {target}>{source} written to {write}")
+
+
+def _messages(options: ProbeOptions) -> "Messages | None":
+    """Single messages to measure; UsageError where they are none, or given twice."""
+    from farpipe.engine.transport.message_probe import MAX_MESSAGE_BYTES, Messages
+
+    if options.message is None and options.plan is None:
+        return None
+    if options.message is not None and options.plan is not None:
+        raise UsageError("--message and --plan: give one of the two, the plan has messages of its own")
+    if options.plan is not None:
+        from farpipe.planning.planner.plan import Plan
+
+        asked = Messages.of(Plan.load(options.plan).problem)
+        if asked is None:
+            raise UsageError(f"--plan: in {options.plan} no site sends another one activations")
+    else:
+        try:
+            asked = Messages(round(parse(options.message, BYTES, "8 MB")), parse(options.gap, SECONDS, "100 ms"))
+        except ValueError as error:
+            raise UsageError(f"--message and --gap: {error}") from None
+    if not 0 < asked.num_bytes <= MAX_MESSAGE_BYTES:
+        raise UsageError(f"messages of {asked.num_bytes:,} bytes can't be measured: from 1 to {MAX_MESSAGE_BYTES:,}")
+    return asked
 
 
 def doubts(found: "LinkFigures") -> Iterator[str]:
@@ -106,11 +144,11 @@ def _sides(host: str, certs: Path | None, allow_plaintext: bool, token: str | No
         return Sides(TlsFiles.find(certs, ""), (token or "").encode())
     if not allow_plaintext and host not in ("127.0.0.1", "::1", "localhost"):
         raise UsageError(
-            f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or say "
-            "--allow-plaintext on a network that nobody else can reach"
+            f"{host} is another machine's address: give this site's certificates with --certs (farpipe certs), or, on "
+            "a private network, --allow-plaintext"
         )
     if not token:
-        raise UsageError("without certificates, give --token as the side that listens shows it")
+        raise UsageError("without certificates, give the --token that the listening side shows")
     return Sides(None, token.encode())
 
 
@@ -131,20 +169,22 @@ def _listen(host: str, port: int, options: ProbeOptions) -> None:
         server.close()
 
 
-def _check_sites(path: Path, *names: str) -> None:
-    """InputError, before anything is measured, when the file can't take a link between these sites."""
+def _ends(path: Path, link: str) -> tuple[str, str]:
+    """The sites of `link`; an error, before anything is measured, when the file can't take a link between them."""
     from farpipe.core.spec import load_cluster
 
+    source, arrow, target = link.partition(">")
+    if not arrow or source == target:
+        raise UsageError(f"LINK: expected two sites such as 'zurich>lugano', found {link!r}")
     known = [site.name for site in load_cluster(path).sites]
-    for option, name in zip(("--from", "--to"), names, strict=True):
+    for name in (source, target):
         if name not in known:
-            raise InputError(f"{option}: {path} has no site {name!r}{nearest(name, known)}; it has {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise UsageError("--from and --to: a link joins two sites, and both are the same")
+            raise InputError(f"LINK: {path} has no site {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+    return source, target
 
 
 def _write(path: Path, source: str, target: str, found: "LinkFigures") -> None:
-    """Put both directions into the file; the sites are there, see `_check_sites`."""
+    """Put both directions into the file; the sites are there, see `_ends`."""
     from farpipe.core.spec import load_cluster
     from farpipe.core.spec.write import with_link
 
@@ -166,3 +206,11 @@ def _show(found: "LinkFigures") -> None:
     shown.print(
         f"{f'{found.num_streams} streams':15} {rate(found.streams_there)} there, {rate(found.streams_back)} back"
     )
+    if (single := found.messages) is None:
+        return
+    each = f"messages of {format_bytes(single.num_bytes)}, {format_seconds(single.gap_s)} apart"
+    shown.print(f"{each}: {rate(single.there)} there, {rate(single.back)} back")
+    if single.plain_there is None or single.plain_back is None:
+        shown.print("  over plain TCP: the second port could not be reached")
+    else:
+        shown.print(f"  over plain TCP: {rate(single.plain_there)} there, {rate(single.plain_back)} back")

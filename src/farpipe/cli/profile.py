@@ -28,11 +28,11 @@ class ProfileOptions:
     given: JobKeys = None
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the profile.")] = Path("profile.json")
     device: Annotated[
-        Literal["cpu", "cuda"] | None, typer.Option(help="Device to measure on. Default: what it is measured for.")
+        Literal["cpu", "cuda"] | None, typer.Option(help="Device to measure on; default: that of the job.")
     ] = None
-    name: Annotated[str | None, typer.Option(help="The job's name for it, where its sites have several devices.")] = (
-        None
-    )
+    name: Annotated[
+        str | None, typer.Option("--as", help="The job's name for the device, where its sites have several.")
+    ] = None
     processes: Annotated[
         int | None,
         typer.Option(
@@ -95,10 +95,10 @@ def _show_chunks(found: "ChunkProfile", mark: float) -> None:
     from farpipe.core.cpu_share import other_work
 
     errors = ", ".join(f"{kind} {error:.1%}" for kind, error in found.errors.items())
-    typer.echo(f"error on slices that the fit did not see: {errors}")
+    typer.echo(f"error on held-out slices: {errors}")
     worst = max(error for kind, error in found.errors.items() if kind.endswith("mean"))
-    kept = "kept" if worst <= mark else "missed"
-    typer.echo(f"mark of {mark:.0%} {kept}; a layer holds {found.layer.held_bytes:,.0f} B per token")
+    reached = "within" if worst <= mark else "beyond"
+    typer.echo(f"{reached} the target of {mark:.0%}; a layer holds {found.layer.held_bytes:,.0f} B per token")
     if doubt := other_work(found.cpu_share):
         typer.echo(doubt)
 
@@ -125,7 +125,7 @@ def _device_name(job: "Job", wanted: str | None) -> str:
     if wanted is None and len(names) == 1:
         return names[0]
     if wanted is None:
-        raise UsageError(f"the job has several devices; say with --name which one this is: {', '.join(names)}")
+        raise UsageError(f"the job has several devices; say with --as which one this is: {', '.join(names)}")
     if wanted not in names:
-        raise UsageError(f"--name: the job has no device {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}")
+        raise UsageError(f"--as: the job has no device {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}")
     return wanted

@@ -13,10 +13,15 @@ def report(
         list[Path],
         typer.Argument(help="Run directories; the first is the one that the page is about."),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: report.html in the first.")] = None,
-    trace: Annotated[
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the page; default: report.html in the first.")
+    ] = None,
+    perfetto: Annotated[
         Path | None,
-        typer.Option(help="Of the first run. Default: trace.json in it, or NAME.trace.json beside the page NAME.html."),
+        typer.Option(
+            help="Write the first run's trace for ui.perfetto.dev here; default: trace.json in it, or NAME.trace.json "
+            "beside the page NAME.html."
+        ),
     ] = None,
 ) -> None:
     """Put runs side by side on one HTML page, write the trace of the first, and show their step times.
@@ -29,9 +34,9 @@ def report(
     from farpipe.report.shown import link_event_tables, step_table
 
     read, page = [folder / name for folder in run_dir for name in WRITTEN], output or run_dir[0] / PAGE_NAME
-    check_folder(output, trace, keeping=read)
+    check_folder(output, perfetto, keeping=read)
     runs = load_runs(run_dir)
-    trace = trace or (run_dir[0] / TRACE_NAME if output is None else page.with_suffix(".trace.json"))
+    trace = perfetto or (run_dir[0] / TRACE_NAME if output is None else page.with_suffix(".trace.json"))
     check_folder(page, trace, keeping=read)
     write_pages(runs, page, trace)
     for run in (run for run in runs if run.broken_off):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from farpipe.cli.options import JobKeys, ProfileFiles, expect_job, job_with, refuse
+from farpipe.cli.options import JobKeys, ProfileFiles, changes, job_with
 from farpipe.cli.output import status
 from farpipe.core.errors import InputError, UsageError
-from farpipe.core.strict import parse_toml
+from farpipe.core.strict import parse_toml, validate
 
 if TYPE_CHECKING:
     from farpipe.core.spec import Job
@@ -38,37 +38,21 @@ class RunOptions:
     run_dir: Annotated[
         Path | None, typer.Option(help="Directory of the run; default: that of --resume, or runs/last.")
     ] = None
-    method: Annotated[str | None, typer.Option(help="A named schedule instead of the plan's.")] = None
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the job's.")] = None
     device: Annotated[
         Literal["cpu", "cuda", "sleep"] | None,
         typer.Option(help="Device to compute on; sleep rehearses without computing. Default: what the sites have."),
     ] = None
     profile: ProfileFiles = None
-    outage_s: Annotated[float, typer.Option(min=0.1, help="Longest interruption of a connection to survive.")] = 60.0
-    timeout_s: Annotated[
-        float | None,
-        typer.Option(min=0.1, max=1e6, help="Longest wait for one message; default: a minute, or ten predicted steps."),
-    ] = None
-    replan: Annotated[
-        bool, typer.Option("--replan", help="Search for a faster schedule while the run goes on, and switch to it.")
-    ] = False
     resume: Annotated[
-        Path | None, typer.Option(help="Go on from the newest good checkpoint of this run, or from this one.")
+        Path | None, typer.Option(help="Continue from this run's newest good checkpoint, or from this checkpoint.")
     ] = None
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="Times that a run that breaks starts again from the newest checkpoint.")
-    ] = 0
 
     def load_plan(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
         """Load or make the plan, once its text was read; with what chunks cost for a job with `data.packing`.
 
         `computes_here`: InputError where this machine has not the device.
         """
-        from farpipe.planning.planner.orders import expect_known
-
-        if self.method is not None:
-            expect_known(self.method)
         plan_of = self._plan_of_job if self.job.suffix == ".toml" else self._plan_of_file
         return plan_of(computes_here=computes_here)
 
@@ -96,37 +80,27 @@ class RunOptions:
         from farpipe.engine.launch.directory import choose_run_dir
 
         if self.device == "sleep" and self.resume is not None:
-            raise UsageError("--resume has nothing to go on from: a rehearsal trains nothing")
+            raise UsageError("--resume has nothing to continue: a rehearsal trains nothing")
         return choose_run_dir(self.run_dir, self.resume)
 
     def settings(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]") -> dict[str, Any]:
         """The settings of the run of `plan` that these options ask for."""
-        from farpipe.core.spec.training import ReplanSettings
         from farpipe.engine.launch.runs import chunk_settings
 
-        timeout_s = self.timeout_s or max(60.0, 10 * plan.prediction.step_s)
-        return {
-            "num_steps": self.steps or plan.job.training.num_steps,
-            "device": self.device_for(plan.job),
-            "replan": ReplanSettings() if self.replan else None,
-            "transport": {"timeout_s": timeout_s, "outage_s": self.outage_s},
-        } | chunk_settings(plan.job, costs)
+        num_steps = self.steps or plan.job.training.num_steps
+        return {"num_steps": num_steps, "device": self.device_for(plan.job)} | chunk_settings(plan.job, costs)
 
     def _plan_of_file(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
-        from farpipe.planning import PlanDocument, reorder
+        from farpipe.planning import PlanDocument
 
-        expect_job(self.job, self.given)
-        document = PlanDocument.load(self.job)
+        document = _with_keys_of_a_run(PlanDocument.load(self.job), self.given)
         plan = document.plan
         if self.profile:
-            raise UsageError(f"--profile: {self.job} is made already; give the job, to plan anew")
+            raise UsageError(f"--profile: {self.job} is a finished plan; give the job (.toml) to plan with profiles")
         if plan.job.data.packing is not None:
-            raise UsageError(f"{self.job}: with data.packing every step is planned for itself; give the job")
+            raise UsageError(f"{self.job}: with data.packing every step is planned separately; give the job")
         self._check(plan.job, computes_here=computes_here)
-        if self.method is None:
-            return document, ()
-        why = document.explanation.of_another_order()
-        return PlanDocument(plan=reorder(plan, self.method), explanation=why), ()
+        return document, ()
 
     def _plan_of_job(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
         from farpipe.cli.planned import errors_of, load_profiles
@@ -135,7 +109,7 @@ class RunOptions:
 
         job = job_with(self.job, self.given)
         self._check(job, computes_here=computes_here)
-        job = self._within_engine(job) if job.data.packing is None else self._on_chunks(job)
+        job = self._within_engine(job) if job.data.packing is None else job
         with status("planning" if job.data.packing is None else "planning the first batch"):
             profiles = load_profiles(job, self.profile or ())
             with errors_of(self.job):
@@ -143,19 +117,34 @@ class RunOptions:
             return explained(found), found.chunk_costs
 
     def _within_engine(self, job: "Job") -> "Job":
-        """The job with `--method`, pinned to what the engine can run, which is said: `farpipe plan` doesn't pin it."""
+        """The job pinned to what the engine can run; a line says so, for `farpipe plan` doesn't pin it."""
         from farpipe.planning.planner.engine import within_engine
 
         runnable, note = within_engine(job)
         if note:
             typer.echo(f"planning for farpipe's engine: {note}", err=True)
-        return runnable.model_copy(update={"schedule": self.method or job.schedule})
+        return runnable
 
-    def _on_chunks(self, job: "Job") -> "Job":
-        """A job with `data.packing` as it is; UsageError for options that mean nothing there."""
-        given = {"--method": self.method is not None, "--replan": self.replan}
-        refuse([name for name, is_given in given.items() if is_given], "is not for data.packing: every step is planned")
-        return job
+
+def _with_keys_of_a_run(document: "PlanDocument", given: list[str] | None) -> "PlanDocument":
+    """The plan with the keys of `--set` that a plan leaves open: those of [run], and another order."""
+    from farpipe.core.spec import RunKeys
+    from farpipe.planning import PlanDocument, reorder
+
+    changed, plan, why = changes(given), document.plan, document.explanation
+    method = changed.pop("schedule.method", None)
+    if others := [key for key in changed if not key.startswith("run.")]:
+        raise UsageError(
+            f"--set {others[0]}: the plan has this decided; give the job (.toml), or only keys of [run] and "
+            "schedule.method"
+        )
+    if changed:
+        keys = {key.removeprefix("run."): value for key, value in changed.items()}
+        run = validate(RunKeys, plan.job.run.model_dump() | keys, "--set", prefix="run")
+        plan = plan.model_copy(update={"job": plan.job.model_copy(update={"run": run})})
+    if method is not None:
+        plan, why = reorder(plan, str(method)), why.of_another_order()
+    return PlanDocument(plan=plan, explanation=why)
 
 
 def show_planned(plan: "Plan", device: str, *, to_stderr: bool) -> None:

@@ -28,7 +28,7 @@ class ScheduleOptions:
     time_limit: Annotated[float, typer.Option(min=0, help="Seconds that a search may take.")] = 10.0
     seed: Seed = 0
     output: Output = None
-    timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every event too.")] = False
+    timeline: Annotated[bool, typer.Option("--timeline", help="With --json: add every event.")] = False
     as_json: AsJson = False
 
 
@@ -105,6 +105,6 @@ def _refuse_what_is_not_used(context: typer.Context, method: str, *, as_json: bo
     expect_known(method)
     if not SEARCHES.get(method):
         of_searches = typed(context, time_limit="--time-limit", seed="--seed")
-        refuse(of_searches, f"is for a search, and --method {method} is none: take one of {', '.join(SEARCHES)}")
+        refuse(of_searches, f"is for a search, and --method {method} is not one: use one of {', '.join(SEARCHES)}")
     if not as_json:
-        refuse(typed(context, timeline="--timeline"), "is a part of what --json prints: give both")
+        refuse(typed(context, timeline="--timeline"), "needs --json")

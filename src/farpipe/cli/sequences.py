@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from farpipe.cli.options import (
     AsJson,
-    DevicesPerStage,
     JobKeys,
     LengthColumn,
     Seed,
     job_with,
     refuse,
+    settings,
     typed,
     with_groups,
 )
@@ -25,7 +25,8 @@ from farpipe.report.tables import TableView, to_rich
 
 if TYPE_CHECKING:
     from farpipe.core.spec import Job
-    from farpipe.planning.workload import BatchOptions, BatchPlan, SequencePlan
+    from farpipe.planning.workload import BatchPlan, SequencePlan
+    from farpipe.planning.workload.batch_options import BatchSettings
     from farpipe.planning.workload.chunk import Ints
     from farpipe.report.views import RunView
 
@@ -67,23 +68,28 @@ class BatchPlanOptions:
     cut: Annotated[int | None, typer.Option(min=1, help="Cut sequences into pieces of at most this many tokens.")] = (
         None
     )
-    slices: Annotated[int | None, typer.Option(min=1, help="Slices of the longest sequence; else searched.")] = None
-    checkpointing: Annotated[
-        Literal["chunk", "uniform", "full", "none"],
-        typer.Option(help="Layers to recompute: chosen for each stage and chunk, the same for all, all, none."),
-    ] = "chunk"
-    devices_per_stage: DevicesPerStage = None
     html: Annotated[
         Path | None, typer.Option(help="Write the chunk map, with recomputed layers, and the timeline as an HTML page.")
     ] = None
     as_json: AsJson = False
 
     @property
-    def planner_options(self) -> "BatchOptions":
-        """Options of the planner."""
-        from farpipe.planning.workload import BatchOptions
+    def batch_settings(self) -> "BatchSettings":
+        """The settings of the batch that `--set` names."""
+        from farpipe.planning.workload.batch_options import BatchSettings
 
-        return BatchOptions(num_slices=self.slices, checkpointing=self.checkpointing)
+        return settings(BatchSettings, [text for text in self.given or () if _is_of_batch(text)])
+
+    def load_job(self) -> "Job":
+        """The job with the other keys of `--set`."""
+        return job_with(self.job, [text for text in self.given or () if not _is_of_batch(text)])
+
+
+def _is_of_batch(text: str) -> bool:
+    """True for a NAME=VALUE of `--set` whose name is a setting of the batch, not a key of the job."""
+    from farpipe.planning.workload.batch_options import BatchSettings
+
+    return text.partition("=")[0].strip() in BatchSettings.model_fields
 
 
 @sequences.command("plan")
@@ -91,22 +97,23 @@ class BatchPlanOptions:
 def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     """Plan one batch: layout, chunks, pipelines, recomputed layers, orders, and the time of the step.
 
-    The job's pins hold; what they leave open is searched. The file is the batch unless --sample draws one; without a
-    file, documents are drawn from what the job trains on. --json names pins that chunks can't keep in `unused`. Exit
-    code 4: a sequence fits in no number of slices, or the batch in no layout.
+    The job's pins hold; what they leave open is searched. --set also takes settings of the batch: slices,
+    checkpointing and devices_per_stage. The file is the batch unless --sample draws one; without a file, documents are
+    drawn from what the job trains on. --json names pins that chunks can't keep in `unused`. Exit code 4: a sequence
+    fits in no number of slices, or the batch in no layout.
     """
     from farpipe.cli.compiling import compilation_announced
     from farpipe.planning.planner.batches import plan_batch
 
     if options.sample is None and options.lengths is not None:
-        refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
+        refuse(typed(context, seed="--seed"), "needs --sample")
     if options.lengths is None:
-        refuse(typed(context, column="--column"), "is of the file of --lengths: give that too")
+        refuse(typed(context, column="--column"), "needs --lengths")
     check_folder(options.html, keeping=(options.job, options.lengths))
-    job = job_with(options.job, options.given)
+    job, asked = options.load_job(), options.batch_settings
     batch = _batch(job, options)
     with compilation_announced(), status(f"planning {batch.size} sequences"):
-        found = plan_batch(job, batch, options.planner_options, options.devices_per_stage)
+        found = plan_batch(job, batch, asked.options, asked.devices_per_stage)
     obstacle, unused = _obstacle(job, found), {".".join(key): why for key, why in job.not_of_chunks().items()}
     if options.html is not None:
         _write_page(found, options.job.name, options.html, obstacle)
@@ -187,7 +194,7 @@ def _run_name(plan: "BatchPlan", index: int, method: str) -> str:
 def _uncompared(job: "Job", plan: "BatchPlan", longest: int) -> tuple[str, ...]:
     """Properties of the batch with which predictions were never compared."""
     from farpipe.planning.cost import JobCosts
-    from farpipe.planning.explain.limits import uncompared
+    from farpipe.planning.cost.trust import uncompared
 
     sites = [job.cluster.site(name) for name in plan.layout.devices]
     return uncompared(JobCosts(job.model, job.training), sites, longest, plan.layout.devices_per_stage)

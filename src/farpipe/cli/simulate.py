@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import AsJson, Plot, with_groups
+from farpipe.cli.options import AsJson, Perfetto, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json
 from farpipe.core.strict import write_text
 from farpipe.core.units import format_seconds
@@ -24,7 +24,7 @@ class SimulateOptions:
 
     plan: Annotated[Path, typer.Argument(help="A plan, or a problem together with --schedule.")]
     schedule: Annotated[Path | None, typer.Option(help="A schedule file to simulate instead of the plan's own.")] = None
-    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None
+    perfetto: Perfetto = None
     plot: Plot = None
     html: Annotated[Path | None, typer.Option(help="Write the whole report as one HTML page.")] = None
     as_json: AsJson = False
@@ -43,7 +43,7 @@ def simulate(options: SimulateOptions) -> None:
     from farpipe.planning.planner.step_samples import spread_of
 
     check_picture(options.plot, kinds=(".svg",))
-    check_folder(options.trace, options.plot, options.html, keeping=(options.plan, options.schedule))
+    check_folder(options.perfetto, options.plot, options.html, keeping=(options.plan, options.schedule))
     problem, own, document = load_explained(options.plan)
     plan = document.plan if document else None
     schedule = Schedule.load(options.schedule) if options.schedule is not None else own
@@ -73,8 +73,8 @@ def _draw(view: "RunView", document: "PlanDocument | None", options: SimulateOpt
     from farpipe.report.trace import write_trace
     from farpipe.report.views import RunReport
 
-    if options.trace is not None:
-        write_trace({"predicted": view.predicted}, options.trace, view.problem)
+    if options.perfetto is not None:
+        write_trace({"predicted": view.predicted}, options.perfetto, view.problem)
     if options.plot is not None:
         write_text(options.plot, draw_gantt([Panel("predicted", view.predicted, view.sites)]).svg())
     if options.html is not None:

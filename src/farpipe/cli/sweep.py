@@ -69,15 +69,15 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
     from farpipe.report.sweeps import draw_map
 
     if options.lengths is None and options.sample is not None:
-        refuse(["--sample"], "is of the documents of --lengths: give that too")
+        refuse(["--sample"], "needs --lengths")
     if options.sample is None:
-        refuse(typed(context, seed="--seed"), "is of the draw that --sample makes: give that too")
+        refuse(typed(context, seed="--seed"), "needs --sample")
     check_folder(options.output, options.plot, keeping=(options.job, options.lengths))
     check_picture(options.plot)
     axes = [parse_axis(text) for text in options.over]
     points = job_points(options.table, axes, _documents(options))
     file = RowFile(options.output, name_of, {"format": FORMAT})
-    with progress_bar("sweeping", "points") as advance:
+    with progress_bar("sweeping", "point") as advance:
         player = here(options.processes or len(os.sched_getaffinity(0)))
         rows = play_grid(points, [point.name for point in points], row_of, file, player, advance)
     results = [Result.from_data(row, point.values) for row, point in zip(rows, points, strict=True)]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 @with_groups
 def train(
     options: RunOptions,
-    emulate: Annotated[bool, typer.Option(help="Delay messages between sites as the links would.")] = True,
     wan: Annotated[
         bool, typer.Option("--wan", help="Run each site in a network namespace, with kernel links between them (root).")
     ] = False,
@@ -31,28 +30,28 @@ def train(
 ) -> None:
     """Train here, one process per rank, with an emulated WAN between the sites.
 
-    Needs PyTorch. Given a job, it plans first. Without --device it computes on what the sites have, and refuses to
-    train a job for GPUs on a CPU unless told so; --device sleep rehearses everything but the computing. --wan runs over
-    the kernel's network, with TLS. metrics.jsonl is always written. A rank that fails ends them all; --resume continues
-    from the last checkpoint. Each rank gets its share of the cores as OMP_NUM_THREADS, unless that is set.
+    Needs PyTorch. Given a job, it plans first. Without --device it computes on what the sites have; a job for
+    GPUs trains on a CPU only with --device cpu, and --device sleep rehearses everything but the computing. --wan runs
+    over the kernel's network, with TLS. metrics.jsonl is always written. A rank that fails ends them all; --resume
+    continues from the last checkpoint. Each rank gets its share of the cores as OMP_NUM_THREADS, unless that is set.
     """
     from farpipe.cli.wan import wan_for
 
     if allow_plaintext and not wan:
-        raise UsageError("--allow-plaintext is for --wan; under torchrun it is the ranks' own")
+        raise UsageError("--allow-plaintext needs --wan; under torchrun, give it to the ranks")
     need_torch("farpipe train")
     place = options.place()
     document, costs = options.load_plan(computes_here=True)
     plan = document.plan
     show_planned(plan, options.device_for(plan.job), to_stderr=True)
-    emulated = emulate and not wan
+    emulated = plan.job.run.emulate and not wan
     paths = _load_light_paths(light_paths, plan, emulated=emulated)
     settings = options.settings(plan, costs) | {
         "emulate_links": emulated,
         "light_paths": paths,
         "resume": options.resume,
     }
-    launching = {"allow_plaintext": allow_plaintext, "max_restarts": options.max_restarts}
+    launching = {"allow_plaintext": allow_plaintext}
     with wan_for(plan.job.cluster, wanted=wan) as between:
         run = _train(document, place.run_dir, launching | {"wan": between}, settings)
     _show_results(run, as_json=as_json)
@@ -65,13 +64,13 @@ def _load_light_paths(path: Path | None, plan: "Plan", *, emulated: bool) -> "Li
     if path is None:
         return None
     if not emulated:
-        raise UsageError("--light-paths is for emulated links; leave out --wan and --no-emulate")
+        raise UsageError("--light-paths is for emulated links; leave out --wan and run.emulate = false")
     paths = LightPaths.load(path)
     paths.expect_fit(plan.problem, str(path))
     if paths.schedule.ranks != plan.schedule.ranks:
         raise InputError(
             f"{path}: its order is {paths.schedule.method}, the plan's {plan.schedule.method}; simulate the light "
-            "paths of the plan in its own order (without --method)"
+            "paths of the plan in its own order"
         )
     return paths
 
@@ -98,7 +97,7 @@ def _train(document: "PlanDocument", run_dir: Path, launching: dict[str, Any], s
     plan, err = document.plan, console(stderr=True)
     launching |= {
         "on_notice": err.print,
-        "on_restart": lambda reason: err.print(f"the run broke, and starts again: {reason}"),
+        "on_restart": lambda reason: err.print(f"the run broke and restarts: {reason}"),
     }
     try:
         with _progress(plan.schedule.method, settings["num_steps"], plan.job.metrics.log_every_steps) as on_step:

@@ -4,13 +4,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from farpipe.cli.options import AsJson
+from farpipe.cli.options import AsJson, pairs
 from farpipe.cli.output import console, print_json
 from farpipe.core.errors import InputError, UsageError
+from farpipe.core.strict import nearest
 from farpipe.core.units import BYTES_PER_S, SECONDS, format_bytes, format_rate, format_seconds, parse
 from farpipe.report.tables import TableView, to_rich
 
@@ -30,6 +31,13 @@ def common(
     context.obj = name
 
 
+FIGURES: Final = {
+    "latency": ("latency_s", SECONDS, "60 ms"),
+    "bandwidth": ("bandwidth_bytes_per_s", BYTES_PER_S, "50 Mbit/s"),
+    "jitter": ("jitter_s", SECONDS, "2 ms"),
+    "loss": ("loss", {}, "0.01"),
+}
+"""Key, units and an example of what can be set of a link; a share has no units."""
 LinkName = Annotated[str, typer.Argument(metavar="LINK", help="'a>b' for one direction, 'a<>b' for both, in quotes.")]
 
 
@@ -70,22 +78,22 @@ def wan_status(context: typer.Context, as_json: AsJson = False) -> None:
 def wan_set(
     context: typer.Context,
     link: LinkName,
-    latency: Annotated[str | None, typer.Option(help="One way, such as '60 ms'.")] = None,
-    bandwidth: Annotated[str | None, typer.Option(help="Such as '50 Mbit/s'.")] = None,
-    loss: Annotated[float | None, typer.Option(help="Share of packets lost, from 0 to below 1.")] = None,
-    jitter: Annotated[str | None, typer.Option(help="Largest delay on top of the latency.")] = None,
+    figures: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...",
+            help="'latency=60 ms' (one way), 'bandwidth=50 Mbit/s', 'jitter=2 ms' (largest delay of a packet), "
+            "loss=0.01 (share of packets), as in the job.",
+        ),
+    ],
 ) -> None:
     """Change a link while it runs."""
-    figures = {
-        "latency_s": _quantity("--latency", latency, SECONDS, "60 ms"),
-        "bandwidth_bytes_per_s": _quantity("--bandwidth", bandwidth, BYTES_PER_S, "50 Mbit/s"),
-        "loss": loss,
-        "jitter_s": _quantity("--jitter", jitter, SECONDS, "2 ms"),
-    }
-    given = {key: value for key, value in figures.items() if value is not None}
-    if not given:
-        raise UsageError("nothing to set; give --latency, --bandwidth, --loss or --jitter")
-    _find(context.obj).set(link, **given)
+    given = pairs(figures, "KEY=VALUE")
+    if unknown := [key for key in given if key not in FIGURES]:
+        raise UsageError(
+            f"{unknown[0]}: a link has no such figure{nearest(unknown[0], FIGURES)}; it has {', '.join(FIGURES)}"
+        )
+    _find(context.obj).set(link, **{FIGURES[key][0]: _figure(key, text) for key, text in given.items()})
 
 
 @wan.command("cut")
@@ -112,7 +120,7 @@ def wan_down(context: typer.Context) -> None:
     except ValueError as error:
         raise UsageError(f"--name: {error}") from None
     for pid in state.take_down(context.obj):
-        typer.echo(f"process {pid} was in the WAN and goes on without a network", err=True)
+        typer.echo(f"process {pid} was in the WAN and continues without a network", err=True)
 
 
 @contextmanager
@@ -126,7 +134,7 @@ def wan_for(cluster: "Cluster", *, wanted: bool) -> Iterator["Wan | None"]:
         return
     check_possible()
     if (found := Wan.find()) is not None:
-        typer.echo(f"over the WAN {found.name!r}, which is up; its links are as they were set there", err=True)
+        typer.echo(f"over the WAN {found.name!r}, which is up, with its links as set there", err=True)
         yield found
         return
     with wan_of_cluster(cluster, name=f"run{os.getpid()}") as own:
@@ -146,11 +154,12 @@ def _find(name: str) -> "Wan":
     return found
 
 
-def _quantity(option: str, text: str | None, units: dict[str, float], example: str) -> float | None:
+def _figure(key: str, text: str) -> float:
+    _, units, example = FIGURES[key]
     try:
-        return None if text is None else parse(text, units, example)
+        return parse(text, units, example) if units else float(text)
     except ValueError as error:
-        raise InputError(f"{option}: {error}") from None
+        raise InputError(f"{key}: {error}") from None
 
 
 def _table(links: dict[str, dict[str, Any]]) -> "TableView":

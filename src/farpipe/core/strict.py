@@ -53,8 +53,8 @@ def seen_from(folder: Path, name: str) -> Path:
 
 def read_text(path: Path | str) -> str:
     """The file's text; InputError when it is missing, no plain file, too large, empty or not UTF-8."""
-    path = Path(path)
     try:
+        path = Path(path)
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe could keep us waiting for ever
             raise InputError(f"{path}: not a plain file")
         if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
@@ -65,7 +65,7 @@ def read_text(path: Path | str) -> str:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start}); {advice}") from None
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
-    except ValueError as error:  # a NUL in the path
+    except (ValueError, TypeError) as error:  # a NUL in the path, or no path at all
         raise InputError(f"{str(path)!r}: can't be read: {error}") from None
     if not text.strip():
         raise InputError(f"{path}: the file is empty")
@@ -80,7 +80,7 @@ def read_csv(path: Path | str, delimiter: str = ",") -> tuple[list[str], Iterato
     table = _csv_table(path, delimiter)
     _, names = next(table)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{path}: line 1: column {twice[0]!r} is there twice")
+        raise InputError(f"{path}: line 1: column {twice[0]!r} appears twice")
 
     def rows() -> Iterator[tuple[str, dict[str, str]]]:
         for line, cells in table:
@@ -97,7 +97,7 @@ def as_utc(text: str, place: str, zone: tzinfo | None = UTC) -> datetime:
     try:
         found = datetime.fromisoformat(text.strip())
         if found.tzinfo is None and zone is None:
-            raise InputError(f"{place}: {text[:40]!r} names no time zone; export times with their offset from UTC")
+            raise InputError(f"{place}: {text[:40]!r} has no time zone; export times with their offset from UTC")
         return (found if found.tzinfo else found.replace(tzinfo=zone)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InputError(f'{place}: expected a time such as "2024-01-31T12:00:00", found {text[:40]!r}') from None
@@ -169,14 +169,14 @@ def shaped(source: str, kind: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise InputError(f"{source}: looks like {kind}, but has another shape: {error!r:.120}") from None
+        raise InputError(f"{source}: looks like {kind}, but has a different structure: {error!r:.120}") from None
 
 
 def parse_json(text: str, source: str) -> Any:
     """The JSON value in `text`; NaN, infinities and repeated keys are errors as well."""
 
     def reject_constant(name: str) -> NoReturn:
-        raise InputError(f"{source}: {name} is not a number that JSON or farpipe knows")
+        raise InputError(f"{source}: {name} is not a number in JSON")
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         data = dict(pairs)
@@ -201,7 +201,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         except tomllib.TOMLDecodeError as error:
             hint = _json_hint(text) if text.lstrip().startswith("{") else ""
             if "twice" in str(error):
-                hint = "; only tables of a list stand several times, in double brackets: [[cluster.sites]]"
+                hint = "; only tables of a list may repeat, in double brackets: [[cluster.sites]]"
             raise InputError(f"{source}: not TOML: {error}{hint}") from None
 
 
@@ -225,9 +225,9 @@ def _as_input_errors(source: str) -> Iterator[None]:
 def expect_format(data: Any, name: str, source: str) -> dict[str, Any]:
     """`data` without its ``format`` key, which must be `name`."""
     if not isinstance(data, dict):
-        raise InputError(f'{source}: expected an object with "format": "{name}", found {_show(data)}')
+        raise InputError(f'{source}: expected an object with "format": "{name}", found {show(data)}')
     if data.get("format") != name:
-        raise InputError(f"{source}: format: expected {name!r}, found {_show(data.get('format'))}")
+        raise InputError(f"{source}: format: expected {name!r}, found {show(data.get('format'))}")
     return {key: value for key, value in data.items() if key != "format"}
 
 
@@ -240,7 +240,7 @@ def validate(model: type[ModelType], data: Any, source: str, prefix: str = "", t
         return model.model_validate(data)
     except ValidationError as error:
         line = toml_line(toml, _most_telling(error)["loc"])
-        raise InputError(_explain(model, error, source, prefix) + (f" (line {line})" if line else "")) from None
+        raise InputError(explain(model, error, source, prefix) + (f" (line {line})" if line else "")) from None
 
 
 def toml_line(text: str, location: Sequence[int | str]) -> int:
@@ -296,7 +296,8 @@ def _depth(data: Any, location: Sequence[int | str]) -> int:
     return len(location)
 
 
-def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix: str) -> str:
+def explain(model: type[BaseModel], error: ValidationError, source: str, prefix: str = "") -> str:
+    """The first thing that is wrong by `error`, with its place in `source`."""
     first = _most_telling(error)
     location = first["loc"]
     if location[-1:] == ("[key]",) and first["type"] != "extra_forbidden":
@@ -322,7 +323,7 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str, prefix
     if first["type"] == "value_error":  # our own validators show the value where it helps, and may begin with a name
         return f"{place}: {message}"
     message = message[:1].lower() + message[1:]
-    return f"{place}: {message}, found {_show(first['input'])}"
+    return f"{place}: {message}, found {show(first['input'])}"
 
 
 def _most_telling(error: ValidationError) -> Any:
@@ -362,7 +363,8 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """A value in an error, in few words."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, list | tuple):
@@ -379,15 +381,15 @@ def _show(value: Any) -> str:
 def finite(value: Any, *, minimum: float = 0.0, exclusive: bool = False) -> float:
     """`value` as a float if it is a plain finite number not below `minimum`; ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"expected a number, found {_show(value)}")
+        raise ValueError(f"expected a number, found {show(value)}")
     try:
         number = float(value)
     except OverflowError:
-        raise ValueError(f"too large for a number: {_show(value)}") from None
+        raise ValueError(f"too large for a number: {show(value)}") from None
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, found {value}")
     if number < minimum or (exclusive and number == minimum):
-        raise ValueError(f"must be {'more than' if exclusive else 'at least'} {minimum:g}, found {_show(value)}")
+        raise ValueError(f"must be {'more than' if exclusive else 'at least'} {minimum:g}, found {show(value)}")
     return number
 
 

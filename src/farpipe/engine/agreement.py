@@ -13,7 +13,7 @@ from farpipe.engine.checkpoint.manifest import ModelFacts
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.executor.work import Work
 from farpipe.engine.run_spec import RunSpec
-from farpipe.engine.stages.module_stage import ModuleSlice
+from farpipe.engine.stages.slices import ModuleSlice
 from farpipe.engine.versions import versions_of
 from farpipe.planning import Plan
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
+from farpipe.core.arguments import expect_kind, expect_list
 from farpipe.core.errors import InputError
 from farpipe.fleet.events import Event
 from farpipe.fleet.job import FleetJob
@@ -36,6 +37,8 @@ def play(
     be shared between calls on the same cluster; `after` is called with every state. The same arguments give the same
     outcome.
     """
+    expect_kind("play: scenario", scenario, Scenario, "a Scenario, such as farpipe.fleet.load_scenario(FILE) reads")
+    expect_list("play: jobs", jobs, FleetJob, "a FleetJob; farpipe.fleet.read_jobs(FILE) reads them")
     _expect_series(scenario, jobs)
     chosen = _configured(policy_of(policy), scenario) if isinstance(policy, str) else policy
     quotes = quotes or quotes_of(scenario)

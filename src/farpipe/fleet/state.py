@@ -107,7 +107,7 @@ def _known(state: State, decision: Decision) -> str:
         return ""
     sites = [site for site, _ in devices]
     if len(set(sites)) != len(sites) or not set(sites) <= set(state.sites):
-        return f"{name}: sites {sites} are unknown, or one is there twice"
+        return f"{name}: sites {sites} are unknown, or one appears twice"
     job, number = state.jobs[name].job, sum(count for _, count in devices)
     if not job.min_devices <= number <= job.max_devices:
         return f"{name}: {number} devices; it wants from {job.min_devices} to {job.max_devices}"

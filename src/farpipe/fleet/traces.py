@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import InputError
 from farpipe.core.strict import as_utc, nearest, parse_json, read_csv, read_text
 from farpipe.fleet.job import MAX_STEPS, FleetJob, Kind, timed_kind
@@ -24,6 +25,7 @@ def read_jobs(path: Path | str, start: datetime | None = None) -> list[FleetJob]
     A file whose name ends in ``.json`` has a list of objects with the columns of JOBS.csv as keys. With `start`, the
     moment of second 0, a time in ISO 8601 may stand for seconds.
     """
+    expect_kind("read_jobs: path", path, (str, Path), "the path of a JOBS.csv")
     rows = _json_rows(path) if Path(path).suffix == ".json" else _csv_rows(path)
     jobs: dict[str, FleetJob] = {}
     for place, row in rows:

@@ -103,7 +103,7 @@ class Waits:
     def __init__(self, name: str) -> None:
         self.name = name
         self.found: list[tuple[float, str]] = []
-        """(time, reason from then on; empty: it does not wait any more)."""
+        """(time, reason from then on; empty: it no longer waits)."""
 
     def __call__(self, state: FleetState, event: object) -> None:
         job = state.jobs.get(self.name)

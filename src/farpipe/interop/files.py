@@ -209,7 +209,7 @@ def _lacks_flash_attention(device: str) -> bool:
 def draft_of_devices(draft: Draft, num_devices: int | None, device: str = "") -> Draft:
     """The draft with the number and the kind of devices from outside, and all that follows from them."""
     if num_devices is not None:
-        draft.num_devices = Setting(num_devices, "--num-devices")
+        draft.num_devices = Setting(num_devices, "--site")
         draft.tables["layout"].pop("data", None)
     with shaped(draft.form, "settings of a training"):
         draft.settle()

@@ -23,12 +23,11 @@ class MeasuredLink:
     back: dict[str, tuple[Any, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def give(self, options: Mapping[str, str | None]) -> None:
+    def give(self, figures: Mapping[str, str]) -> None:
         """Let figures of the command line, by key, take the place of measured ones in both directions."""
-        for name, text in options.items():
-            if text:
-                self.there[name] = (text, f"--{name}")
-                self.back.pop(name, None)
+        for name, text in figures.items():
+            self.there[name] = (text, "--link")
+            self.back.pop(name, None)
 
 
 def read_link_tests(paths: Iterable[Path]) -> dict[Path, LinkTest]:

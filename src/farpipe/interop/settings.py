@@ -273,7 +273,9 @@ class Draft:
         devices, known = self.num_devices, self.value("layout", "data")
         if devices.value % model_devices or (known and devices.value != model_devices * known):
             degrees = f"pipeline x tensor x context = {model_devices}{f' x data = {known}' if known else ''}"
-            raise InputError(f"{devices.value} devices ({devices.origin}) do not fit {degrees}; give --num-devices")
+            raise InputError(
+                f"{devices.value} devices ({devices.origin}) do not fit {degrees}; give --site NUMBERxDEVICE"
+            )
         if known is None:
             data = devices.value // model_devices
             self.put("layout", "data", data, f"{devices.value} devices / {model_devices}")
@@ -290,7 +292,7 @@ class Draft:
         elif each is not None and whole is not None and self.accumulation and each.value * data != whole.value:
             raise InputError(
                 f"{whole.origin}: {whole.value} is not {each.value} (by {each.origin}) on {data} replicas; give the "
-                "number of devices (--num-devices) or the file with the degrees (tensor, pipeline, context)"
+                "number of devices (--site NUMBERxDEVICE) or the file with the degrees (tensor, pipeline, context)"
             )
 
     def missing(self) -> list[str]:
@@ -332,7 +334,7 @@ class Draft:
     def site(self, device: str, num_devices: Setting | None = None, name: str = "site") -> DraftSite:
         """The training's own site, or one like it."""
         assert self.num_devices is not None, "settle first"
-        kind = Setting(device, "--device")
+        kind = Setting(device, "--site")
         return DraftSite(name, kind, num_devices or self.num_devices, self.num_devices_per_machine)
 
     def to_toml(

@@ -151,7 +151,7 @@ def _of_slurm(nodes: Iterable[Node], cluster: str, path: Path, device: str) -> F
             notes += [f"{path.name}: {doubt}" for doubt in (_open_kind(kind, found),) if doubt and kind]
             name = cluster if len(counts) == 1 else f"{cluster}-{kind or 'gpu'}-{each}"
             origin = f"{path.name}, Gres"
-            of_kind = Setting(found, origin if kind else f"--device: {origin} has no type")
+            of_kind = Setting(found, origin if kind else f"--site: {origin} has no type")
             sites.append(DraftSite(name, of_kind, Setting(num_nodes * each, origin), Setting(each, origin)))
     if not sites:
         raise InputError(

@@ -170,11 +170,10 @@ def _layout(settings: Settings, draft: Draft) -> None:
     origin = settings.origin("parallelism.data_parallel_shard_degree")
     if shard > 0:
         draft.put("layout", "data", replicate * shard, origin)
-    if replicate > 1 and shard != 1:
-        place = "parallelism.data_parallel_replicate_degree"
-        settings.change(place, "state is divided among some of the replicas only")
     always = reshard == "always" or (reshard == "default" and draft.degree("pipeline") == 1)
     draft.put("training", "zero", 0 if shard == 1 and replicate > 1 else 3 if always else 1, origin)
+    if replicate > 1 and shard > 1:
+        draft.put("training", "zero_group_size", shard * draft.degree("context"), origin)
 
 
 def _parts(value: Any) -> list[list[str]]:

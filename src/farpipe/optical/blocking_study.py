@@ -2,8 +2,11 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, InstanceOf
+
+from farpipe.core.arguments import named_or
 from farpipe.core.errors import UsageError
 from farpipe.core.strict import validate
 from farpipe.core.units import format_percent
@@ -13,9 +16,9 @@ from farpipe.optical.network import Network
 from farpipe.optical.network_files import find_network
 from farpipe.optical.paths import PathTable, k_shortest, load_paths
 from farpipe.optical.policies import AssignmentPolicy, find_policy
-from farpipe.optical.settings import BlockingSettings
+from farpipe.optical.settings import BlockingSettings, NetworkOrName
 from farpipe.optical.spectrum import Grid
-from farpipe.optical.traffic import PoissonTraffic, Traffic, load_trace
+from farpipe.optical.traffic import MAX_REQUESTS, PoissonTraffic, Traffic, load_trace
 from farpipe.optical.traffic_outcome import Blocking, TrafficOutcome, play_traffic, poisson_blocking
 
 
@@ -89,6 +92,20 @@ class BlockingResult:
         return "\n".join(lines)
 
 
+class _Asked(BlockingSettings):
+    """All arguments of `blocking`, for their check."""
+
+    network: NetworkOrName
+    load: Annotated[float, Field(gt=0, le=MAX_REQUESTS)] | None
+    trace: Path | None
+    paths: Path | None
+    policy: Annotated[str | InstanceOf[AssignmentPolicy], named_or(AssignmentPolicy, "a policy")]
+    slots: Annotated[int, Field(strict=True)]
+    slot_ghz: Annotated[float, Field(strict=True)]
+    guard: Annotated[int, Field(strict=True)]
+    modulation: Annotated[str | InstanceOf[Modulation], named_or(Modulation, "a modulation")]
+
+
 def blocking(
     network: str | Network = "nsfnet",
     load: float | None = None,
@@ -100,25 +117,31 @@ def blocking(
     slot_ghz: float = 12.5,
     guard: int = 1,
     modulation: str | Modulation = "deeprmsa",
-    shared: bool = False,
-    seeds: int = 5,
-    defragment: bool = False,
     **rare: Any,
 ) -> BlockingResult:
     """Play traffic on a network and count what it refuses.
 
-    The traffic is random, Poisson with `load` Erlang, in `seeds` independent runs side by side, or that of a file
-    `trace`. `network`, `policy` and `modulation` are names, files or objects; `slots` per fibre are `slot_ghz` GHz
-    wide, with `guard` slots beside every light path; with `shared` both directions of an edge have one spectrum.
-    `rare` are the fields of `BlockingSettings`, such as k=5 candidate paths, requests=10_000 and rates="25-100".
+    The traffic is random, Poisson with `load` Erlang, or that of a file `trace`. `network`, `policy` and `modulation`
+    are names, files or objects; `slots` per fibre are `slot_ghz` GHz wide, with `guard` slots beside every light path.
+    `rare` are the fields of `BlockingSettings`, such as seeds=5 independent runs side by side, k=5 candidate paths,
+    requests=10_000, rates="25-100", and shared=True where both directions of an edge have one spectrum.
 
-    Raises InputError for files and names that don't exist and requests that can't fit, UsageError for settings that
-    exclude each other.
+    Raises InputError for values that can't be, files and names that don't exist and requests that can't fit,
+    UsageError for settings that exclude each other.
     """
     if (trace is None) == (load is None):
         raise UsageError("give the traffic as a trace or as a load in Erlang, one of them")
-    more = validate(BlockingSettings, rare, "optical.blocking")
-    net = find_network(network, shared=shared) if isinstance(network, str) else network
+    main: dict[str, Any] = {
+        "network": network,
+        "load": load,
+        "trace": trace,
+        "paths": paths,
+        "policy": policy,
+        "slots": slots,
+    }
+    main |= {"slot_ghz": slot_ghz, "guard": guard, "modulation": modulation}
+    more = validate(_Asked, main | rare, "optical.blocking")
+    net = find_network(network, shared=more.shared) if isinstance(network, str) else network
     rule = find_policy(policy) if isinstance(policy, str) else policy
     modes = find_modulation(modulation) if isinstance(modulation, str) else modulation
     grid = Grid(slots, slot_ghz, guard)
@@ -131,12 +154,12 @@ def blocking(
         "guard": guard,
         "modulation": modulation if isinstance(modulation, str) else modes.name,
         "policy": rule.name,
-        "shared": shared,
-        "defragment": defragment,
+        "shared": more.shared,
+        "defragment": more.defragment,
     } | ({"load": load} if trace is None else {"trace": str(trace)})
     if traffic is not None:
         warm_up = more.warm_up or 0
-        one = play_traffic(traffic, found, rule, grid, modes, warm_up=warm_up, defragment=defragment)
+        one = play_traffic(traffic, found, rule, grid, modes, warm_up=warm_up, defragment=more.defragment)
         return BlockingResult(setting, found, Blocking((one,)))
     low, high = more.low_and_high
     runs = poisson_blocking(
@@ -147,8 +170,8 @@ def blocking(
         modes,
         num_requests=more.requests,
         warm_up=3_000 if more.warm_up is None else more.warm_up,
-        seeds=range(seeds),
-        defragment=defragment,
+        seeds=range(more.seeds),
+        defragment=more.defragment,
     )
     return BlockingResult(setting, found, runs)
 

@@ -83,7 +83,7 @@ def expect_narrow_rates(paths: PathTable, per_slot: NDArray[np.float64], most_gb
     if slots.max() > grid.num_slots:
         widest = int(np.argmax(slots))
         request = f"the largest random request, {_need(paths, widest, most_gbit_s, slots[widest], grid)}"
-        raise UsageError(f"{request}; lower the largest rate (--set rates) or give more slots (--slots)")
+        raise UsageError(f"{request}; lower the largest rate (rates) or raise `slots`")
 
 
 def _need(paths: PathTable, pair: int, gbit_s: float, slots: float, grid: Grid) -> str:

@@ -69,8 +69,7 @@ class LightScenario:
         expect_few(
             mean,
             f"{until_s:.3g} s of background at {load:g} Erlang with a mean holding time of {holding_s:g} s; lower the "
-            "load (--load), raise the holding time (--set mean_holding), or shorten the run (--steps, --set setup, "
-            "--set begin)",
+            "load, raise mean_holding, or shorten the run (steps, setup, begin)",
         )
         count = min(int(mean + 6 * mean**0.5) + 10, MAX_REQUESTS)
         drawn = self.background.draw(tuple(self.background_paths.of_pair), count, seed)

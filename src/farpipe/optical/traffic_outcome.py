@@ -207,7 +207,7 @@ def poisson_blocking(
     """`num_requests` counted requests after `warm_up` more, for each of `seeds`; these run side by side."""
     if num_requests < 1 or not seeds:
         raise InputError(f"expected at least one request and one seed, found {num_requests} and {len(seeds)}")
-    expect_few((warm_up + num_requests) * len(seeds), "lower requests or warm_up (--set), or --seeds")
+    expect_few((warm_up + num_requests) * len(seeds), "lower requests, warm_up or seeds")
     pairs, per_slot = tuple(paths.of_pair), modulation.gbit_per_slot(paths.km, grid.slot_ghz)
     expect_reach(paths, modulation, per_slot, pairs)
     expect_narrow_rates(paths, per_slot, how.high, grid)

@@ -1,9 +1,7 @@
 """Axes: where a value lies in the picture, ticks and their words; and intervals of time in bins and lanes."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -81,16 +79,6 @@ def _round_step(step: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(step))
     return next(power * factor for factor in _STEPS if power * factor >= step * (1 - 1e-9))
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Move label places apart, as little as needed, until neighbours are `gap` away; their order stays."""
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    moved = list(places)
-    for before, after in pairwise(order):
-        moved[after] = max(moved[after], moved[before] + gap)
-    shift = sum(moved) / len(moved) - sum(places) / len(places) if places else 0.0
-    return [place - shift for place in moved]
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""Line charts as SVG, and those of a report: memory of ranks, use of links, loss and step time over the steps."""
+"""Line charts of a report: memory of ranks, use of links, loss and step time over the steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -11,28 +11,16 @@ from numpy.typing import NDArray
 from farpipe.core.simulate.timeline import Timeline
 from farpipe.core.step import KINDS, Problem, byte_tables, exceeds, held_over_time
 from farpipe.core.units import format_bytes, format_percent, format_rate, format_seconds
-from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, Quantity, Scale, covered, shorten, spread, ticks
-from farpipe.report.figure import Block, Figure, Markup, join, number, tag
+from farpipe.report.axis import MEMORY, PLAIN, SHARE, TIME, Quantity, covered, shorten
 from farpipe.report.gantt_frame import extent
 from farpipe.report.views import RunView
 
 Floats = NDArray[np.float64]
 
-MAX_POINTS: Final = 400
-"""A longer curve is drawn by the least and the greatest value of each of half as many pieces."""
-
-_TOP_PX: Final = 30.0
-_BOTTOM_PX: Final = 22.0
-_LABEL_PX: Final = 15.0
-_LEFT_PX: Final = 52.0
-_RIGHT_PX: Final = 20.0
-_LETTER_PX: Final = 6.2
-_NAME_GAP_PX: Final = 14.0
-
 
 @dataclass(frozen=True)
 class Curve:
-    """Values `y` [N] at `x` [N], N > 0; `look` is a class of figures.css, a `step` holds each value until the next."""
+    """Values `y` [N] at `x` [N], N > 0; `look` is its line's in `lines`, a `step` holds each value until the next."""
 
     name: str
     x: Floats
@@ -46,10 +34,9 @@ class LineChart:
     """One or more curves on common axes.
 
     `limit` is a line across, such as the memory of a rank; it is left out where it would flatten the curves. Ranges
-    that are not given follow from the curves. `named` writes the curves' names at their ends.
+    that are not given follow from the curves.
     """
 
-    key: str
     title: str
     curves: Sequence[Curve]
     x_axis: Quantity
@@ -60,73 +47,27 @@ class LineChart:
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
     counts: bool = False
-    named: bool = True
-    width: float = 420.0
-    height: float = 210.0
 
     @cached_property
-    def x(self) -> Scale:
-        """Horizontal scale; room is left at the right for the names."""
+    def x(self) -> tuple[float, float]:
+        """Ends of the horizontal axis."""
         low, high = self.x_range or _range([curve.x for curve in self.curves])
-        names = max(len(curve.name) for curve in self.curves) * _LETTER_PX + 26 if self.named else _RIGHT_PX
-        return Scale(low, high if high > low else low + 1.0, _LEFT_PX, self.width - names)
+        return low, high if high > low else low + 1.0
 
     @cached_property
-    def y(self) -> Scale:
-        """Vertical scale, upwards, with a little room above and below the curves."""
-        low, high = self.y_range or _roomy(_range([curve.y for curve in self.curves]))
-        return Scale(low, high, self._bottom, _TOP_PX)
-
-    @property
-    def _bottom(self) -> float:
-        return self.height - _BOTTOM_PX - (_LABEL_PX if self.x_label else 0.0)
-
-    def figure(self) -> Figure:
-        """The chart drawn."""
-        content = [*self._head(), *self._axes(), *self._limit(), *self._curves(), *self._names()]
-        described = "; ".join(_describe(curve, self.y_axis) for curve in self.curves)
-        block = Block(join(content), self.height)
-        return Figure(self.key, self.title, f"Line chart. {described}.", self.width, block)
-
-    def _head(self) -> Iterator[Markup]:
-        yield tag("text", self.title, class_="head", x=0, y=13)
-        if self.text:
-            yield tag("text", self.text, class_="muted end", x=self.width - 2, y=13)
-
-    def _axes(self) -> Iterator[Markup]:
-        up = ticks(self.y.low, self.y.high, self.y_axis, 4)
-        heights = [self.y(tick.value) for tick in up]
-        lines = [f"M{number(self.x.start)} {number(y)}H{number(self.x.end)}" for y in heights]
-        yield tag("path", class_="grid", d="".join(lines))
-        for tick, y in zip(up, heights, strict=True):
-            yield tag("text", tick.label, class_="end muted", x=_LEFT_PX - 5, y=y + 4)
-        for tick in ticks(self.x.low, self.x.high, self.x_axis, 5, self.counts):
-            yield tag("text", tick.label, class_="mid muted", x=self.x(tick.value), y=self._bottom + 15)
-        if self.x_label:
-            yield tag("text", self.x_label, class_="end muted", x=self.x.end, y=self._bottom + 30)
+    def y(self) -> tuple[float, float]:
+        """Ends of the vertical axis, with a little room above and below the curves."""
+        return self.y_range or _roomy(_range([curve.y for curve in self.curves]))
 
     @property
     def limit_is_drawn(self) -> bool:
         """True if the limit lies within the chart."""
-        return self.limit is not None and self.y.low <= self.limit <= self.y.high
+        return self.limit is not None and self.y[0] <= self.limit <= self.y[1]
 
-    def _limit(self) -> Iterator[Markup]:
-        if self.limit is not None and self.limit_is_drawn:
-            yield tag("path", class_="limit", d=f"M{number(self.x.start)} {number(self.y(self.limit))}H{self.x.end:g}")
-
-    def _curves(self) -> Iterator[Markup]:
-        for curve in self.curves:
-            title = tag("title", _describe(curve, self.y_axis))
-            yield tag("path", title, class_=f"curve {curve.look}", d=_path(curve, self.x, self.y))
-
-    def _names(self) -> Iterator[Markup]:
-        """Every curve's name at its end, moved apart where curves end together."""
-        if not self.named:
-            return
-        places = spread([self.y(float(curve.y[-1])) for curve in self.curves], _NAME_GAP_PX)
-        for curve, y in zip(self.curves, places, strict=True):
-            yield tag("path", class_=f"curve {curve.look}", d=f"M{number(self.x.end + 4)} {number(y)}h12")
-            yield tag("text", curve.name, x=self.x.end + 20, y=y + 4)
+    @property
+    def description(self) -> str:
+        """The curves in a sentence, for people who hear the page."""
+        return f"{self.title}. {'; '.join(_describe(curve, self.y_axis) for curve in self.curves)}."
 
 
 def _range(values: Sequence[Floats]) -> tuple[float, float]:
@@ -140,30 +81,9 @@ def _roomy(values: tuple[float, float]) -> tuple[float, float]:
 
 
 def _describe(curve: Curve, axis: Quantity) -> str:
-    """The curve in a sentence, for people who hear the page or point at the curve."""
     name, factor = axis.unit(float(np.abs(curve.y).max()))
     first, last, most = (f"{value / factor:.3g} {name}".strip() for value in (*curve.y[[0, -1]], curve.y.max()))
     return f"{curve.name}: from {first} to {last}, at most {most}"
-
-
-def _path(curve: Curve, x: Scale, y: Scale) -> str:
-    chosen = _telling_points(curve.y)
-    across, up = x.map(curve.x[chosen]), y.map(curve.y[chosen])
-    if not curve.step:
-        points = [f"{number(a)} {number(b)}" for a, b in zip(across, up, strict=True)]
-        dot = "h.01" if len(points) == 1 else ""  # a curve of one point would be invisible
-        return "M" + "L".join(points) + dot
-    steps = [f"H{number(a)}V{number(b)}" for a, b in zip(across[1:], up[1:], strict=True)]
-    return f"M{number(across[0])} {number(up[0])}{''.join(steps)}"
-
-
-def _telling_points(values: Floats) -> NDArray[np.intp]:
-    """The indices to draw: all of them, or those of the extremes of each piece of a long curve."""
-    if values.size <= MAX_POINTS:
-        return np.arange(values.size)
-    pieces = np.array_split(np.arange(values.size), MAX_POINTS // 2)
-    extremes = [(piece[values[piece].argmin()], piece[values[piece].argmax()]) for piece in pieces]
-    return np.unique([0, *np.ravel(extremes), values.size - 1])
 
 
 MAX_CHARTS: Final = 16
@@ -176,9 +96,10 @@ WORTH_DRAWING: Final = 0.05
 
 _TOPS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Shares of time at the upper edge of a link's chart, below 1."""
-_SMALL_PX: Final = (340.0, 150.0)
 _LIMIT_IN_SIGHT: Final = 2.5
 """A limit is drawn where it is at most this many times the highest peak."""
+_MEMORY_COLUMNS: Final = ("memory of", "most")
+_LINK_COLUMNS: Final = ("link", "use")
 _MEMORY_NOTE: Final = (
     "Bytes that each rank holds: parameters and optimizer state, and the activations of microbatches in flight. "
     "Computed from the sizes in the plan and from when the actions ran, not read from a device."
@@ -194,6 +115,8 @@ class ChartGroup:
     """Small charts that belong together; `left_out` says what is missing."""
 
     charts: list[LineChart]
+    columns: tuple[str, str]
+    """What the titles and the texts of the charts are, for a table of them."""
     note: str = ""
     left_out: str = ""
 
@@ -213,25 +136,25 @@ def memory_over_time(problem: Problem, timeline: Timeline, rank: int) -> tuple[F
     return np.concatenate([[begin_s], times, [end_s]]), problem.ranks[rank].static_bytes + changes
 
 
-def memory_charts(view: RunView, key: str) -> ChartGroup:
+def memory_charts(view: RunView) -> ChartGroup:
     """One chart per rank, those nearest to their limits if there are many; none where nothing has a size."""
     problem, spans = view.problem, _timelines(view)
     curves = {rank: [_memory_curve(problem, t, rank) for t in spans] for rank in range(problem.num_ranks)}
     peaks = {rank: max(float(curve.y.max()) for curve in found) for rank, found in curves.items()}
     highest = max(peaks.values())
     if highest == 0:
-        return ChartGroup([])
+        return ChartGroup([], _MEMORY_COLUMNS)
     limits = {rank: problem.ranks[rank].memory_bytes for rank in curves}
     shown = [limit for limit in limits.values() if limit is not None and limit <= highest * _LIMIT_IN_SIGHT]
     top = max([highest, *shown]) * 1.06
     identical = _identical(curves, limits)
     order = sorted(identical, key=lambda ranks: peaks[ranks[0]] / (limits[ranks[0]] or highest), reverse=True)
     charts = [
-        _small(
-            f"{key}-{ranks[0]}",
+        LineChart(
             _rank_title(view, ranks),
             curves[ranks[0]],
-            y_axis=MEMORY,
+            TIME,
+            MEMORY,
             text=_of_limit(peaks[ranks[0]], limits[ranks[0]]),
             limit=limits[ranks[0]],
             x_range=_step_range(spans),
@@ -239,7 +162,9 @@ def memory_charts(view: RunView, key: str) -> ChartGroup:
         )
         for ranks in sorted(order[:MAX_CHARTS])
     ]
-    return ChartGroup(charts, _MEMORY_NOTE, _left_out(len(order), "different curves, those nearest to their limits"))
+    return ChartGroup(
+        charts, _MEMORY_COLUMNS, _MEMORY_NOTE, _left_out(len(order), "different curves, those nearest to their limits")
+    )
 
 
 def _identical(curves: Mapping[int, Sequence[Curve]], limits: Mapping[int, float | None]) -> list[tuple[int, ...]]:
@@ -276,7 +201,7 @@ def _rank_title(view: RunView, ranks: Sequence[int]) -> str:
     return shorten(f"rank{'s' if len(ranks) > 1 else ''} {numbers}" + (f", {sites}" if sites else ""), 34)
 
 
-def link_charts(view: RunView, key: str) -> ChartGroup:
+def link_charts(view: RunView) -> ChartGroup:
     """One chart per link that matters: how much of the time it carries something; between sites first."""
     timelines = _timelines(view)
     use = {name: max(t.link_busy_ratio().get(name, 0.0) for t in timelines) for name in view.problem.links}
@@ -285,23 +210,23 @@ def link_charts(view: RunView, key: str) -> ChartGroup:
     span = _step_range(timelines)
     curves = {name: [_use_curve(timeline, name, *span) for timeline in timelines] for name in names}
     charts = [
-        _small(
-            f"{key}-{index}",
+        LineChart(
             name.replace(">", " → "),
             found,
-            y_axis=SHARE,
+            TIME,
+            SHARE,
             text=_link_text(view, name),
             x_range=span,
             y_range=(0.0, _top(found)),
         )
-        for index, (name, found) in enumerate(curves.items())
+        for name, found in curves.items()
     ]
     left = len(used) - len(names)
     busiest = max((use[name] for name in used if name not in names), default=0.0)
     left_out = (
         f"Not drawn: {left} more links, none of which is used for more than {format_percent(busiest)} of the step."
     )
-    return ChartGroup(charts, _LINK_NOTE, left_out if left else "")
+    return ChartGroup(charts, _LINK_COLUMNS, _LINK_NOTE, left_out if left else "")
 
 
 def _top(curves: Sequence[Curve]) -> float:
@@ -336,7 +261,7 @@ def _link_text(view: RunView, name: str) -> str:
 def loss_chart(runs: Sequence[RunView]) -> LineChart | None:
     """The loss of every run over its steps; None when none has any."""
     curves = _metric_curves(runs, "loss")
-    return _over_steps("loss", "Loss", curves, "nats per token") if curves else None
+    return _over_steps("Loss", curves, "nats per token") if curves else None
 
 
 def step_time_chart(runs: Sequence[RunView]) -> LineChart | None:
@@ -349,7 +274,7 @@ def step_time_chart(runs: Sequence[RunView]) -> LineChart | None:
         if any(curve.name == view.name for curve in curves):
             expected = np.full(2, view.predicted.makespan_s + view.step_overhead_s)
             curves.append(Curve(f"{view.name} predicted", np.array([first, last]), expected, "predicted"))
-    return _over_steps("steps", "Time of a step", curves, "", from_zero=True)
+    return _over_steps("Time of a step", curves, "", from_zero=True)
 
 
 def _metric_curves(runs: Sequence[RunView], name: str) -> list[Curve]:
@@ -370,16 +295,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
-def _over_steps(key: str, title: str, curves: list[Curve], text: str, from_zero: bool = False) -> LineChart:
+def _over_steps(title: str, curves: list[Curve], text: str, from_zero: bool = False) -> LineChart:
     top = max(float(curve.y.max()) for curve in curves)
     y_range = (0.0, top * 1.08 or 1.0) if from_zero else None
     axis = TIME if from_zero else PLAIN
-    return LineChart(key, title, curves, PLAIN, axis, x_label="step", text=text, y_range=y_range, counts=True)
-
-
-def _small(key: str, title: str, curves: Sequence[Curve], **rest: Any) -> LineChart:
-    width, height = _SMALL_PX
-    return LineChart(key, title, curves, TIME, named=False, width=width, height=height, **rest)
+    return LineChart(title, curves, PLAIN, axis, x_label="step", text=text, y_range=y_range, counts=True)
 
 
 def _timelines(view: RunView) -> list[Timeline]:

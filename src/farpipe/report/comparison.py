@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Final
 
+from farpipe.core.arguments import expect_kind, expect_list, expect_seconds
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.schedule import peak_memory_bytes
 from farpipe.core.schedule.bounds import lower_bound_s
@@ -111,14 +112,21 @@ def compare(
     has its reason in the table. Of several Timelines, such as ``plan.timeline`` and ``run.timeline``: their figures
     with `names`, by default predicted and measured.
 
-    Raises UsageError for an unknown method, or where timelines and schedules are mixed.
+    Raises UsageError for an unknown method, or where timelines and schedules are mixed, InputError for arguments of
+    another type.
     """
+    expect_kind("compare: step", step, (Problem, Plan, Timeline), "a Problem, a Plan or a Timeline")
+    for name, given in (("methods", methods), ("names", names)):
+        expect_kind(f"compare: {name}", given or [], (list, tuple), f"a list such as {name}=['1f1b', 'zb-h1']")
     if isinstance(step, Timeline):
         if methods is not None or search_s is not None:
             raise UsageError("methods and search_s are for the schedules of a Problem or a Plan, not for timelines")
+        expect_list("compare: others", others, Timeline, "a Timeline, such as plan.timeline or run.timeline")
         return _side_by_side((step, *others), names)
     if others or names:
         raise UsageError("a Problem or a Plan is compared alone; give timelines to compare several steps")
+    if search_s is not None:
+        expect_seconds("compare: search_s", search_s)
     if isinstance(step, Problem):
         return compare_orders(step, methods, search_s)
     overhead_s, sites = step.prediction.overhead_s, step.sites

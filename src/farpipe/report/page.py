@@ -14,6 +14,7 @@ from farpipe.report.chunk_map import draw_chunk_map, stage_table
 from farpipe.report.figure import Markup, figures_css, join, tag
 from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
+from farpipe.report.lines import WITHOUT, draw_lines
 from farpipe.report.summary import StepRow, link_event_view, step_row, step_time_view
 from farpipe.report.tables import MAX_TURNED, TableView, turned
 from farpipe.report.views import Picture, RunReport, RunView
@@ -44,8 +45,8 @@ def render(report: RunReport) -> str:
         _section("Plan", list(_plan(report))),
         _section("Chunks", list(_chunks(report.runs))),
         _section("Timeline", list(_timelines(report.runs))),
-        _section("Memory", list(_groups(report.runs, memory_charts, "memory"))),
-        _section("Links", [*_groups(report.runs, link_charts, "links"), *_link_events(report.runs)]),
+        _section("Memory", list(_groups(report.runs, memory_charts))),
+        _section("Links", [*_groups(report.runs, link_charts), *_link_events(report.runs)]),
         _section("Training", list(_training(report.runs))),
     ]
     notices = [tag("pre", notice, class_="notice", role="status") for notice in report.notices]
@@ -133,13 +134,18 @@ def _plan(report: RunReport) -> Iterator[Markup]:
 
 
 def _picture(picture: Picture) -> Iterator[Markup]:
-    data = b64encode(picture.svg.encode()).decode()
-    image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=picture.title)
-    # Our own figures follow the reader's colours also as an image; matplotlib's are dark on white, and turned around.
-    themed = " themed" if "prefers-color-scheme" in picture.svg else ""
-    yield tag("figure", _scrolling(image, picture.title), class_=f"wide picture{themed}")
+    yield _image(picture.svg, picture.title, "wide")
     if picture.note:
         yield tag("p", picture.note, class_="note")
+
+
+def _image(svg: str, alt: str, size: str) -> Markup:
+    """A picture that stands in the page as it would in a file."""
+    data = b64encode(svg.encode()).decode()
+    image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=alt)
+    # Our own figures follow the reader's colours also as an image; matplotlib's are dark on white, and turned around.
+    themed = " themed" if "prefers-color-scheme" in svg else ""
+    return tag("figure", _scrolling(image, alt), class_=f"{size} picture{themed}")
 
 
 def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
@@ -204,30 +210,24 @@ def _run_heading(view: RunView, runs: Sequence[RunView]) -> Markup:
     return tag("h3", view.name) if len(runs) > 1 else Markup("")
 
 
-def _groups(runs: Sequence[RunView], draw: Callable[[RunView, str], ChartGroup], key: str) -> Iterator[Markup]:
-    """A group of small charts for every run that has any, and below what they show."""
-    groups = [(view, draw(view, f"{key}-{index}")) for index, view in enumerate(runs)]
-    drawn = [(view, group) for view, group in groups if group.charts]
+def _groups(runs: Sequence[RunView], draw: Callable[[RunView], ChartGroup]) -> Iterator[Markup]:
+    """A group of small charts for every run that has any, and below what they show; a table without matplotlib."""
+    drawn = [(view, group) for view in runs if (group := draw(view)).charts]
     for view, group in drawn:
         yield _run_heading(view, runs)
-        yield _curve_key(group.charts)
-        yield tag("div", *map(_chart, group.charts), class_="charts small")
+        if (svg := draw_lines(group.charts, 3, (3.6, 1.7))) is not None:
+            yield _chart_image(group.charts, svg)
+        else:
+            rows = tuple((chart.title, chart.text) for chart in group.charts)
+            yield _table(TableView(" and ".join(group.columns), group.columns, rows, note=WITHOUT), captioned=False)
         if group.left_out:
             yield tag("p", group.left_out, class_="note")
     if drawn:
         yield tag("p", drawn[0][1].note, class_="note")
 
 
-def _curve_key(charts: Sequence[LineChart]) -> Markup:
-    """Meaning of the lines in a group of charts."""
-    entries = {curve.name: f"curve {curve.look}" for curve in charts[0].curves}
-    if any(chart.limit_is_drawn for chart in charts):
-        entries["limit"] = "limit"
-    swatches = [
-        tag("span", tag("svg", tag("path", d="M1 5H21", class_=look), class_="swatch", aria_hidden="true"), f" {name}")
-        for name, look in entries.items()
-    ]
-    return tag("p", *swatches, class_="key")
+def _chart_image(charts: Sequence[LineChart], svg: str) -> Markup:
+    return _image(svg, " ".join(chart.description for chart in charts), "wide")
 
 
 def _link_events(runs: Sequence[RunView]) -> Iterator[Markup]:
@@ -239,10 +239,6 @@ def _link_events(runs: Sequence[RunView]) -> Iterator[Markup]:
 
 
 def _training(runs: Sequence[RunView]) -> Iterator[Markup]:
-    charts = [chart for chart in (loss_chart(runs), step_time_chart(runs)) if chart is not None]
-    if charts:
-        yield tag("div", *map(_chart, charts), class_="charts")
-
-
-def _chart(chart: LineChart) -> Markup:
-    return tag("figure", chart.figure().inline())
+    if charts := [chart for chart in (loss_chart(runs), step_time_chart(runs)) if chart is not None]:
+        svg = draw_lines(charts, 2, (5.4, 2.8))
+        yield tag("p", WITHOUT, class_="note") if svg is None else _chart_image(charts, svg)

@@ -86,19 +86,17 @@ def _marked_sites(document: PlanDocument) -> set[str]:
 
 
 def trust_note(document: PlanDocument) -> str:
-    """Meaning of `~`, and the range in which the step is expected, or why there is none."""
+    """Meaning of `~`, or why there is no range."""
     plan, why = document.plan, document.explanation
     if plan.job.model.guess:
         return plan.job.model.guess_note
     if not why.residual:
         return "All times were measured (profiles): no range of errors of the cost model applies to the step."
-    low, high = map(format_seconds, document.step_range_s)
     if not why.is_rough:
-        error = format_percent(why.residual)
-        return f"Mean error of predictions for these devices: {error}. Expect a step of {low} to {high}."
+        return ""
     names = ", ".join((*why.unmeasured, *why.uncompared))
     return (
-        f"~ nobody has compared predictions for {names} with measurements; expect a step of {low} to {high}. "
+        f"~ predictions for {names} were never compared with measurements. "
         "`farpipe profile` or --learned-from gives times of your own."
     )
 

@@ -1,5 +1,6 @@
 """Lines, tables and pages about plans and runs, as the commands show them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -78,13 +79,31 @@ def _price(plan: Plan, num_tokens: float) -> str:
     return f"{'at least ' if missing else ''}{format_hours(per_million['total_usd'] * num_tokens / 1e6)} USD"
 
 
-def verdict_lines(document: PlanDocument, num_tokens: float | None = None) -> tuple[str, str]:
-    """The use of the sites and how much faster it is; the model's size, time and money it takes, and what limits it."""
+def verdict_lines(document: PlanDocument, num_tokens: float | None = None) -> tuple[str, ...]:
+    """The use of the sites and how much faster it is; the model's size, time and money it takes, and what limits it;
+    the ranges of the step and of its links' share; and layouts that are a tie. A guessed model has no range."""
     plan, why = document.plan, document.explanation
     use = why.verdict or f"Use {plan.where}."
     limit = f" Bottleneck: {bottleneck(why.limited_by)}." if why.limited_by else ""
     model = plan.job.model
-    return f"{model.name}: {use[0].lower()}{use[1:]}", f"{model.size_text}: {cost_line(document, num_tokens)}.{limit}"
+    lines = [
+        f"{model.name}: {use[0].lower()}{use[1:]}",
+        f"{model.size_text}: {cost_line(document, num_tokens)}.{limit}",
+    ]
+    if model.guess:
+        return tuple(lines)
+    return (*lines, *range_lines(document), *filter(None, [why.decides]))
+
+
+def range_lines(document: PlanDocument) -> Iterator[str]:
+    """The range of a step, and that of what links between sites cost of it, a line each."""
+    why = document.explanation
+    if why.such_jobs:
+        low, high = map(format_seconds, document.step_range_s)
+        yield f"8 of 10 such jobs took {low} to {high} a step ({why.such_jobs})."
+    if why.links_s > 0.001 * document.plan.prediction.step_s:
+        low, high = map(format_seconds, why.links_range_s)
+        yield f"Links between sites cost {format_seconds(why.links_s)} of it, {low} to {high} in 8 of 10."
 
 
 def cheapest_gain(document: PlanDocument) -> str:

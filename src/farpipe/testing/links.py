@@ -3,6 +3,7 @@
 import time
 from itertools import pairwise
 
+from farpipe.core.arguments import expect_kind
 from farpipe.engine.transport.passages import Links, Passage, Shape
 
 SIZES = (0, 1, 1_000, 1_000_000)
@@ -16,6 +17,8 @@ def check_link(shape: Shape) -> None:
     them; a small control message goes now, whatever is on the link. Raises AssertionError with everything that is
     wrong. Takes less than a second and sends nothing.
     """
+    if not callable(getattr(shape, "create", None)):
+        expect_kind("check_link: shape", shape, (), "the shape of a link, an object with `create` and `open`")
     shapes = {"a>b": shape, "b>a": shape}
     links = type(shape).create(shapes)
     other = type(shape).open(links.path, shapes)

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, Literal
 
+from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import InfeasibleError, InputError, UsersCodeError, fault_in
 from farpipe.core.schedule import check
-from farpipe.core.schedule.library import Order, order
+from farpipe.core.schedule.library import Order, expect_order, order
 from farpipe.core.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
 
 Shape = Literal["one stage per rank", "two stages per rank in a V", "stages round robin"]
@@ -27,6 +28,10 @@ def check_order(method: str | Order) -> tuple[Shape, ...]:
     it is asked again. InputError and InfeasibleError are how an order says that it is not defined for a step; of one
     shape at least it must be. Raises AssertionError with everything that is wrong, UsageError for an unknown name.
     """
+    if isinstance(method, str):
+        expect_order(method)
+    elif not callable(method):
+        expect_kind("check_order: method", method, (), "the name of an order, FILE.py:FUNCTION, or a function")
     broken: list[str] = []
     defined: dict[Shape, None] = {}
     for shape, what, problem in problems():

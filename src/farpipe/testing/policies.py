@@ -5,6 +5,7 @@ import random
 from collections.abc import Mapping
 from itertools import pairwise
 
+from farpipe.core.arguments import expect_kind
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import DevicesChanged, Event, LinkChanged, Price, PriceChanged, SiteBack, SiteLost
@@ -51,6 +52,8 @@ def check_policy(policy: Policy, *, num_fleets: int = 3, seed: int = 0) -> None:
     It must not raise, not ask for what is not there, and leave no job waiting in an empty fleet. Prices, sites and
     links change meanwhile, devices fail. Raises AssertionError with everything that is wrong. Takes some seconds.
     """
+    if not callable(getattr(policy, "decide", None)):
+        expect_kind("check_policy: policy", policy, (), "a policy, an object with `name` and `decide`")
     found = violations(policy, num_fleets=num_fleets, seed=seed)
     found += violations(policy, num_fleets=num_fleets, seed=seed, stops=StopCosts(stop_s=900.0, copy_every_s=36000.0))
     assert not found, "\n".join(found)

@@ -158,9 +158,10 @@ class CalledStage:
         if self._reduction is not None:
             self._reduction.end()
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+    def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
         """Output of the module; on the last stage the loss is computed and nothing is returned."""
         assert self._given is not None
+        self._store.forward_begins(microbatch, in_parts=in_parts)
         inputs = tuple(self._given.args[microbatch]) if x is None else tuple(map(_leaf, parted(x)))
         found = self._module(*inputs, **self._given.kwargs[microbatch])
         if self._is_last:
@@ -207,6 +208,7 @@ class CalledStage:
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """`input_grad` and `weight_grad` at once."""
+        self._store.backward_begins(microbatch)
         inputs, outputs = self._saved.pop(microbatch)
         grads = (torch.full_like(outputs[0], self._loss_scale),) if gy is None else parted(gy)
         pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad and g is not None]

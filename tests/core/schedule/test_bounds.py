@@ -6,7 +6,8 @@ from farpipe.core.schedule import check, peak_memory_bytes
 from farpipe.core.schedule.bounds import critical_path_s, link_work_s, lower_bound_s
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
-from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
+from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
+from pipelines import two_sites
 from strategies import problems_with_schedules
 
 
@@ -64,3 +65,33 @@ def test_one_microbatch_takes_its_critical_path():
     assert critical_path_s(problem) == 3 * 1 + 3 * 2 + 3
     assert link_work_s(problem) == 0
     assert simulate(problem, order("gpipe", problem)).makespan_s == 3 * 6
+
+
+@pytest.mark.parametrize(
+    ("seconds", "delay", "bounds_s"),
+    [
+        ((1, 1, 1), (1, 0), (59, 56)),
+        ((1, 1, 1), (2, 2), (71, 59)),
+        ((76, 93, 41), (0, 0), (4256, 3928)),
+        ((76, 93, 41), (2, 0), (4864, 4232)),
+        ((76, 93, 41), (2, 2), (5472, 4536)),
+    ],
+)
+def test_the_bound_is_what_the_best_order_takes(seconds, delay, bounds_s):
+    """In the memory of 1F1B and in twice that; benchmarks/orders/delay_aware_orders.py finds orders as short."""
+    latency, size = (d * seconds[0] for d in delay)
+    for memory, bound_s in zip((8.0, 16.0), bounds_s, strict=True):
+        problem = two_sites(8, 16, seconds=seconds, latency=latency, size=size, stash=1.0, memory=memory)
+        assert lower_bound_s(problem) == pytest.approx(bound_s)
+
+
+def test_collectives_on_one_link_follow_the_backward_that_they_wait_for_and_each_other():
+    """The last stage has done its W after 4 s, and both reduce for 10 s."""
+    stages = tuple(Stage(rank=r, forward_s=1, input_grad_s=1, weight_grad_s=1) for r in range(2))
+    sync = (Sync(reduce=Transfer(link="a>b", bytes=10.0)),) * 2
+    link = Link(latency_s=0.0, bandwidth_bytes_per_s=1.0)
+    problem = Problem(
+        num_microbatches=1, ranks=(Rank(),) * 2, stages=stages, links={"a>b": link}, hops=(None,), sync=sync
+    )
+    assert simulate(problem, order("gpipe", problem)).makespan_s == 4 + 10 + 10
+    assert lower_bound_s(problem) == pytest.approx(4 + 10 + 10)

@@ -6,7 +6,7 @@ from farpipe.core.errors import InfeasibleError, ScheduleError
 from farpipe.core.schedule import check, memory_curve, peak_memory_bytes
 from farpipe.core.schedule.check import COMPILED_FROM, _all_sound, _check_orders
 from farpipe.core.schedule.library import order
-from farpipe.core.step import KINDS, Action, Problem, Rank, Schedule, Stage, byte_tables
+from farpipe.core.step import KINDS, Problem, Rank, Schedule, Stage, byte_tables
 from strategies import problems_with_schedules
 
 GOOD = ["0F0 0F1 0B0 0B1", "1F0 1I0 1W0 1F1 1B1"]
@@ -23,10 +23,6 @@ def pipeline(num_ranks=2, num_microbatches=2, memory=None, stash=1.0):
         stages=stages,
         hops=(None,) * (num_ranks - 1),
     )
-
-
-def test_a_good_schedule_passes():
-    check(pipeline(), Schedule.from_text(GOOD, 2))
 
 
 @pytest.mark.parametrize(
@@ -90,11 +86,9 @@ def chained(memory=None):
 
 def test_slices_of_a_sequence_go_forward_in_order_and_backward_in_reverse():
     check(chained(), Schedule.from_text(CHAIN, 2))
-    with pytest.raises(ScheduleError, match="not valid: 0F1 comes before 0F0, the slice before it of its sequence"):
+    with pytest.raises(ScheduleError, match="not valid: 0F1 comes before 0F0, the previous slice of its sequence"):
         check(chained(), Schedule.from_text(["0F1 0F0 0I1 0B0 0W1", CHAIN[1]], 2))
-    with pytest.raises(
-        ScheduleError, match="not valid: 1B0 comes before the backward of 1F1, the slice after it of its"
-    ):
+    with pytest.raises(ScheduleError, match="not valid: 1B0 comes before the backward of 1F1, the next slice of its"):
         check(chained(), Schedule.from_text([CHAIN[0], "1F0 1F1 1B0 1B1"], 2))
 
 
@@ -103,7 +97,7 @@ def test_a_chain_holds_the_gradients_of_its_keys_and_values_from_its_first_backw
     assert memory_curve(problem, schedule, 0).tolist() == [3, 5, 12, 7, 2, 1]
     assert memory_curve(problem, schedule, 1).tolist() == [3, 5, 12, 6, 2, 1]
     check(chained(memory=12), schedule)
-    with pytest.raises(InfeasibleError, match="out of memory: rank 0 needs 12 B of 11 B at 0I1, 1 B too much"):
+    with pytest.raises(InfeasibleError, match="needs too much memory: rank 0 needs 12 B of 11 B at 0I1, 1 B too much"):
         check(chained(memory=11), schedule)
 
 
@@ -126,7 +120,7 @@ def test_too_little_memory_is_infeasible_and_the_place_is_drawn():
     with pytest.raises(InfeasibleError) as caught:
         check(problem, Schedule.from_text(GOOD, 2))
     text = str(caught.value)
-    assert "out of memory: rank 0 needs 5 B of 4 B at 0F1, 1 B too much" in text
+    assert "needs too much memory: rank 0 needs 5 B of 4 B at 0F1, 1 B too much" in text
     assert text.splitlines()[2] == "            ^^^"
     check(problem, Schedule.from_text(GOOD, 2), memory=False)
 
@@ -234,8 +228,3 @@ def test_a_step_gives_back_what_it_took(pair):
         curve = memory_curve(problem, schedule, rank)
         assert curve[-1] == problem.ranks[rank].static_bytes
         assert curve.min() >= -1e-9 + problem.ranks[rank].static_bytes
-
-
-def test_actions_have_one_text_form():
-    assert str(Action(3, "W", 12)) == "3W12"
-    assert Action.parse("3W12") == (3, "W", 12)

@@ -9,7 +9,7 @@ from farpipe.core.schedule import check, peak_memory_bytes
 from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
-from pipelines import bubble_s, pipeline, two_sites, work_s
+from pipelines import bubble_s, pipeline, two_sites
 
 RANKS = [1, 2, 3, 4, 5, 6, 8, 12, 16]
 
@@ -74,48 +74,6 @@ def test_golden_v_min():
     ]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "delay", "zbv"),
-    [
-        ((1, 1, 1), (2, 2), 2.91),
-        ((76, 93, 41), (0, 0), 1.102),
-        ((76, 93, 41), (2, 0), 1.837),
-        ((76, 93, 41), (2, 2), 3.170),
-    ],
-)
-def test_zbv_over_two_sites_takes_as_long_as_was_found_before(seconds, delay, zbv):
-    """In units of the work, 8 ranks and 16 microbatches; a run of ours from before this code, to two per cent."""
-    latency, size = (d * seconds[0] for d in delay)
-    problem = two_sites(8, 16, seconds=seconds, latency=latency, size=size, v_shape=True, stash=1.0)
-    found = simulate(problem, order("zbv", problem)).makespan_s / work_s(problem)
-    assert found == pytest.approx(zbv, rel=0.02)
-
-
-M70 = (0.038, 0.0465, 0.0205)
-"""Stage times of CrossPipe's M70 in seconds, fitted to the columns of its table 5 without delay."""
-
-
-@pytest.mark.parametrize(
-    ("delay", "equal_memory", "twice"),
-    [
-        ((0, 0), 0.119, 0.108),
-        ((0.25, 0.25), 0.127, 0.112),
-        ((0.25, 2), 0.250, 0.235),
-        ((2, 0.25), 0.148, 0.115),
-        ((2, 2), 0.256, 0.245),
-    ],
-)
-def test_wave_is_near_or_below_crosspipes(delay, equal_memory, twice):
-    """Seconds per microbatch, CrossPipe (ATC 2025), table 5: 8 ranks, 16 microbatches, or 32 in twice the memory."""
-    latency, size = (d * M70[0] for d in delay)
-    for factor, published in ((1, equal_memory), (2, twice)):
-        options = {"seconds": M70, "latency": latency, "size": size, "stash": 1.0, "memory": 8.0 * factor}
-        problem = two_sites(8, 16 * factor, v_shape=True, **options)
-        schedule = order("wave", problem)
-        check(problem, schedule)
-        assert simulate(problem, schedule).makespan_s / (16 * factor) <= 1.06 * published
-
-
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(2, 24))
 @settings(max_examples=60, deadline=None)
 def test_wave_keeps_the_memory_of_the_ranks(num_ranks, num_microbatches, halves):
@@ -128,7 +86,7 @@ def test_wave_keeps_the_memory_of_the_ranks(num_ranks, num_microbatches, halves)
 @pytest.mark.parametrize("name", ["zbv", "zbv-late", "v-half", "v-min"])
 def test_a_pattern_that_does_not_fit_memory_is_told_with_the_place(name):
     problem = pipeline(4, 16, v_shape=True, memory=1.5)
-    with pytest.raises(InfeasibleError, match=f"'{name}' is out of memory: rank 0 needs 2 B"):
+    with pytest.raises(InfeasibleError, match=f"'{name}' needs too much memory: rank 0 needs 2 B"):
         check(problem, order(name, problem))
 
 

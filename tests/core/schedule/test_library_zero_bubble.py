@@ -149,8 +149,3 @@ def test_stages_may_differ_in_every_figure(problem, name):
     schedule = order(name, problem)
     check(problem, schedule)
     assert simulate(problem, schedule).makespan_s >= lower_bound_s(problem) * (1 - 1e-9)
-
-
-def test_thousands_of_actions_are_ordered():
-    problem = two_sites(32, 128, seconds=(76, 93, 41), latency=150.0, stash=1.0)
-    check(problem, order("zb-1p", problem))

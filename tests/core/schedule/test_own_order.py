@@ -47,6 +47,10 @@ def mine(tmp_path):
 def test_an_order_in_a_file_is_a_method_like_any_other(mine):
     outcomes = try_orders(PROBLEM, ["gpipe", f"{mine}:mine"])
     assert {outcome.makespan_s for outcome in outcomes} == {outcomes[0].makespan_s}
+
+
+@pytest.mark.slow
+def test_a_job_may_name_an_order_in_a_file(mine):
     plan = planning.plan(job(schedule=f"{mine}:mine", pipeline=2))
     assert plan.schedule.method == f"{mine}:mine"
 

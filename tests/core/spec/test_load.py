@@ -345,10 +345,10 @@ def test_a_missing_file_and_a_folder_are_told_by_name(tmp_path):
         load_job(tmp_path)
 
 
-def test_a_sixteenth_of_the_memory_is_reserved_unless_the_site_says_otherwise():
+def test_a_little_of_the_memory_is_reserved_unless_the_site_says_otherwise():
     usual = parse_job(PLAIN).cluster.sites[0]
-    assert usual.memory_reserve_bytes == usual.device.memory_bytes / 16
-    assert usual.plannable_bytes == usual.device.memory_bytes * 15 / 16
+    assert usual.memory_reserve_bytes == min(2.5 * 2**30, usual.device.memory_bytes / 16)
+    assert usual.plannable_bytes == usual.device.memory_bytes - usual.memory_reserve_bytes
     own = parse_job(changed(("num_devices = 8\n", 'num_devices = 8\nmemory_reserve = "2 GiB"\n'))).cluster.sites[0]
     assert own.memory_reserve_bytes == 2 * 2**30
     with pytest.raises(InputError, match=r"memory_reserve: .* leaves nothing of the device's"):

@@ -87,7 +87,7 @@ def test_a_planner_that_dies_is_replaced(planning):
     planning.ask(0, LENGTHS)
     planning.answer(0, patient=True)
     planning.beside.kill()
-    assert planning.beside.process.wait(10)
+    assert planning.beside.process.wait(60)
     planning._lengths[1] = LENGTHS
     planned = planning.answer(1, patient=False)
     assert "its planner has ended" in planned.warning
@@ -102,7 +102,7 @@ def test_a_planner_that_dies_is_asked_anew_where_no_cut_can_stand_in(planning, m
     planning.answer(0, patient=True)
     planning.ask(1, LENGTHS)
     planning.beside.kill()
-    assert planning.beside.process.wait(10)
+    assert planning.beside.process.wait(60)
     planned = planning.answer(1, patient=False)
     assert planned.facts["origin"] == "searched"
     assert not planned.warning

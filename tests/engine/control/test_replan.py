@@ -184,7 +184,7 @@ def test_a_search_that_takes_too_long_gives_nothing(searcher, monkeypatch):
     os.kill(child_of(searcher.process), signal.SIGSTOP)
     searcher.ask(SEARCH, 0.5)
     assert searcher.answer() == (None, True)
-    assert searcher.process.wait(10)
+    assert searcher.process.wait(60)
     assert searcher.process.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
 
 

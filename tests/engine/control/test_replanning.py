@@ -213,7 +213,7 @@ def test_an_order_that_does_not_fit_memory_is_not_taken():
     )
     replanner, _ = play([tight] * 4 + [FAR] * 5, lambda p: order("gpipe", p), start=tight)
     assert told(replanner) == ["search", "stay"]
-    assert "out of memory" in replanner.events[1]["why"]
+    assert "too much memory" in replanner.events[1]["why"]
 
 
 def test_single_slow_steps_are_no_reason():

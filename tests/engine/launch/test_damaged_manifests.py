@@ -140,7 +140,7 @@ def test_a_directory_with_checkpoints_is_not_taken_for_a_new_run(copied):
     run_dir, spec = copied
     for name in ("metrics.jsonl", "timeline.json"):
         (run_dir / name).unlink()
-    with pytest.raises(InputError, match=r"has the checkpoints of an earlier run; .* go on with --resume"):
+    with pytest.raises(InputError, match=r"has the checkpoints of an earlier run; .* continue with --resume"):
         open_run_dir(spec, run_dir, resume=False)
 
 

@@ -135,7 +135,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     while (not store.exists() or len(store.read_text().splitlines()) < 2) and time.monotonic() < end:
         time.sleep(0.2)
     run.send_signal(signal.SIGKILL)
-    run.wait(10)
+    run.wait(60)
     while _members(run.pid) and time.monotonic() < end:
         time.sleep(0.2)
     assert not _members(run.pid)

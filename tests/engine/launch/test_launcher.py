@@ -218,10 +218,10 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path, mark):
     with pytest.raises(RunError, match="rank 0 ended with exit code 5"):
         run(
             "import signal; signal.signal(15, signal.SIG_IGN); print('deaf') if RANK else time.sleep(1)\n"
-            "time.sleep(60) if RANK else sys.exit(5)",
+            "time.sleep(100) if RANK else sys.exit(5)",
             log_dir=tmp_path,
         )
-    assert time.monotonic() - start_s < 50, "it sleeps for 60 s"
+    assert time.monotonic() - start_s < 90, "it sleeps for 100 s"
     assert printed(tmp_path, 1) == "deaf\n"
     wait_until(lambda: not marked(mark), "nothing is left of the run")
 
@@ -270,20 +270,20 @@ def launcher(tmp_path, mark):
 
 def test_when_the_launcher_is_killed_everything_ends_and_no_file_stays(launcher, mark, tmp_path):
     launcher.kill()
-    wait_until(lambda: marked(mark) == [], "all processes of the run had ended", 5)
+    wait_until(lambda: marked(mark) == [], "all processes of the run had ended")
     assert [*(tmp_path / "temporary").iterdir()] == []
 
 
 def test_when_a_guard_is_killed_its_rank_ends_and_the_run_with_it(launcher, mark):
     guards = [process for process in marked(mark) if b"guard.py" in Path(f"/proc/{process}/cmdline").read_bytes()]
     os.kill(guards[0], signal.SIGKILL)
-    assert launcher.wait(10) == 1
+    assert launcher.wait(60) == 1
     assert "was killed by SIGKILL" in launcher.stderr.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_an_interrupt_ends_everything_and_is_passed_on(launcher, mark, number):
     launcher.send_signal(number)
-    assert launcher.wait(10) == -signal.SIGINT  # how Python itself ends on KeyboardInterrupt; a shell shows 130
+    assert launcher.wait(60) == -signal.SIGINT  # how Python itself ends on KeyboardInterrupt; a shell shows 130
     assert "KeyboardInterrupt" in launcher.stderr.read()
     wait_until(lambda: not marked(mark), "nothing is left of the run")

@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow
 
 FAULTY_RANK = (str(Path(__file__).parents[2] / "engine" / "faulty_rank.py"),)
 NUM_STEPS = 30
-SECONDS = 15
-"""From a rank's end to that of all others: one or two, and room for a busy machine; other limits are 20 s and more."""
+SECONDS = 50
+"""From a rank's end to that of all others: one or two, and room for a busy machine; other limits are 60 s and more."""
 PHASES = ("connect", "forward", "backward", "sync", "optimizer", "checkpoint")
 
 
 def make(text_file, num_steps=NUM_STEPS, **training):
-    fields = {"transport": TransportSettings(timeout_s=20, connect_timeout_s=30)}
+    fields = {"transport": TransportSettings(timeout_s=60, connect_timeout_s=60)}
     options = {"checkpoint_every_steps": 1, "warmup_steps": 3, "decay": "cosine"} | training
     return make_run(text_file, num_steps=num_steps, run_fields=fields, **options)
 
@@ -62,7 +62,7 @@ def test_kill_9_of_a_rank_in_every_phase_costs_no_step_and_changes_nothing(
     def on_restart(reason):
         reasons.append(reason)
         lasted_s.append(time.monotonic() - float((run_dir / "killed_s").read_text()))
-        monkeypatch.setattr("farpipe.engine.launch.launcher.SETTLE_S", 60)
+        monkeypatch.setattr("farpipe.engine.launch.launcher.SETTLE_S", 120)
 
     summary = run(spec, run_dir, max_restarts=len(PHASES), on_restart=on_restart, rank_program=FAULTY_RANK)
     assert len(reasons) == len(PHASES)
@@ -162,7 +162,7 @@ def test_a_second_sigterm_ends_everything_at_once(text_file, tmp_path):
     process.send_signal(signal.SIGTERM)
     time.sleep(SAME_REQUEST_S + 1)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     assert not (tmp_path / "run" / "summary.json").exists()
     assert checkpoints(tmp_path / "run") == []

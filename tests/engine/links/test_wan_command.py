@@ -47,7 +47,7 @@ def test_a_wan_stays_can_be_changed_and_goes(name):
         "lugano>zurich": 500_000,
     }
     assert links(name)["zurich>lugano"]["loss"] == 0.25
-    new = ("--latency", "60 ms", "--bandwidth", "50 Mbit/s", "--jitter", "2 ms", "--loss", "0")
+    new = ("latency=60 ms", "bandwidth=50 Mbit/s", "jitter=2 ms", "loss=0")
     for command in (("set", "zurich>lugano", *new), ("cut", "lugano<>zurich"), ("mend", "zurich>lugano")):
         done = farpipe("wan", "--name", name, *command)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -75,9 +75,9 @@ def test_a_second_wan_of_that_name_is_refused(name, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (("set", "zurich>lugano"), 2, "nothing to set"),
-        (("set", "zurich>lugano", "--latency", "5"), 3, '--latency: expected a quantity with its unit such as "60 ms"'),
-        (("set", "zurich>lugano", "--loss", "1"), 3, "loss: must be less than 1"),
+        (("set", "zurich>lugano", "latenzy=5 ms"), 2, "did you mean 'latency'?"),
+        (("set", "zurich>lugano", "latency=5"), 3, 'latency: expected a quantity with its unit such as "60 ms"'),
+        (("set", "zurich>lugano", "loss=1"), 3, "loss: must be less than 1"),
         (("cut", "zurich>lugan"), 3, "did you mean 'zurich>lugano'"),
     ],
 )

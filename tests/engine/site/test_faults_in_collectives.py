@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # starts processes
 
 FAULTS = (Fault(3, "KILL", "collective"), Fault(0, "STOP", "collective"))
 RANK = Path(__file__).parents[2] / "faults" / "rank.py"
-SECONDS = 30.0
+SECONDS = 60.0
 """From a fault to the end of the last survivor: an outage of 5 s, the grace of 3 s, and room for a busy machine."""
 
 
@@ -54,6 +54,7 @@ def test_an_outage_of_one_of_two_twins_is_survived_by_both(shares, tmp_path, mon
     proxy = Proxy()
     monkeypatch.setenv("FARPIPE_TEST_PROXY", str(proxy.answer_routes()))
     monkeypatch.setenv("FARPIPE_TEST_BEHIND", "[1, 3]")
+    monkeypatch.setenv("FARPIPE_TEST_PAUSE_S", "0.2")
 
     def on_step(line):
         if line["step"] == 3:

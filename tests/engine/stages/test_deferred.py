@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from farpipe.engine.stages.deferred import WeightGradStore, defer
-from farpipe.engine.stages.slices import Again
+from farpipe.engine.stages.recomputed import Again
 
 
 class Renamed(nn.Linear):
@@ -53,6 +53,70 @@ def test_gradients_are_autograds_whether_they_wait_or_not():
     plain(ROWS).sum().backward()
     torch.testing.assert_close(gradients(module), gradients(plain))
     assert not gradients(module)["0.weight"][2].any(), "the row of padding is not trained"
+
+
+def test_the_store_holds_what_w_needs_and_an_input_that_two_layers_share_once():
+    layers, store, x = nn.ModuleList(nn.Linear(5, 3) for _ in range(2)), WeightGradStore(), torch.randn(4, 5)
+    defer(layers, store)
+    with store.deferring(0):
+        torch.autograd.backward([layer(x) for layer in layers], [torch.ones(4, 3) for _ in layers])
+    assert store.num_bytes == x.nbytes + 2 * 4 * 3 * 4
+    store.compute(0)
+    assert store.num_bytes == 0
+
+
+@pytest.mark.parametrize("width", [6, 800])
+def test_backwards_at_once_leave_small_layers_to_autograd_and_add_the_same(width):
+    """Microbatches in turn, one in parts and one at once, their forwards before their backwards."""
+    torch.manual_seed(0)
+    module, store, x = (
+        nn.Sequential(nn.Linear(width, width), nn.Tanh()).double(),
+        WeightGradStore(),
+        torch.randn(3, width),
+    )
+    plain = copy.deepcopy(module)
+    defer(module, store)
+    outputs = []
+    for microbatch in range(4):
+        store.forward_begins(microbatch, in_parts=microbatch % 2 == 0)
+        outputs.append(module((1 + microbatch) * x.double()))
+        plain((1 + microbatch) * x.double()).sum().backward()
+    assert ("Addmm" in str(outputs[1].grad_fn.next_functions)) == (width == 6)
+    for microbatch, y in enumerate(outputs):
+        store.backward_begins(microbatch)
+        if microbatch % 2:
+            y.sum().backward()
+        else:
+            with store.deferring(microbatch):
+                y.sum().backward()
+    for microbatch in (2, 0):
+        store.compute(microbatch)
+    torch.testing.assert_close(gradients(module), gradients(plain), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_small_layers_get_the_same_bits_in_parts_and_at_once(dtype, bias):
+    torch.manual_seed(0)
+    table, layers = nn.Embedding(31, 24, padding_idx=3), [nn.Linear(24, 40, bias=bias), nn.Tanh(), nn.Linear(40, 16)]
+    parted = nn.Sequential(table, *layers).to(dtype)
+    modules = parted, copy.deepcopy(parted)
+    for in_parts, module in zip((True, False), modules, strict=True):
+        store = WeightGradStore()
+        defer(module, store)
+        for parameter in module.parameters():
+            parameter.grad_dtype = torch.float32
+        for microbatch in range(4):
+            store.forward_begins(microbatch, in_parts=in_parts)
+            loss = module((ROWS + 5 * microbatch) % 31).float().square().sum()
+            if in_parts:
+                with store.deferring(microbatch):
+                    loss.backward()
+                store.compute(microbatch)
+            else:
+                loss.backward()
+    for one, other in zip(*(module.parameters() for module in modules), strict=True):
+        assert torch.equal(one.grad, other.grad)
 
 
 def test_the_gradient_goes_to_the_parameter_of_its_own_forward():

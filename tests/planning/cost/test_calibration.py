@@ -21,19 +21,10 @@ def test_a_device_is_called_measured_if_its_row_was_fitted_to_measurements_of_it
     }
 
 
-def test_every_row_has_a_date_and_a_residual_that_is_larger_where_nobody_measured():
-    rows = [law(name) for name in device_names()]
-    assert all(datetime.date(2025, 1, 1) <= row.date <= datetime.date.today() for row in rows)
-    assert max(row.residual for row in rows if row.measured) <= min(0.2, law("rtx-4090").residual)
-    assert all(row.residual >= 0.05 for row in rows)
-
-
-def test_a_rate_that_was_never_compared_has_a_larger_residual():
-    assert law("b200").residual_at("bf16") == law("b200").residual == law("b200").residual_at("nvfp4")
-    assert law("b200").residual_at("tf32") == 0.12
-    assert law("rtx-4090").residual_at("bf16") == law("rtx-4090").residual
+def test_every_row_has_a_date_and_the_rates_that_were_compared():
     for name in device_names():
         row, peaks = law(name), WrittenDevice(preset=name).resolve().peak_flops
+        assert datetime.date(2025, 1, 1) <= row.date <= datetime.date.today()
         assert set(row.compared) <= set(peaks)
         assert bool(row.compared) == row.measured
 

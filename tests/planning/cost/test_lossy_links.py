@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cost_jobs import layout
 from farpipe.core.spec import Cluster, SiteLink, preset_site
 from farpipe.engine.links.pipe import Pipe
 from farpipe.engine.transport.tcp import choose_streams
+from farpipe.planning.cost.links import StepLinks
 from farpipe.planning.cost.lossy_links import (
     LEAST_TIMEOUT_S,
     SEGMENT_BYTES,
@@ -135,3 +137,17 @@ def test_the_round_trip_is_both_ways_with_half_of_the_jitter():
     assert lossy_link(Cluster(sites=sites, links=(there, back)), there).round_trip_s == pytest.approx(0.042)
     assert lossy_link(Cluster(sites=sites, links=(there,)), there).round_trip_s == pytest.approx(0.024)
     assert lossy_link(Cluster(sites=sites, links=(there, back)), there).is_disturbed
+
+
+def test_a_message_of_a_step_takes_its_link_at_its_goodput_and_is_late_in_the_mean():
+    sites = tuple(preset_site(name, "a100-80gb", 8) for name in "ab")
+    ways = [
+        SiteLink(source=a, target=b, latency_s=0.01, bandwidth_bytes_per_s=1e9, loss=0.001) for a, b in ("ab", "ba")
+    ]
+    cluster = Cluster(sites=sites, links=tuple(ways))
+    of_step = StepLinks(cluster, replace(layout(), replica_sites=("a", "b")), dict(enumerate(sites)))
+    transfer, lossy = of_step.ring_over_sites(BYTES), lossy_link(cluster, ways[0])
+    assert lossy.goodput_bytes_per_s < 1e9
+    assert transfer.occupies_s == of_step.occupied_s(transfer) == BYTES / lossy.goodput_bytes_per_s
+    late_s = mean_lateness_s(lossy, BYTES, math.inf)
+    assert transfer.arrives_after_s == of_step.seconds(transfer) == transfer.occupies_s + 0.01 + late_s

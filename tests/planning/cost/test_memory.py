@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_jobs import gpt, layout, llama, site, stage_cost, training
+from farpipe.core.spec import preset_model
 from farpipe.planning.cost import flops, memory
 
 SHAPES = {
@@ -181,3 +182,32 @@ def test_the_head_keeps_its_logits_in_32_bit():
     with_head, without = (stage_cost(model, spec, degrees, site(), 1, head=h) for h in (True, False))
     logits = 4 * 256 * 5000 / 2
     assert with_head.activation_bytes - without.activation_bytes == logits + 2 * (2 * 256 * 512)
+
+
+def test_each_module_of_multi_token_prediction_keeps_a_layer_a_head_and_both_streams_before_and_after_their_norms():
+    spec, at = training(sequence_length=7), layout(tensor=1, microbatch_size=3)
+    plain, one, two = (memory.head_activation_bytes(llama(mtp_num_layers=count), spec, at) for count in (0, 1, 2))
+    stream, logits = 21 * 512 * 2, 4 * 21 * 1000
+    assert plain == 2 * stream + logits
+    assert one == 2 * plain + 4 * stream + memory.layer_activation_bytes(llama(), spec, at)
+    assert two - one == one - plain
+
+
+@pytest.mark.parametrize(("dropout", "num_bytes"), [(0.0, 2), (0.1, 3)])
+def test_an_adapter_keeps_its_input_and_the_mask_of_its_dropout(dropout, num_bytes):
+    spec = training(lora={"rank": 4, "target_modules": ["linear_qkv"], "dropout": dropout})
+    assert memory.kept_input_bytes(spec, "linear_qkv") == num_bytes
+    assert memory.kept_input_bytes(spec, "linear_proj") == 0
+
+
+def test_with_frozen_weights_zero_3_gathers_two_layers_and_no_gradients():
+    lora = {"rank": 4, "target_modules": ["linear_qkv"]}
+    assert memory.gathered_bytes(100.0, training(zero=3, lora=lora)) == 2 * 100 * 2
+    assert memory.gathered_bytes(100.0, training(zero=3)) == 100 * (2 * 2 + 4)
+    assert memory.gathered_bytes(100.0, training(zero=2)) == 0
+
+
+def test_what_the_up_projections_of_latent_attention_make_is_kept_as_narrow_vectors():
+    """DeepSeek-V3: 128 heads of 192 query and key numbers for 1,536 + 512 + 64 narrow ones, 2 bytes each."""
+    kept, freed = memory.freed_widths(preset_model("deepseek-v3"), training(), "mla_up_proj")
+    assert (kept, freed) == (-2 * (1536 + 512 + 64), 2 * 3 * 128 * 192)

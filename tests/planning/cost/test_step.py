@@ -11,7 +11,7 @@ from cost_jobs import A100, layout, llama, placed, site, stage_cost, step, train
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
-from farpipe.core.spec import Cluster, preset_model, preset_site
+from farpipe.core.spec import Cluster, LocalLink, preset_model, preset_site
 from farpipe.core.step import Problem, is_inter_site
 from farpipe.planning.cost import (
     JobCosts,
@@ -54,7 +54,7 @@ def test_stages_carry_the_costs_of_their_slices():
         for name in ("forward_s", "input_grad_s", "weight_grad_s", "activation_bytes", "weight_stash_bytes"):
             assert getattr(stage, name) == getattr(cost, name)
     assert problem.num_microbatches == 16
-    assert problem.ranks[1].memory_bytes == A100.memory_bytes * 15 / 16
+    assert problem.ranks[1].memory_bytes == A100.memory_bytes - 2.5 * 2**30
     assert problem.ranks[1].static_bytes == inner.static_bytes + inner.working_bytes
 
 
@@ -482,3 +482,38 @@ def test_a_hidden_collective_slows_the_computation_beside_it():
         found.append(problem.sync[0].reduce.bytes)
     whole = 4 * llama().num_params * 7 / 8
     assert found[1] == pytest.approx(found[0] + 0.5 * (whole - found[0]))
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_zero_in_groups_takes_more_memory_and_gathers_inside_them(zero):
+    degrees, wide = replace(layout(data=16), tensor=1), site()
+    whole, grouped, one = (
+        stage_cost(llama(), training(4096, zero=zero, **how), degrees, wide, 2)
+        for how in ({}, {"zero_group_size": 8}, {"zero_group_size": 16})
+    )
+    assert one == whole
+    assert grouped.static_bytes > whole.static_bytes
+    assert training(zero=zero, zero_group_size=8).grouped(12) == 4
+
+
+def test_a_group_without_zero_is_a_mistake():
+    with pytest.raises(ValueError, match="it divides what ZeRO does"):
+        training(zero=0, zero_group_size=8)
+
+
+def test_gradients_are_summed_over_the_groups_of_zero():
+    degrees, model = replace(layout(data=16), tensor=1), llama(hidden=8192, num_heads=64)
+    h100 = preset_site("site", "h100-sxm", 64).model_copy(
+        update={"site_link": LocalLink(latency_s=14e-6, bandwidth_bytes_per_s=1e9)}
+    )
+
+    def seconds(**how):
+        return compute.layer_times(model, training(1, zero=3, **how), degrees, h100, calibration_of(h100.device))
+
+    whole, grouped = seconds(), seconds(zero_group_size=8)
+    assert grouped.forward_s < whole.forward_s
+    alone = compute.zero_times(
+        *(model, training(1, zero=3, zero_group_size=8), degrees, h100, calibration_of(h100.device)),
+        compute.Times(0.0, 0.0, 0.0),
+    )
+    assert alone.input_grad_s > 2 * alone.forward_s

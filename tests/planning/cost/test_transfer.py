@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_jobs import A100, layout, site
+from cost_jobs import A100, layout, llama, site, training
 from farpipe.planning.cost import calibration_of, transfer
 
 LAW = calibration_of(A100)
@@ -80,3 +80,9 @@ def test_ranks_talk_inside_their_machine_where_they_can(tensor, data, ranks, ban
 )
 def test_narrower_numbers_make_shorter_messages(wire_type, num_bytes):
     assert transfer.wire_bytes(1000, 4, wire_type) == num_bytes
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_ulysses_sends_queries_keys_values_and_results_of_its_heads(tensor):
+    """2 bytes each of 512 queries, 2 x 128 keys and values, 512 results (arXiv 2309.14509)."""
+    assert transfer.head_exchange_bytes(llama(), training(), tensor, 100.0) == 100 * 2 * (512 + 256 + 512) / tensor

@@ -8,6 +8,7 @@ import pytest
 from farpipe.core.spec import Cluster, Data, Job, Model, Pins, SiteLink, Training, parse_job, preset_site
 from farpipe.planning import Explanation, PlanDocument
 from farpipe.planning.explain.first_batch import better_layout, on_batch, trust_of_batch
+from farpipe.planning.explain.limits import how_sure
 from farpipe.planning.planner.chunked import plan_lengths
 from farpipe.planning.planner.engine import plan_obstacle
 from farpipe.report.plan_tables import trust_note
@@ -86,4 +87,5 @@ def test_a_plan_on_chunks_says_how_far_it_can_be_trusted(packing):
 
 def trusted(job, profiles):
     plan, batch = plan_lengths(job, LENGTHS, 512, profiles)
-    return PlanDocument(plan=plan, explanation=Explanation(**trust_of_batch(job, batch)))
+    sure = how_sure(trust_of_batch(job, batch), plan.problem, 0.0, plan.prediction.step_s)
+    return PlanDocument(plan=plan, explanation=Explanation(**sure))

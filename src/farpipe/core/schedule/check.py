@@ -146,9 +146,9 @@ def _check_slices(problem: Problem, schedule: Schedule, rank: int, action: Actio
     if kind == "W" or before == NOBODY:
         return
     if kind == "F" and (stage, "F", before) not in place:
-        raise _fail(f"{action} comes before {stage}F{before}, the slice before it of its sequence", schedule, here)
+        raise _fail(f"{action} comes before {stage}F{before}, the previous slice of its sequence", schedule, here)
     if kind != "F" and not {(stage, "I", before), (stage, "B", before)} & place.keys():
-        text = f"{action} comes before the backward of {stage}F{before}, the slice after it of its sequence"
+        text = f"{action} comes before the backward of {stage}F{before}, the next slice of its sequence"
         raise _fail(text, schedule, here)
 
 
@@ -278,7 +278,7 @@ def _check_memory(problem: Problem, schedule: Schedule) -> None:
             place = next(i for i, used in enumerate(curve.tolist()) if exceeds(used, spec.memory_bytes))
             used, limit = float(curve[place]), float(spec.memory_bytes or 0)
             raise InfeasibleError(
-                f"schedule {schedule.method!r} is out of memory: rank {rank} needs {format_bytes(used)} of "
+                f"schedule {schedule.method!r} needs too much memory: rank {rank} needs {format_bytes(used)} of "
                 f"{format_bytes(limit)} at {schedule.ranks[rank][place]}, {format_bytes(used - limit)} too much\n"
                 f"{draw_grid(schedule.ranks, (rank, place))}\n"
                 "It would fit with fewer microbatches at once (another schedule), recomputation or fewer layers there."

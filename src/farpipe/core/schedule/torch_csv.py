@@ -41,7 +41,7 @@ def from_torch_csv(text: str, source: str = "schedule.csv", method: str = "torch
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
     if not rows:
-        raise InputError(f"{source}: there is no action in it; expected one row per rank such as 0F0,0F1,0B0,0B1")
+        raise InputError(f"{source}: has no actions; expected one row per rank such as 0F0,0F1,0B0,0B1")
     ranks = tuple(_parse_row(row, f"{source}: row {number}") for number, row in enumerate(rows, 1))
     stages = _stage_ranks(ranks, source)
     num_microbatches = 1 + max(action.microbatch for order in ranks for action in order)

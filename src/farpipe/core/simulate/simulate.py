@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import ScheduleError
 from farpipe.core.schedule import check
 from farpipe.core.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
@@ -22,6 +23,8 @@ def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> 
     not checked here (see `farpipe.core.schedule.check`). ScheduleError when the orders break a rule of `check`;
     `checked` says that they have passed it already, which takes longer than simulating.
     """
+    expect_kind("simulate: problem", problem, Problem, "a Problem; that of a plan is plan.problem")
+    expect_kind("simulate: schedule", schedule, Schedule, "a Schedule, such as farpipe.order(problem, NAME).schedule")
     if not checked:
         check(problem, schedule, memory=False)
     arrays = step_arrays(problem)

@@ -29,8 +29,10 @@ from farpipe.core.units import format_bytes, format_rate, format_seconds
 CongestionControl = Literal["bbr", "cubic", "reno"]
 
 USUAL_MACHINE: Final = 8
+RESERVED_BYTES: Final = 2.5 * 2**30
 RESERVED_FRACTION: Final = 1 / 16
-"""Share of a device's memory that is left free by default: docs/reference/cost-model.md, section 3."""
+"""Memory of a device that is left free by default, the less of both; with less than the share free a plan warns:
+docs/reference/cost-model.md, section 3."""
 TCP_WINDOW_BYTES: Final = 2.7e6
 """Window of one stream with default buffers: hivemind-multi-cloud's measurements between clouds 0.2 to 300 ms apart."""
 RDMA_WINDOW_BYTES: Final = 16e6
@@ -125,7 +127,7 @@ def _usual_machines(known: dict[str, Any]) -> int:
 
 
 def _usual_reserve(known: dict[str, Any]) -> float:
-    return RESERVED_FRACTION * known["device"].memory_bytes if "device" in known else 0.0
+    return min(RESERVED_BYTES, RESERVED_FRACTION * known["device"].memory_bytes) if "device" in known else 0.0
 
 
 class Site(Part):
@@ -164,6 +166,16 @@ class Site(Part):
         return self.device.memory_bytes - self.memory_reserve_bytes
 
 
+class PlainTcp(Part):
+    """TCP connections that are not kept warm, as those of NCCL and gloo: they start slowly after a pause."""
+
+    num_streams: Count = 1
+    window_bytes: Positive = TCP_WINDOW_BYTES
+    """The most that each sends in a round trip, for long."""
+    mtu_bytes: Annotated[int, Field(ge=576)] = 1500
+    """Largest packet, its headers included."""
+
+
 class SiteLink(Part):
     """One direction of a connection between two sites.
 
@@ -182,6 +194,8 @@ class SiteLink(Part):
     """The most that a packet is delayed beyond the latency."""
     congestion_control: CongestionControl = Field(default="bbr", exclude_if=lambda name: bool(name == "bbr"))
     """Congestion control of the hosts where packets are lost; farpipe takes BBR wherever it is allowed."""
+    plain_tcp: PlainTcp | None = Field(default=None, exclude_if=lambda plain: plain is None)
+    """What carries messages in place of farpipe's own transport, whose connections are kept warm; None: that one."""
     egress_usd_per_gb: NonNegative | None = None
     """Price of 10^9 bytes over this link; None: the price of the site that it leaves."""
 

@@ -139,14 +139,19 @@ def _figures(word: str) -> Table:
             return {"preset": (link_row(word.strip()).name, "")}
         except ValueError as error:
             raise InputError(f"link: expected LATENCY,BANDWIDTH such as 20ms,100G, or a preset: {error}") from None
-    short = _SHORT_RATE.fullmatch(bandwidth.strip())
-    rate = f"{short['number']} {short['prefix']}bit/s" if short else _spaced(bandwidth)
+    rate = rate_text(bandwidth)
     try:
         parse(latency, SECONDS, "20 ms")
         parse(rate, BYTES_PER_S, "100 Gbit/s")
     except ValueError as error:
         raise InputError(f"link: {word!r}: {error}") from None
     return {"latency": (_spaced(latency), "one way: half of what ping shows"), "bandwidth": (rate, "")}
+
+
+def rate_text(word: str) -> str:
+    """``100G`` as ``100 Gbit/s``."""
+    short = _SHORT_RATE.fullmatch(word.strip())
+    return f"{short['number']} {short['prefix']}bit/s" if short else _spaced(word)
 
 
 def _spaced(quantity: str) -> str:

@@ -88,7 +88,7 @@ class Keys:
         """The numbers of the layers."""
         number = self.count(*SHAPE["num_layers"])
         if number >= MAX_LAYERS:
-            raise InputError(f"{self.source}: {SHAPE['num_layers'][0]}: {number} layers; no model has so many")
+            raise InputError(f"{self.source}: {SHAPE['num_layers'][0]}: {number} layers; no known model has that many")
         return range(number)
 
     def expect(self, wanted: Config) -> None:

@@ -11,7 +11,7 @@ from farpipe.core.spec.lora import possible_modules
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.core.spec.recompute import operations_of, possible_operations
-from farpipe.core.spec.training import ContextExchange, Data, Matmul, MetricsSettings, Training
+from farpipe.core.spec.training import ContextExchange, Data, Matmul, MetricsSettings, RunKeys, Training
 from farpipe.core.spec.write import as_toml, link_table, site_table
 from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes
@@ -94,6 +94,7 @@ class Job(Request):
 
     cluster: Cluster
     metrics: MetricsSettings = Field(default=MetricsSettings(), exclude_if=lambda given: given == MetricsSettings())
+    run: RunKeys = Field(default=RunKeys(), exclude_if=lambda given: given == RunKeys())
     text: Annotated[str, Field(strict=True, min_length=0)] = Field(default="", repr=False)
     """The file this was read from, word for word, for the run directory; empty for a job made in Python."""
 
@@ -138,6 +139,7 @@ class Job(Request):
             ("[layout]", self.layout.model_dump()),
             ("[schedule]", {"method": self.schedule or "auto"}),
             ("[metrics]", self.metrics.model_dump(exclude_defaults=True)),
+            ("[run]", self.run.model_dump(exclude_defaults=True)),
         )
 
     def _check_lengths(self) -> None:
@@ -318,6 +320,8 @@ class Job(Request):
         if self.data.packing is not None:
             for place, why in self.not_of_chunks().items():
                 raise fault(f"not with data.packing = {self.data.packing!r}: {why}", *place)
+            if self.run.replan:
+                raise fault("with data.packing every step is planned separately; leave it out", "run", "replan")
 
     def not_of_chunks(self) -> dict[tuple[str, str], str]:
         """Pinned keys that chunks of documents can't keep, each with the reason and what to do."""

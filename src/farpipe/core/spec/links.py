@@ -19,6 +19,7 @@ from farpipe.core.spec.cluster import (
     TCP_WINDOW_BYTES,
     CongestionControl,
     LocalLink,
+    PlainTcp,
     Site,
     SiteLink,
     windowed_rate,
@@ -27,6 +28,7 @@ from farpipe.core.spec.part import (
     MAX_LATENCY_S,
     Bandwidth,
     Count,
+    Flag,
     Latency,
     NonNegative,
     Part,
@@ -278,6 +280,12 @@ class WrittenLink(WrittenSpeed, Written):
     """Largest delay of a packet on top of `latency`, evenly distributed; packets keep their order."""
     congestion_control: CongestionControl = "bbr"
     """Congestion control of TCP on the hosts: `"bbr"`, `"cubic"` or `"reno"`; farpipe sets BBR wherever it may."""
+    slow_start: Flag = False
+    """Messages go over plain TCP, as NCCL's and gloo's do, which starts slowly after a pause: over `streams`
+    connections (default 1; NCCL has 16 on AWS, 4 on Google Cloud), each with `window`, which do not lower the bandwidth
+    then. False: farpipe's own transport, which keeps its connections warm."""
+    mtu: Annotated[int, Field(ge=576, le=1 << 16)] = 1500
+    """With `slow_start`: bytes of the largest packet; `9001` inside AWS."""
     egress_usd_per_gb: NonNegative | None = None
     """Price of 10^9 bytes over this link. Default: that of the site they leave."""
     kind: Literal["tcp", "rdma", "lossless-otn"] = "tcp"
@@ -313,6 +321,9 @@ class WrittenLink(WrittenSpeed, Written):
         speed = self._carried(self._over_fibre()).model_dump()
         disturbed = {"loss": self.loss, "jitter_s": self.jitter, "congestion_control": self.congestion_control}
         figures = speed | disturbed | {"egress_usd_per_gb": self.egress_usd_per_gb}
+        if self.slow_start:
+            window = self.window or TCP_WINDOW_BYTES
+            figures["plain_tcp"] = PlainTcp(num_streams=self.streams or 1, window_bytes=window, mtu_bytes=self.mtu)
         if self.queue is not None:
             length, kind = self.queue
             figures["queue_bytes"] = length * (speed["bandwidth_bytes_per_s"] if kind == "seconds" else 1.0)
@@ -338,7 +349,7 @@ class WrittenLink(WrittenSpeed, Written):
         rate, rtt_s = speed.bandwidth_bytes_per_s, 2 * speed.latency_s
         if self.kind == "lossless-otn":
             rate = rate if self.buffer is None else windowed_rate(rate, self.buffer, rtt_s)
-        elif self.kind == "rdma" or self.window is not None or self.streams is not None:
+        elif not self.slow_start and (self.kind == "rdma" or self.window is not None or self.streams is not None):
             usual = RDMA_WINDOW_BYTES if self.kind == "rdma" else TCP_WINDOW_BYTES
             window = usual if self.window is None else self.window
             acknowledged_s = SITE_RTT_S if self.acknowledged == "source" else rtt_s
@@ -357,6 +368,6 @@ class WrittenLink(WrittenSpeed, Written):
             key = "window" if self.window is not None else "acknowledged"
             raise fault('the equipment of a lossless OTN paces RDMA: leave this out, or take kind = "rdma"', key)
         if self.kind != "tcp":
-            for key in ("streams", "loss", "jitter"):
+            for key in ("streams", "loss", "jitter", "slow_start"):
                 if getattr(self, key):
                     raise fault(f'"{self.kind}" has no {key}: leave it out, or take kind = "tcp"', key)

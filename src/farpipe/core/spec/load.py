@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from farpipe.core.arguments import expect_kind
 from farpipe.core.catalog import device_row, model_row
 from farpipe.core.errors import InputError
 from farpipe.core.spec.cluster import Cluster, Device, Site
@@ -27,6 +28,8 @@ def load_job(source: Path | str | Job, changes: Mapping[str, Any] | None = None,
     Raises InputError that names file, key path and value for a file that can't be read, is not TOML, has unknown or
     missing keys, or asks for something impossible, and for a change of a place that the job does not have.
     """
+    expect_kind("load_job: source", source, (str, Path, Job), "the path of a job.toml, or a Job")
+    expect_kind("load_job: changes", changes or {}, Mapping, 'keys and values, such as {"training.num_steps": 7}')
     if isinstance(source, Job):
         return _changed(parse_toml(source.to_toml(), "job"), changes, "job", option) if changes else source
     if changes:
@@ -41,8 +44,8 @@ def _changed(table: dict[str, Any], changes: Mapping[str, Any], source: str, opt
         put(table, key, value, f"{source} with {name}")
     text = as_toml(*((f"[{header}]", section) for header, section in table.items() if isinstance(section, dict)))
     job = job_of(table, f"{source} with {', '.join(named)}")
-    # From Python a changed job keeps no text, so numbers of links in further changes count directions, as before.
-    return job.model_copy(update={"text": text}) if option else job
+    # The text stays, so that in further changes a number of a link means the same entry as in this one.
+    return job.model_copy(update={"text": text})
 
 
 def value_of(word: str) -> Any:

@@ -1,5 +1,6 @@
 """Training of the model: batches, precision, optimizer, adapters, data; re-planning while it runs."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -84,6 +85,9 @@ class Training(Part):
     gradients too, `3` parameters too (FSDP); `"auto"` leaves it to the planner; `zero1 = true` is another way to write
     `1`. The engine runs `2` and `3` (torch's FSDP2) with models of transformers and modules of your own, without
     `data.packing`."""
+    zero_group_size: Annotated[Count | None, Field(exclude_if=lambda size: size is None)] = None
+    """Devices among which ZeRO divides (hybrid sharding), or as many as divide theirs evenly; each group has all of it,
+    and gradients are summed over the groups. Default: all that hold the same slice. Planned only."""
     sequence_parallel: Literal["auto"] | Flag = "auto"
     """Norms are divided over the tensor-parallel devices as well; `"auto"` leaves it to the planner."""
     flash_attention: Flag = True
@@ -137,7 +141,9 @@ class Training(Part):
     dropout: Flag = False
     """Drop out activations and attention, which takes masks. Planned only."""
     overlap: Flag = True
-    """Replicas' collectives run beside the rank's own computation where the device allows it."""
+    """Replicas' collectives run beside the rank's own computation where the device allows it, and messages between
+    stages beside the next stage's (Megatron-LM's `--overlap-grad-reduce`, `--overlap-param-gather` and, with several
+    stages on a rank, `overlap_p2p_comm`)."""
     learning_rate: Positive = 3e-4
     """Learning rate of AdamW."""
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -210,9 +216,14 @@ class Training(Part):
             raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
         if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
             raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
+        self._check_group()
         self._check_offloading()
         self._check_decay()
         return self
+
+    def _check_group(self) -> None:
+        if self.zero_group_size is not None and self.zero in ("auto", 0):
+            raise fault(f"it divides what ZeRO does; set zero = 1, 2 or 3, not {self.zero!r}", "zero_group_size")
 
     def _check_offloading(self) -> None:
         if self.cpu_offloading_num_layers and self.recompute not in ("auto", "none"):
@@ -231,6 +242,10 @@ class Training(Part):
             )
         if self.decay_steps and self.decay_steps <= self.warmup_steps:
             raise fault(f"{self.decay_steps} steps are over before warmup_steps {self.warmup_steps}", "decay_steps")
+
+    def grouped(self, num_devices: int) -> int:
+        """Devices among which ZeRO divides what `num_devices` hold."""
+        return math.gcd(num_devices, self.zero_group_size or num_devices)
 
     @property
     def zero1(self) -> bool:
@@ -323,6 +338,21 @@ class MetricsSettings(Part):
     prometheus_host: Text = "127.0.0.1"
     """Address of that port. Reading the metrics takes no password; from other machines the loopback interface can't be
     reached."""
+
+
+class RunKeys(Part):
+    """Limits of the job's runs, and what they do about faults and changes."""
+
+    outage_s: Positive = 60.0
+    """Longest interruption of a connection that a run survives, in seconds."""
+    timeout_s: Positive | None = None
+    """Longest wait for one message, in seconds. Default: a minute, or ten predicted steps where that is more."""
+    max_restarts: Natural = 0
+    """Times that a run that breaks starts again from its newest checkpoint."""
+    replan: Flag = False
+    """Search for a faster schedule while the run goes on, and switch to it."""
+    emulate: Flag = True
+    """Delay messages between sites as the job's links would; only where all ranks are on one machine."""
 
 
 class ReplanSettings(Part):

@@ -42,6 +42,9 @@ def link_table(link: SiteLink) -> dict[str, Any]:
     disturbed = {"loss": link.loss or None, "jitter": _quantity(link.jitter_s, "s") if link.jitter_s else None}
     if link.congestion_control != "bbr":
         disturbed["congestion_control"] = link.congestion_control
+    if (plain := link.plain_tcp) is not None:
+        disturbed |= {"slow_start": True, "streams": plain.num_streams, "window": _quantity(plain.window_bytes, "B")}
+        disturbed["mtu"] = plain.mtu_bytes
     price = {"egress_usd_per_gb": link.egress_usd_per_gb}
     return {"from": link.source, "to": link.target} | _speed(link) | queue | disturbed | price
 

@@ -40,7 +40,7 @@ from farpipe.core.spec.part import (
     first,
     known,
 )
-from farpipe.core.spec.training import Data, MetricsSettings, Rate, Training
+from farpipe.core.spec.training import Data, MetricsSettings, Rate, RunKeys, Training
 from farpipe.core.strict import nearest
 
 USUAL_SITE_LINK: Final = "infiniband-ndr"
@@ -143,7 +143,8 @@ class WrittenSite(Written):
     """The same between the machines of the site. Default: `"infiniband-ndr"` (14 us, 400 Gbit/s)."""
     memory_reserve: MemoryReserve | None = None
     """Memory that plans leave free on every device for the driver's context, buffers of libraries and fragmentation;
-    `"0 B"` for none. Default: a sixteenth of the device's memory."""
+    `"0 B"` for none. Default: 2.5 GiB, or a sixteenth of
+    the device's memory where that is less; a plan warns where less than a sixteenth is free."""
     region: Region | None = None
     """Region of the site's prices, `"aws:us-east-1"`: a region of the catalogue."""
     prices: Prices = Prices()
@@ -229,6 +230,7 @@ class WrittenJob(Written):
     layout: Pins = Pins()
     schedule: WrittenSchedule = WrittenSchedule()
     metrics: MetricsSettings = MetricsSettings()
+    run: RunKeys = RunKeys()
 
     def resolve(self) -> Job:
         """The job."""
@@ -240,4 +242,5 @@ class WrittenJob(Written):
             layout=self.layout,
             schedule=self.schedule.method,
             metrics=self.metrics,
+            run=self.run,
         )

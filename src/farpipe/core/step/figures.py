@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from farpipe.core.arguments import Checked
 from farpipe.core.strict import finite, plain_signature
 
 MAX_SECONDS: Final = 1e15
@@ -45,7 +46,7 @@ SecondsPerMicrobatch = Annotated[float | tuple[float, ...], BeforeValidator(_sec
 LinkNames = Annotated[str | tuple[str, ...], BeforeValidator(_name_or_list)]
 
 
-class ProblemPart(BaseModel):
+class ProblemPart(BaseModel, metaclass=Checked):
     """A part of a Problem: immutable, read strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -15,7 +15,7 @@ from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, f
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.figures.metrics import RUN_NAME
 from farpipe.engine.run_spec import RunSpec
-from farpipe.engine.stages.decoder import StageModule
+from farpipe.engine.stages.decoder import Decoder
 from farpipe.engine.stages.decoder_weights import save_model
 from farpipe.engine.stages.slices import StageSlice
 
@@ -45,7 +45,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
 def parameter_shapes(model: Model, sequence_length: int) -> dict[str, torch.Size]:
     """The shape of every parameter of farpipe's own decoder, by name."""
     with torch.device("meta"):
-        whole = StageModule(model, StageSlice(0, model.num_layers, True, True), sequence_length)
+        whole = Decoder(model, StageSlice(0, model.num_layers, True, True), sequence_length)
     return {name: parameter.shape for name, parameter in whole.named_parameters()}
 
 

@@ -53,7 +53,7 @@ class _ForwardOnly:
     def __init__(self, stage: TorchStage) -> None:
         self._stage = stage
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+    def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
         return self._stage.evaluate(microbatch, x)
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:

@@ -115,10 +115,12 @@ class Executor:
         self.program = instructions(schedule, peers.rank)
         last = {item.action.stage: item for item in self.program}
         first = {item.action.stage: item for item in reversed(self.program)}
+        parted = {(stage, m) for stage, kind, m in schedule.ranks[self.rank] if kind == "I"}
         self._calls = [
-            (item, _call(stages[stage], item.action), item is first[stage], item is last[stage])
+            (item, _call(stages[stage], item.action, in_parts=(stage, microbatch) in parted), *ends)
             for item in self.program
-            for stage in [item.action.stage]
+            for stage, _, microbatch in [item.action]
+            for ends in [(item is first[stage], item is last[stage])]
         ]
         self._local: dict[tuple[Direction, int, int], Tensor] = {}
         self._process = os.getpid()
@@ -185,11 +187,11 @@ def _where(action: Action, error: BaseException) -> str:
     return f"{what}: {fault_in(error)}"
 
 
-def _call(stage: PipelineStage, action: Action) -> Callable[[Tensor | None], Tensor | None]:
-    """The action as a function of its input."""
+def _call(stage: PipelineStage, action: Action, *, in_parts: bool) -> Callable[[Tensor | None], Tensor | None]:
+    """The action as a function of its input; `in_parts`: the backward of its microbatch comes as I and W."""
     microbatch = action.microbatch
     if action.kind == "F":
-        return lambda x: stage.forward(microbatch, x)
+        return lambda x: stage.forward(microbatch, x, in_parts=in_parts)
     if action.kind == "I":
         return lambda gy: stage.input_grad(microbatch, gy)
     if action.kind == "B":

@@ -264,8 +264,6 @@ class Trainer:
     def _weights_have_changed(self) -> None:
         for sync in self._syncs.values():
             sync.updated()
-        for stage in self.torch_stages.values():
-            stage.module.forget_casts()
 
     def sum_gradients(self, step: int) -> NDArray[np.int64]:
         """Sum over the replicas and over the copies of the tied matrix; the rows of `StepReport.sync`."""
@@ -327,7 +325,7 @@ def _replica_syncs(
     zero1 = run.plan.training.zero == 1 and run.num_replicas > 1
     found = {}
     for number, stage in stages.items():
-        compute = stage.boundary.dtype if zero1 or not stage.module.casts_weights else parameters
+        compute = stage.boundary.dtype
         if run.num_replicas == 1 and compute == parameters:
             continue
         copy, named = tied.copies.get(number), dict(stage.module.named_parameters())

@@ -31,7 +31,7 @@ from farpipe.engine.figures.metrics import (
 
 if TYPE_CHECKING:
     from farpipe.engine.run_spec import RunSpec
-    from farpipe.planning import Explanation, PlanDocument
+    from farpipe.planning import Explanation, Plan, PlanDocument
 
 JOB_NAME: Final = "job.toml"
 LOGS_NAME: Final = "logs"
@@ -51,6 +51,24 @@ class RunPlace:
     in_place: bool = False
     """True if it goes on in the directory that it has."""
 
+    def change_of(self, plan: "Plan") -> str:
+        """Sentence on how `plan` differs from the plan of the run that is continued; empty where it does not."""
+        from farpipe.planning import PlanDocument
+
+        folder = self.run_dir if self.in_place else Path(self.resume or "")
+        folder = folder.parent.parent if (folder / MANIFEST_NAME).exists() else folder
+        if not (self.in_place or self.resume) or not (folder / PLAN_NAME).is_file():
+            return ""
+        try:
+            before = PlanDocument.load(folder / PLAN_NAME).plan
+        except InputError:  # its checkpoints are what counts
+            return ""
+        if before.placements == plan.placements and before.schedule.method == plan.schedule.method:
+            return ""
+        then, now = (f"{one.where}: {one.degrees}, order {one.schedule.method}" for one in (before, plan))
+        what = f"{now} (before: {then})" if then != now else "other layers on its stages"
+        return f"{folder}: continued with another plan: {what}"
+
 
 def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     """Choose the directories that ``--run-dir`` and ``--resume`` ask for.
@@ -63,8 +81,8 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
         raise UsageError("--resume with one checkpoint: give --run-dir another directory, for a run of its own")
     if resume is not None and not is_checkpoint and not whole_checkpoints(resume / CHECKPOINTS_NAME):
         raise InputError(
-            f"no complete checkpoint in {resume / CHECKPOINTS_NAME}: nothing to go on from; begin anew, without "
-            "--resume and in another directory"
+            f"no complete checkpoint in {resume / CHECKPOINTS_NAME}: so there is nothing to continue; start without "
+            "--resume, in another directory"
         )
     place = run_dir or resume or DEFAULT_RUN_DIR
     if resume is not None and place.resolve() == resume.resolve():
@@ -119,7 +137,9 @@ def refuse_results(run_dir: Path) -> None:
     checkpoints = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
     names += [CHECKPOINTS_NAME] if checkpoints else []
     if names:
-        others = "remove this one, or go on with --resume {}" if checkpoints else "or remove {}: it has no checkpoint"
+        others = (
+            "remove this one, or continue with --resume {}" if checkpoints else "or remove {}: it has no checkpoint"
+        )
         raise InputError(
             f"{run_dir}: has the {names[0]} of an earlier run; choose another directory, {others.format(run_dir)}"
         )

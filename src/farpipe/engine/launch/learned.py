@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.spec import Cluster, Job, Recompute, Site, SiteLink, operations_of
@@ -75,6 +76,9 @@ def learn(run: Run | Path | str) -> Learned:
 
     InputError where the run is not whole or was not measured, or layers were divided over devices.
     """
+    expect_kind(
+        "learn: run", run, (Run, str, Path), "a Run, such as farpipe.train returns, or the path of its directory"
+    )
     run = run if isinstance(run, Run) else _whole(Path(run))
     settled = run.metrics[NUM_SKIPPED_STEPS:] or run.metrics
     if run.timeline is None or run.timeline.source != "measured" or not settled:

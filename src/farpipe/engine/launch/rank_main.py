@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +34,14 @@ from farpipe.engine.launch.reports import (
     reporting_errors,
 )
 from farpipe.engine.lock import RUN_SHA256_VARIABLE, digest_of
-from farpipe.engine.processes import die_with_agent, end_at_once, end_soon, leave_request
+from farpipe.engine.processes import (
+    LeaveRequest,
+    die_with_agent,
+    end_at_once,
+    end_soon,
+    ending_on_request,
+    leave_request,
+)
 from farpipe.engine.rendezvous import TorchStore, rendezvous_from_env, store_from_env
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.make_stage import choose_gpu
@@ -79,7 +86,7 @@ def main(
                 with _telling_others():
                     run = _load(run_dir)
                     config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
-                _run_rank(run, run_dir, config, lambda: bool(request))
+                _run_rank(run, run_dir, config, request)
             exit_code = 0
         except FarpipeError as error:
             _print(error)
@@ -173,24 +180,45 @@ def transport_config(
     )
 
 
-def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, stop: Callable[[], bool]) -> None:
-    store = store_from_env(config.connect_timeout_s)
-    rendezvous = rendezvous_from_env(config.connect_timeout_s, store=store)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world_size != run.num_processes:
-        raise InputError(f"{run_dir / RUN_NAME} is for {run.num_processes} processes, but {world_size} were started")
-    if run.device == "cuda":
-        with telling_others(rendezvous):
-            choose_gpu()
-    gc.freeze()  # collections would otherwise walk over all of torch's objects, now and then in the middle of a step
+@contextlib.contextmanager
+def _leaving_at_once(request: LeaveRequest) -> Iterator[None]:
+    """Inside, while it waits for the others, a request to leave ends the rank at once; farpipe's launcher has the ranks
+    meet in no time, and ends a run itself."""
+    if REPORT_VARIABLE in os.environ:
+        yield
+        return
+    why = "asked to leave before all ranks had met: this attempt trained nothing; start the same commands again"
+    with ending_on_request(request, lambda: _end(RunStoppedError(why))):
+        yield
+
+
+def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, request: LeaveRequest) -> None:
     leaving: FarpipeError | None = None
-    memory = message_memory(run.device)
-    with connect(rank, world_size, config, rendezvous, allocate=memory) as transport:
+    with contextlib.ExitStack() as stack:
+        with _leaving_at_once(request):
+            store = store_from_env(config.connect_timeout_s)
+            rendezvous = rendezvous_from_env(config.connect_timeout_s, store=store)
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            if world_size != run.num_processes:
+                raise InputError(
+                    f"{run_dir / RUN_NAME} is for {run.num_processes} processes, but {world_size} were started"
+                )
+            if run.device == "cuda":
+                with telling_others(rendezvous):
+                    choose_gpu()
+            gc.freeze()  # collections would else walk over all of torch's objects, now and then in the middle of a step
+            memory = message_memory(run.device)
+            transport = stack.enter_context(connect(rank, world_size, config, rendezvous, allocate=memory))
         open_channels(run, transport)
         try:
             with _site_world(run, transport, store, config), _told_by_notes():
                 train_rank(
-                    run, TensorPeers(transport), run_dir, stop=stop, make_watch=ReplanWatch, make_planner=ChunkPlanning
+                    run,
+                    TensorPeers(transport),
+                    run_dir,
+                    stop=lambda: bool(request),
+                    make_watch=ReplanWatch,
+                    make_planner=ChunkPlanning,
                 )
         except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: no rank needs a message
             leaving = error
@@ -240,7 +268,7 @@ def _choose_interface(run: RunSpec, config: TransportConfig) -> None:
         key = f"layout.{run.twin_key}" if run.num_twins > 1 else "training.zero"
         raise InputError(
             f"{key}: processes at a site share weights over torch's own connections, and {config.host} can be reached "
-            "from other machines; say --allow-plaintext if nobody else reaches the site's network, or train with "
+            "from other machines; say --allow-plaintext if the site's network is private, or train with "
             f"{key} = 1"
         )
 

@@ -1,13 +1,22 @@
 """Train a plan in a run directory, and read the run back: ``train(plan, run_dir)``, ``Run.load(run_dir)``."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from pathlib import Path
+from types import NoneType
 from typing import Any, Self
 
+from pydantic import ValidationError
+
+from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import Timeline
 from farpipe.core.spec import Job
+from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.strict import explain, nearest
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
     PLAN_NAME,
@@ -53,6 +62,7 @@ class Run:
     @classmethod
     def load(cls, run_dir: Path | str) -> Self:
         """Read a run directory, whole or broken off; InputError when it is none, or a file is damaged."""
+        expect_kind("Run.load: run_dir", run_dir, (str, Path), "the path of a run directory")
         run_dir = Path(run_dir)
         if not (run_dir / PLAN_NAME).is_file():
             raise no_run(run_dir)
@@ -87,23 +97,38 @@ def train(
 
     `resume` continues another run, or this one, from its newest checkpoint, or continues from one checkpoint. `on_step`
     gets every line of ``metrics.jsonl`` soon after it is written. `settings` are those of RunSettings: without
-    `num_steps` the job's steps, without `device` that of its sites. `launching` has further options of `run`. A job is
-    planned first, within what the engine can run; one with `data.packing` has to be given as a job, because each of its
-    steps is planned. Raises what `run` raises, and InputError for a plan that the engine can't run.
+    `num_steps` the job's steps, without `device` that of its sites, and otherwise what the job's ``[run]`` says.
+    `launching` has further options of `run`. A job is planned first, within what the engine can run; where that decides
+    something that the job leaves open, a UserWarning says so. One with `data.packing` has to be given as a job, because
+    each of its steps is planned. Raises what `run` raises, and InputError for a plan that the engine can't run, and for
+    anything that is neither a plan nor a job.
     """
+    for name, path in (("run_dir", run_dir), ("resume", resume)):
+        expect_kind(f"train: {name}", path, (str, Path, NoneType), "the path of a run directory")
+    if unknown := sorted({*(launching or {})} - {*signature(run).parameters}):
+        raise InputError(
+            f"train: launching: run has no option {unknown[0]!r}{nearest(unknown[0], signature(run).parameters)}"
+        )
     document, chunks = _planned(plan)
     place = choose_run_dir(*(None if path is None else Path(path) for path in (run_dir, resume)))
     spec = run_spec_of(document.plan, resume=place.resume, **(chunks | settings))
-    why, launching = document.explanation, launching or {}
+    if change := place.change_of(document.plan):
+        (launching or {}).get("on_notice", partial(warnings.warn, stacklevel=2))(change)
+    why = document.explanation
+    launching = {"max_restarts": document.plan.job.run.max_restarts} | (launching or {})
     run(spec, place.run_dir, resume=place.in_place, explanation=why, on_step=on_step, **launching)
     return Run.load(place.run_dir)
 
 
 def _planned(plan: Plan | PlanDocument | Job) -> tuple[PlanDocument, dict[str, Any]]:
     """The plan that is to be trained, and the settings of a run on chunks that follow from it."""
+    expect_kind("train: plan", plan, (Plan, PlanDocument, Job), "a Plan or a Job, such as farpipe.load_job(FILE) reads")
     if not isinstance(plan, Job):
         return plan if isinstance(plan, PlanDocument) else PlanDocument(plan=plan), {}
-    found = find(within_engine(plan)[0] if plan.data.packing is None else plan)[0]
+    job, note = within_engine(plan) if plan.data.packing is None else (plan, "")
+    if note:
+        warnings.warn(f"farpipe.train: planned for farpipe's engine, with {note}", stacklevel=3)
+    found = find(job)[0]
     return explained(found), chunk_settings(plan, found.chunk_costs)
 
 
@@ -113,7 +138,7 @@ def chunk_settings(job: Job, costs: tuple[ChunkCosts, ...]) -> dict[str, Any]:
 
 
 def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
-    """The run of `plan` with these settings; by default the job's steps, and the device of its sites.
+    """The run of `plan` with these settings; by default the job's steps and ``[run]``, and the device of its sites.
 
     InputError for what the engine can't run yet: mixtures of experts of its own, expert parallelism, dropout.
     """
@@ -122,17 +147,26 @@ def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
     if obstacle:
         raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}")
     if plan.job.data.packing is not None and settings.get("chunk_costs") is None:
-        raise InputError("with data.packing every step is planned for itself: give the job instead of its plan")
+        raise InputError("with data.packing every step is planned separately: give the job instead of its plan")
     if device == "sleep" and settings.get("group_costs"):
         raise InputError("--device sleep: a rehearsal has one process for all of a stage; pin layout.context and data")
+    of_job = plan.job.run
     defaults: dict[str, Any] = {
         "num_steps": plan.job.training.num_steps,
         "metrics": plan.job.metrics,
-        "transport": {"timeout_s": max(60.0, 10 * plan.prediction.step_s)},
+        "emulate_links": of_job.emulate,
+        "replan": ReplanSettings() if of_job.replan else None,
+        "transport": {
+            "timeout_s": of_job.timeout_s or max(60.0, 10 * plan.prediction.step_s),
+            "outage_s": of_job.outage_s,
+        },
         "seeks_orders": plan.job.schedule == SEARCHED,
         "peak_flops_per_s": _peak_flops_per_s(plan, device),
     }
-    return RunSpec(plan=plan, device=device, **(defaults | settings))
+    try:
+        return RunSpec(plan=plan, device=device, **(defaults | settings))
+    except ValidationError as error:
+        raise InputError(explain(RunSpec, error, "the run's settings")) from None
 
 
 def device_of(job: "Job") -> DeviceKind:

@@ -54,6 +54,37 @@ def leave_request(again: Callable[[int], None]) -> Iterator[LeaveRequest]:
 
 
 @contextmanager
+def ending_on_request(request: LeaveRequest, end: Callable[[], None]) -> Iterator[None]:
+    """Inside, a request to leave calls `end` at once, in a thread: the main one may wait in C++, where no handler runs.
+
+    Outside of the main thread the request never comes, see `leave_request`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while numbers := os.read(reader, 64):
+            if set(numbers) & set(_SIGNALS):
+                end()
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    watching = threading.Thread(target=watch, name="farpipe leave", daemon=True)
+    watching.start()
+    try:
+        if request:  # it came before
+            end()
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        watching.join()
+        os.close(reader)
+
+
+@contextmanager
 def interrupting() -> Iterator[None]:
     """Treat signals to leave as Ctrl-C."""
     with _handling(lambda number, frame: interrupt(number)):

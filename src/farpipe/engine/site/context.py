@@ -19,8 +19,7 @@ from transformers import AttentionInterface
 from farpipe.core.errors import InputError
 from farpipe.engine.data.batches import Batch
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
-from farpipe.engine.stages.module_stage import ModuleStage
-from farpipe.engine.stages.stage import Boundary
+from farpipe.engine.stages.stage import WholeSequences
 
 _ATTENTION: Final = "farpipe_context"
 """Name in transformers' registry of attention over sequences that processes share."""
@@ -36,21 +35,14 @@ class _Shared(NamedTuple):
     attend: Any
 
 
-class ContextStage(ModuleStage):
-    """A ModuleStage with one of equally long parts of every sequence; other processes have the rest."""
-
-    module: HuggingFaceSlice
+class SharedSequences(WholeSequences):
+    """One of equally long parts of every sequence; other processes have the rest."""
 
     def __init__(
-        self,
-        module: HuggingFaceSlice,
-        boundary: Boundary,
-        group: dist.ProcessGroup,
-        part: slice,
-        device: torch.device | str = "cpu",
+        self, module: HuggingFaceSlice, group: dist.ProcessGroup, part: slice, device: torch.device | str = "cpu"
     ) -> None:
         """`part`: this process's tokens; those of `group` are in its order. InputError where nothing can be put around
-        the model's attention.
+        the attention of `module`.
         """
         kind = module.inner.config._attn_implementation
         functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
@@ -60,18 +52,13 @@ class ContextStage(ModuleStage):
                 "processes can't exchange tokens; say layout.context = 1"
             )
         functions.register(_ATTENTION, _attention)
-        self._shared = _Shared(group, functions[kind])
         module.inner.set_attn_implementation(_ATTENTION)
-        super().__init__(module, boundary, device)
-        self._part, self._positions = part, torch.arange(part.start, part.stop, device=self.device)[None]
+        self._part, positions = part, torch.arange(part.start, part.stop, device=device)[None]
+        shared = _Shared(group, functions[kind])
+        self.options = {"position_ids": positions, "attention_mask": None, "farpipe_context": shared}
 
-    def begin_step(self, batch: Batch | None) -> None:
-        """Take this process's part of the step's sequences."""
-        super().begin_step(None if batch is None else batch.of_tokens(self._part))
-
-    def _compute(self, microbatch: int, x: Tensor) -> Tensor:
-        y: Tensor = self.module(x, position_ids=self._positions, attention_mask=None, farpipe_context=self._shared)
-        return y
+    def share(self, batch: Batch) -> Batch:
+        return batch.of_tokens(self._part)
 
 
 def _attention(

@@ -5,77 +5,41 @@ processes share all chunks, or each chunk has a group of its own: then all have 
 each leaves out those that others share.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from farpipe.engine.site.context import heads_for_tokens, parts, tokens_for_heads
 from farpipe.engine.stages.chunk_attention import ChunkAttention
-from farpipe.engine.stages.chunk_stage import ChunkBatch
+from farpipe.engine.stages.chunk_stage import ChunkBatch, WholeChunks
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
-from farpipe.engine.stages.hugging_face_chunks import HuggingFaceChunkStage
-from farpipe.engine.stages.stage import Boundary
 from farpipe.planning.workload import Chunk
 
 Groups = Mapping[tuple[int, int], dist.ProcessGroup | None]
 """(first process, number of processes) -> the group of these neighbours; None for one process alone."""
-Pass = Callable[[int, Tensor | None], Tensor | None]
-"""Forward or backward of a microbatch."""
 
 
-class ContextChunkStage(HuggingFaceChunkStage):
-    """A HuggingFaceChunkStage with a part of every chunk's tokens; the other processes of its group have the rest."""
+class SharedChunks(WholeChunks):
+    """A part of every chunk's tokens; the other processes of its group have the rest."""
 
-    def __init__(
-        self,
-        module: HuggingFaceSlice,
-        boundary: Boundary,
-        group: dist.ProcessGroup,
-        device: torch.device | str = "cpu",
-        groups: Groups | None = None,
-    ) -> None:
+    def __init__(self, module: HuggingFaceSlice, group: dist.ProcessGroup, groups: Groups | None = None) -> None:
         """`group`: all processes of the stage. `groups`: those that may share chunks where not all do."""
-        super().__init__(module, boundary, device)
-        self._process, self._all = group.rank(), (0, group.size())
+        self._module, self._process, self._all = module, group.rank(), (0, group.size())
         self._groups = groups or {self._all: group}
         self._sharing: dict[Chunk, tuple[int, int]] = {}
         register_fsdp_forward_method(module, "hidden")
 
-    def begin_chunks(
-        self, batch: ChunkBatch, recomputed: Sequence[int] | None = None, *, keeps_attention: bool = False
-    ) -> None:
+    def begin(self, batch: ChunkBatch) -> None:
         """Take the step's chunks, with all weights gathered: the head is computed apart from the layers."""
-        for part in self.module.modules():
+        for part in self._module.modules():
             if isinstance(part, FSDPModule):
                 part.unshard()
         self._sharing = dict(zip(batch.chunks, batch.groups or [self._all] * len(batch.chunks), strict=True))
-        super().begin_chunks(batch, recomputed, keeps_attention=keeps_attention)
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """The same; nothing is done for a chunk that others share."""
-        return self._shared(super().forward, microbatch, x)
-
-    def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """The same; nothing is done for a chunk that others share."""
-        return self._shared(super().evaluate, microbatch, x)
-
-    def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
-        """The same; nothing is done for a chunk that others share."""
-        return self._shared(super().backward, microbatch, gy)
-
-    def _shared(self, act: Pass, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """Result of `act`; None for a chunk that others share."""
-        if not self._has(microbatch):
-            return None
-        with self._naming(microbatch):
-            return act(microbatch, x)
-
-    def tokens_here(self, microbatch: int) -> slice:
-        chunk = self.chunk(microbatch)
+    def tokens(self, chunk: Chunk) -> slice:
         lengths, place = self._lengths(chunk), self._process - self._sharing[chunk][0]
         begin = sum(lengths[:place])
         return slice(begin, begin + lengths[place])
@@ -90,25 +54,20 @@ class ContextChunkStage(HuggingFaceChunkStage):
         rows = (tokens_for_heads(x, group, lengths, numbers) for x, numbers in pairs)
         return heads_for_tokens(at(*rows), group, lengths, heads)
 
-    def _has(self, microbatch: int) -> bool:
-        first, degree = self._sharing[self.chunk(microbatch)]
-        return first <= self._process < first + degree
-
     def _lengths(self, chunk: Chunk) -> list[int]:
         """Tokens of every process of the chunk's group."""
         return parts(chunk.num_tokens, self._sharing[chunk][1])
 
     @contextmanager
-    def _naming(self, microbatch: int) -> Iterator[None]:
+    def acting(self, microbatch: int, chunk: Chunk) -> Iterator[bool]:
         """Context whose collectives name the chunk and those that share it when they break."""
+        first, degree = self._sharing[chunk]
         try:
-            yield
+            yield first <= self._process < first + degree
         except RuntimeError as error:
             if "gloo" not in str(error) and "NCCL" not in str(error):
                 raise
-            chunk = self.chunk(microbatch)
-            first, degree = self._sharing[chunk]
             whom = f"processes {first} to {first + degree - 1} of the stage share chunk {microbatch}"
             documents = ", ".join(str(part.sequence) for part in chunk.slices)
-            told = f"{str(error).splitlines()[0]}: {whom} (documents {documents} of the step)"
-            raise RuntimeError(told) from error
+            broken = f"{str(error).splitlines()[0]}: {whom} (documents {documents} of the step)"
+            raise RuntimeError(broken) from error

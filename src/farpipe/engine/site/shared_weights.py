@@ -11,7 +11,7 @@ from farpipe.core.spec.training import Zero
 from farpipe.engine.replicas.collectives import Line, Rings, Shard, local_grad
 from farpipe.engine.site.sharding import StepReduction, is_counted
 from farpipe.engine.stages.deferred import WeightGradStore
-from farpipe.engine.stages.module_stage import ModuleSlice
+from farpipe.engine.stages.slices import SliceModule
 
 
 class SharedWeights:
@@ -21,7 +21,7 @@ class SharedWeights:
     the processes that have the same ones at other sites.
     """
 
-    def __init__(self, number: int, module: ModuleSlice, store: WeightGradStore, across: Rings, zero: Zero) -> None:
+    def __init__(self, number: int, module: SliceModule, store: WeightGradStore, across: Rings, zero: Zero) -> None:
         self.number, self._module, self._across = number, module, across
         self._reduction = StepReduction(module, store, zero=zero)
         self._divided = dict(self._module.named_parameters())

@@ -4,17 +4,17 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from farpipe.core.errors import InputError
-from farpipe.engine.site.context import ContextStage
-from farpipe.engine.site.context_chunks import ContextChunkStage, Groups
+from farpipe.engine.site.context import SharedSequences
+from farpipe.engine.site.context_chunks import Groups, SharedChunks
 from farpipe.engine.site.mesh import CONTEXT, TENSOR
+from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
-from farpipe.engine.stages.module_stage import ModuleStage
-from farpipe.engine.stages.stage import Boundary
+from farpipe.engine.stages.stage import Boundary, TorchStage
 
 
 def twin_stage(
     module: HuggingFaceSlice, boundary: Boundary, twins: DeviceMesh, device: torch.device | str = "cpu"
-) -> ModuleStage:
+) -> TorchStage:
     """The stage of this process, one of a mesh ``(CONTEXT, TENSOR)``; `boundary` is of whole sequences.
 
     Activations are ``1 / twins.size()`` of them: the tokens are divided over CONTEXT, each part again over TENSOR, as
@@ -23,10 +23,10 @@ def twin_stage(
     size, length, *rest = boundary.shape
     own = Boundary((size, length // twins.size(), *rest), boundary.dtype)
     if (context := twins[CONTEXT]).size() == 1:
-        return ModuleStage(module, own, device)
+        return TorchStage(module, own, device)
     num_tokens, place = length // context.size(), context.get_local_rank()
     part = slice(place * num_tokens, (place + 1) * num_tokens)
-    return ContextStage(module, own, context.get_group(), part, device)
+    return TorchStage(module, own, device, SharedSequences(module, context.get_group(), part, device))
 
 
 def twin_chunk_stage(
@@ -35,11 +35,11 @@ def twin_chunk_stage(
     twins: DeviceMesh,
     device: torch.device | str = "cpu",
     groups: Groups | None = None,
-) -> ContextChunkStage:
+) -> ChunkStage:
     """The same for a stage whose microbatches are chunks; InputError where layers are divided as well.
 
     `groups`: those in which processes may share chunks, where not all share all.
     """
     if twins[TENSOR].size() > 1:
         raise InputError("data.packing: layers can't be divided, only chunks; say layout.tensor = 1")
-    return ContextChunkStage(module, boundary, twins[CONTEXT].get_group(), device, groups)
+    return ChunkStage(module, boundary, device, SharedChunks(module, twins[CONTEXT].get_group(), groups))

@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from farpipe.engine.stages.recomputed import again
 from farpipe.planning.workload import Chunk, Slice
 
 ROWS_AT_ONCE: Final = 1024
@@ -311,3 +312,42 @@ class ChunkAttention:
             return attend(rows[0], rows[1], rows[2], is_grouped=self.is_grouped)
         query, key, value = (t[0].view(t.shape[1], num, -1, t.shape[3]).transpose(0, 1) for t in rows)
         return attend(query, key, value, is_grouped=self.is_grouped).transpose(0, 1).flatten(1, 2)[None]
+
+
+@dataclass
+class ChunkPass:
+    """One chunk on its way through the layers of a stage."""
+
+    chunk: Chunk
+    positions: Tensor
+    """[tokens here]: places of this process's tokens in their sequences."""
+    store: KeyValueStore
+    held: HeldBytes
+    recomputed: range
+    """Layers that are computed again in the backward, by their numbers in the model."""
+    keeps_attention: bool
+    """True if recomputed layers keep the results of their attention."""
+    attend_here: Callable[[ChunkAttention, Tensor, Tensor, Tensor], Tensor]
+    """The attention of the processes that share the chunk, out of this one's."""
+    counted: list[Held] = field(default_factory=list)
+    """What is kept until the backward and autograd does not see."""
+    _results: dict[int, KeptResults] = field(default_factory=dict)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[1, heads, tokens here, head_dim] each -> the same, in layer number `layer` of the model."""
+        is_grouped, results = query.shape[1] > key.shape[1], self._results.get(layer)
+        at = ChunkAttention(self.store, str(layer), self.chunk, is_grouped, layer in self.recomputed, results)
+        return self.attend_here(at, query, key, value)
+
+    def run(self, layer: int, forward: Callable[..., Any], x: Tensor, options: dict[str, Any]) -> Any:
+        """``forward(x, **options)`` of a layer, computed again in the backward where the plan says so."""
+        if layer not in self.recomputed:
+            return forward(x, **options)
+        self.count(x)
+        if self.keeps_attention and torch.is_grad_enabled():
+            self._results[layer] = KeptResults(self.held)
+        return again(forward, x, **options)
+
+    def count(self, tensor: Tensor) -> None:
+        """Count a tensor that is kept until the backward and that autograd does not see."""
+        self.counted.append(Held(self.held, tensor))

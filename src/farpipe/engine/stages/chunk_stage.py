@@ -1,18 +1,17 @@
 """Executes the actions of a stage on chunks of sequences: slices with what comes before them, and packed sequences."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from farpipe.core.errors import RunError
 from farpipe.engine.data.batches import IGNORED
-from farpipe.engine.stages.chunk_attention import ChunkAttention, Held, HeldBytes, KeptResults, KeyValueStore
-from farpipe.engine.stages.decoder import Layer, StageModule
-from farpipe.engine.stages.slices import again
+from farpipe.engine.stages.chunk_attention import ChunkAttention, ChunkPass, Held, HeldBytes, KeyValueStore
+from farpipe.engine.stages.slices import SliceModule
 from farpipe.engine.stages.stage import Boundary, TorchStage
 from farpipe.planning.workload import Chunk
 
@@ -69,6 +68,36 @@ def chunk_batch(
     )
 
 
+class WholeChunks:
+    """What processes share of chunks, where one process has the stage: nothing, all chunks are its own."""
+
+    def begin(self, batch: ChunkBatch) -> None:
+        """Take the step's chunks."""
+
+    def acting(self, microbatch: int, chunk: Chunk) -> AbstractContextManager[bool]:
+        """Context of an action on a chunk: true if this process has a part of it."""
+        return nullcontext(True)
+
+    def tokens(self, chunk: Chunk) -> slice:
+        """Tokens of a chunk that this process computes."""
+        return slice(0, chunk.num_tokens)
+
+    def attend(self, at: ChunkAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[1, heads, tokens here, head_dim] each -> the same."""
+        return at(query, key, value)
+
+
+def _where_shared(act: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """The action; nothing is done for a chunk that other processes share."""
+
+    @wraps(act)
+    def acting(stage: "ChunkStage", microbatch: int, x: Tensor | None, **options: Any) -> Tensor | None:
+        with stage.sharing.acting(microbatch, stage.chunk(microbatch)) as is_shared:
+            return act(stage, microbatch, x, **options) if is_shared else None
+
+    return acting
+
+
 class ChunkStage(TorchStage):
     """A TorchStage whose microbatches are chunks; of a sequence, forwards come slice by slice, backwards in reverse.
 
@@ -77,21 +106,34 @@ class ChunkStage(TorchStage):
     that no logits are kept.
     """
 
-    module: StageModule
+    def __init__(
+        self,
+        module: SliceModule,
+        boundary: Boundary,
+        device: torch.device | str = "cpu",
+        sharing: WholeChunks | None = None,
+    ) -> None:
+        """`sharing`: the processes that share its chunks. InputError for a module that can't compute chunks."""
+        super().__init__(module, boundary, device)
+        module.prepare_chunks()
+        self.sharing = sharing or WholeChunks()
 
     def begin_chunks(
         self, batch: ChunkBatch, recomputed: Sequence[int] | None = None, *, keeps_attention: bool = False
     ) -> None:
         """Take the step's chunks; all stages need them, the first and the last also their tokens and targets."""
+        self.sharing.begin(batch)
         self._saved.clear()
         self._losses.clear()
         self._keeps_attention = keeps_attention
         self._chunks, self._again = batch.on(self.device), tuple(recomputed or [0] * len(batch.chunks))
         self.held = HeldBytes(self.module.parameters())
-        self._counted: dict[int, list[Held]] = defaultdict(list)
+        self._counted: dict[int, list[Held]] = {}
         self.keys_and_values = KeyValueStore(counter=self.held)
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+    @_where_shared
+    def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
+        self.store.forward_begins(microbatch, in_parts=in_parts)
         x = self._input(microbatch, x)
         with self.held.counting():
             y = self._compute(microbatch, x)
@@ -100,19 +142,22 @@ class ChunkStage(TorchStage):
         self._note()
         return None if self.module.part.has_head else y.detach()
 
+    @_where_shared
     @torch.no_grad()
     def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """Forward that keeps nothing; the keys and values of a sequence are let go behind its last slice."""
-        y, first = self._compute(microbatch, self._input(microbatch, x)), self._chunks.chunks[microbatch].slices[0]
+        y, first = self._compute(microbatch, self._input(microbatch, x)), self.chunk(microbatch).slices[0]
         if first.is_tail:
             self.keys_and_values.forget(first)
         if not self.module.part.has_head:
             return y
-        self._losses.append(self._loss(microbatch, self._logits(y)))
+        self._losses.append(self._loss(microbatch, self.module.logits(y)))
         return None
 
+    @_where_shared
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """Gradient of the input and of the weights; the keys and values of the chunk's slice are let go."""
+        self.store.backward_begins(microbatch)
         if self.module.part.has_head:
             gy = self._head_grad(microbatch, self._saved[microbatch][1])
         else:
@@ -121,7 +166,7 @@ class ChunkStage(TorchStage):
         torch.autograd.backward(y, gy)
         self._note()
         del y, self._counted[microbatch]
-        first = self._chunks.chunks[microbatch].slices[0]
+        first = self.chunk(microbatch).slices[0]
         if not first.is_whole:
             self.keys_and_values.release(first)
         return x.grad
@@ -132,15 +177,15 @@ class ChunkStage(TorchStage):
     def _head_grad(self, microbatch: int, y: Tensor) -> Tensor:
         """The loss of a chunk from what the layers have made of it, and its gradient there."""
         leaf = y.detach().requires_grad_()
-        loss = self._loss(microbatch, self._logits(leaf))
+        loss = self._loss(microbatch, self.module.logits(leaf))
         self._losses.append(loss.detach())
         torch.autograd.backward(loss)
         assert leaf.grad is not None
         return leaf.grad
 
     def tokens_here(self, microbatch: int) -> slice:
-        """Tokens of a chunk that this process computes: all of them."""
-        return slice(0, self._chunks.chunks[microbatch].num_tokens)
+        """Tokens of a chunk that this process computes."""
+        return self.sharing.tokens(self.chunk(microbatch))
 
     def _boundary(self, microbatch: int) -> Boundary:
         here, (_, _, hidden) = self.tokens_here(microbatch), self.boundary.shape
@@ -150,18 +195,6 @@ class ChunkStage(TorchStage):
         """The chunk that is a microbatch of this step."""
         return self._chunks.chunks[microbatch]
 
-    def num_again(self, microbatch: int) -> int:
-        """Number of its layers that are computed again in the backward, the first ones."""
-        return self._again[microbatch]
-
-    def results_to_keep(self) -> KeptResults | None:
-        """Place for the results of a recomputed layer's attention; None where they are not kept."""
-        return KeptResults(self.held) if self._keeps_attention and torch.is_grad_enabled() else None
-
-    def _logits(self, y: Tensor) -> Tensor:
-        """Output of the layers on a chunk -> logits."""
-        return self.module.logits(y)
-
     def _tokens(self, microbatch: int) -> Tensor:
         return self._chunks.tokens[microbatch][:, self.tokens_here(microbatch)]
 
@@ -170,31 +203,16 @@ class ChunkStage(TorchStage):
         return targets, self._chunks.num_target_tokens
 
     def _compute(self, microbatch: int, x: Tensor) -> Tensor:
-        module, chunk = self.module, self._chunks.chunks[microbatch]
-        positions = torch.cat([torch.arange(part.start, part.end, device=x.device) for part in chunk.slices])
-        x = module.embed(x, positions) if module.part.has_embedding else x
-        rotary = None if module.rotary is None else self._angles(module.rotary, positions)
-        if rotary is not None:  # which layers that are computed again keep unseen by autograd
-            self._counted[microbatch].append(Held(self.held, rotary))
-        for index, (name, layer) in enumerate(module.layers.items()):
-            assert isinstance(layer, Layer)
-            is_again = index < self._again[microbatch]
-            results = self.results_to_keep() if is_again else None
-            mix = ChunkAttention(self.keys_and_values, name, chunk, layer.attention.is_grouped, is_again, results)
-            work = partial(layer, rotary=rotary, mix=mix)
-            if is_again:
-                self._counted[microbatch].append(Held(self.held, x))
-                x = again(work, x)
-            else:
-                x = work(x)
-        return x
-
-    @staticmethod
-    def _angles(rotary: Tensor, positions: Tensor) -> Tensor:
-        """The angles of these positions; RunError beyond the table."""
-        if positions.numel() and int(positions.max()) >= rotary.shape[1]:
-            raise RunError(
-                f"a sequence has a token at {int(positions.max())}, but positions go to {rotary.shape[1] - 1}; "
-                "training.sequence_length is where documents must be cut"
-            )
-        return rotary[:, positions]
+        chunk, first = self.chunk(microbatch), self.module.part.first_layer
+        every = torch.cat([torch.arange(part.start, part.end, device=x.device) for part in chunk.slices])
+        here = ChunkPass(
+            chunk,
+            every[self.tokens_here(microbatch)],
+            self.keys_and_values,
+            self.held,
+            range(first, first + self._again[microbatch]),
+            self._keeps_attention,
+            self.sharing.attend,
+        )
+        self._counted[microbatch] = here.counted
+        return self.module.on_chunk(x, here)

@@ -6,23 +6,22 @@ two-matrix MLP with GELU) models, as `farpipe.core.spec.Model` describes them.
 
 import hashlib
 import math
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from farpipe.core.errors import InputError
+from farpipe.core.errors import InputError, RunError
 from farpipe.core.spec import Model, Precision, RotaryScaling
 from farpipe.core.spec.recompute import Recompute, operations_of
-from farpipe.engine.stages.deferred import WeightGradStore
-from farpipe.engine.stages.slices import StageSlice, again
-from farpipe.engine.stages.weight_grads import Embedding, Linear
+from farpipe.engine.stages.chunk_attention import ChunkPass
+from farpipe.engine.stages.recomputed import again, discarding
+from farpipe.engine.stages.slices import SliceModule, StageSlice
 
 INITIAL_STD: Final = 0.02
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -49,12 +48,8 @@ class Numerics:
     attention's scores and what is made of them, whatever kernel they come from; or names of operations."""
 
 
-class StageModule(nn.Module):
-    """One stage: tokens [b, s] or activations [b, s, hidden] in, activations or logits [b, s, vocab] out.
-
-    With a `store` the linear layers defer their weight gradients through it; without one this is plain autograd.
-    Parameters carry the names that they have in the whole model, whatever the slice.
-    """
+class Decoder(SliceModule):
+    """One stage: tokens [b, s] or activations [b, s, hidden] in, activations or logits [b, s, vocab] out."""
 
     rotary: Tensor | None
 
@@ -63,12 +58,11 @@ class StageModule(nn.Module):
         model: Model,
         part: StageSlice,
         sequence_length: int,
-        store: WeightGradStore | None = None,
         numerics: Numerics = Numerics(),
     ) -> None:
-        super().__init__()
-        self.model, self.part, self.numerics = model, part, numerics
-        make = _Maker(model, store, numerics)
+        super().__init__(part)
+        self.model, self.numerics = model, numerics
+        make = _Maker(model, numerics)
         if part.has_embedding:
             self.embedding = make.embedding(model.vocab_size)
             if model.positions == "learned":
@@ -97,13 +91,8 @@ class StageModule(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Tokens [b, s] at `positions` [s] of their sequences -> [b, s, hidden]."""
-        dtype = self.numerics.compute  # of both summands: with ZeRO-1 the weights are rounded to it
-        x: Tensor = self.embedding(tokens).to(dtype)
-        if self.model.positions == "learned":
-            x = x + self.positions(positions).to(dtype)
-        return x
-
-    casts_weights = True
+        x: Tensor = self.embedding(tokens)
+        return x + self.positions(positions) if self.model.positions == "learned" else x
 
     @property
     def shared_names(self) -> dict[str, str]:
@@ -116,30 +105,51 @@ class StageModule(nn.Module):
         ends = {name: getattr(self, name) for name in ("embedding", "head") if hasattr(self, name)}
         return {name: end.weight for name, end in ends.items()}
 
+    def prepare_chunks(self) -> None:
+        """Do nothing: its layers take chunks as they are."""
+
+    def on_chunk(self, x: Tensor, chunk: ChunkPass) -> Tensor:
+        """[1, tokens] or [1, tokens, hidden] -> [1, tokens, hidden]; RunError for positions beyond the table."""
+        x = self.embed(x, chunk.positions) if self.part.has_embedding else x
+        rotary = None if self.rotary is None else _angles(self.rotary, chunk.positions)
+        if rotary is not None:  # which layers that are computed again keep unseen by autograd
+            chunk.count(rotary)
+        for name, layer in self.layers.items():
+            number = int(name)
+            x = chunk.run(number, layer, x, {"rotary": rotary, "mix": partial(chunk.attend, number)})
+        return x
+
     def logits(self, x: Tensor) -> Tensor:
         """[b, s, hidden] -> [b, s, vocab]."""
         y: Tensor = self.head(self.norm(x))
         return y
 
-    def forget_casts(self) -> None:
-        """Forget casts of the parameters; to be called when these have changed."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.forget_cast()
-
 
 class _Maker:
     """Arguments that every part of a module is made with."""
 
-    def __init__(self, model: Model, store: WeightGradStore | None, numerics: Numerics) -> None:
-        self.model, self.store, self.dtype, self.recompute = model, store, numerics.parameters, numerics.recompute
+    def __init__(self, model: Model, numerics: Numerics) -> None:
+        self.model, self.dtype, self.recompute = model, numerics.parameters, numerics.recompute
 
-    def linear(self, in_features: int, out_features: int, *, bias: bool | None = None) -> Linear:
-        bias = self.model.bias if bias is None else bias
-        return Linear(in_features, out_features, self.store, bias=bias, dtype=self.dtype)
+    def linear(self, in_features: int, out_features: int, *, bias: bool | None = None) -> "_Linear":
+        return _Linear(in_features, out_features, self.model.bias if bias is None else bias, dtype=self.dtype)
 
-    def embedding(self, num_rows: int) -> Embedding:
-        return Embedding(num_rows, self.model.hidden, self.store, dtype=self.dtype)
+    def embedding(self, num_rows: int) -> "_Embedding":
+        return _Embedding(num_rows, self.model.hidden, dtype=self.dtype)
+
+
+class _Linear(nn.Linear):
+    """A linear layer whose first values come from `initialise`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class _Embedding(nn.Embedding):
+    """A table whose first values come from `initialise`."""
+
+    def reset_parameters(self) -> None:
+        pass
 
 
 class Layer(nn.Module):
@@ -185,15 +195,9 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
-        gain = _cast(self.gain, x.dtype)
         if self.shift is None:
-            return functional.rms_norm(x, gain.shape, gain, self.epsilon)
-        return functional.layer_norm(x, gain.shape, gain, _cast(self.shift, x.dtype), self.epsilon)
-
-
-def _cast(parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
-    """The parameter in `dtype`, to which its gradient is rounded: also where that is summed with more digits."""
-    return parameter.view_as(parameter).to(dtype)
+            return functional.rms_norm(x, self.gain.shape, self.gain, self.epsilon)
+        return functional.layer_norm(x, self.gain.shape, self.gain, self.shift, self.epsilon)
 
 
 class Attention(nn.Module):
@@ -289,6 +293,16 @@ def _lowness(frequency: Tensor, scaling: RotaryScaling, base: float) -> Tensor:
     return ((numbers - first) / (end - first if end != first else 0.001)).clamp(0, 1)
 
 
+def _angles(rotary: Tensor, positions: Tensor) -> Tensor:
+    """The angles of these positions; RunError beyond the table."""
+    if positions.numel() and int(positions.max()) >= rotary.shape[1]:
+        raise RunError(
+            f"a sequence has a token at {int(positions.max())}, but positions go to {rotary.shape[1] - 1}; "
+            "training.sequence_length is where documents must be cut"
+        )
+    return rotary[:, positions]
+
+
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """Turn the pairs (i, i + head_dim / 2) of [b, heads, s, head_dim] by the angle of their position."""
     cos, sin = rotary[:, : x.shape[-2]]
@@ -297,7 +311,7 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def initialise(module: StageModule, seed: int) -> None:
+def initialise(module: Decoder, seed: int) -> None:
     """Fill the parameters from `seed` and their names alone, so that every partition starts with the same weights.
 
     Matrices are normal with a standard deviation of 0.02, divided by sqrt(2 num_layers) where they feed the residual
@@ -323,40 +337,3 @@ def _normal(name: str, like: Tensor, seed: int, num_layers: int) -> Tensor:
     if name.endswith(("attention.output.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * num_layers)
     return torch.from_numpy(generator.standard_normal(tuple(like.shape), dtype=np.float32)).mul_(std)
-
-
-class _Discarded:
-    """A result that is not kept for the backward, and the work that makes it again there."""
-
-    def __init__(self, work: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
-        self._work, self._x = work, x
-        self._address, self._shape = y.untyped_storage().data_ptr(), y.shape
-        self._made: weakref.ref[Tensor] | None = None
-
-    def pack(self, tensor: Tensor) -> Any:
-        """The thing that autograd keeps in place of `tensor`: this, where that is the result."""
-        is_result = tensor.shape == self._shape and tensor.untyped_storage().data_ptr() == self._address
-        return self if is_result else tensor
-
-    def unpack(self, kept: Any) -> Any:
-        """The tensor behind what was kept; layers that share the result get one and the same while any has it."""
-        if kept is not self:
-            return kept
-        made = None if self._made is None else self._made()
-        if made is None:
-            with torch.no_grad():
-                made = self._work(self._x)
-            self._made = weakref.ref(made)
-        return made
-
-
-@contextmanager
-def discarding(work: Callable[[Tensor], Tensor], x: Tensor) -> Iterator[Tensor]:
-    """``work(x)``, which nothing computed inside the context keeps: its backward makes it again from `x`.
-
-    It is Megatron-LM's output-discarding checkpoint; `x` must be kept anyway for that to free memory.
-    """
-    y = work(x)
-    discarded = _Discarded(work, x, y)
-    with torch.autograd.graph.saved_tensors_hooks(discarded.pack, discarded.unpack):
-        yield y

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.replicas.collectives import Rings
 from farpipe.engine.run_spec import RunSpec
-from farpipe.engine.stages.module_stage import ModuleSlice
+from farpipe.engine.stages.slices import SliceModule
 from farpipe.engine.stages.stage import TorchStage
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def check_twins(run: RunSpec, twins: "DeviceMesh | None", *, on_chunks: bool = F
 
 
 def divide_module(
-    module: ModuleSlice, mesh: "DeviceMesh", compute: "torch.dtype", *, reshard_after_forward: bool = False
+    module: SliceModule, mesh: "DeviceMesh", compute: "torch.dtype", *, reshard_after_forward: bool = False
 ) -> None:
     """Divide the parameters of `module` over the processes of `mesh`, in place: layers over TENSOR, all by FSDP2.
 
@@ -119,6 +119,5 @@ def divided_stages(
     assert zero != "auto"
     across, found = Rings(run.places.ring_levels(peers.rank)[1:], peers.rank), {}
     for number, stage in stages.items():
-        assert isinstance(stage.module, ModuleSlice)
         found[number] = SharedWeights(number, stage.module, stage.store, across, zero)
     return found

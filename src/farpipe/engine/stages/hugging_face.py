@@ -21,8 +21,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec.recompute import Recompute, operations_of
-from farpipe.engine.stages.module_stage import ModuleSlice
-from farpipe.engine.stages.slices import Again, StageSlice, again
+from farpipe.engine.stages.chunk_attention import ChunkPass
+from farpipe.engine.stages.hugging_face_chunks import ATTENTION, LayerOnChunk, chunk_attention
+from farpipe.engine.stages.recomputed import Again, again
+from farpipe.engine.stages.slices import ModuleSlice, StageSlice
 
 RECOMPUTED: Final = ("core_attn", "mlp", "moe")
 """Operations of a layer that can be recomputed by themselves in any model of transformers."""
@@ -106,6 +108,22 @@ class HuggingFaceSlice(ModuleSlice):
         """[b, s] or [b, s, hidden] -> [b, s, hidden], without the head."""
         y: Tensor = self.inner.base_model(**self._given(x), use_cache=False, **options).last_hidden_state
         return y
+
+    def prepare_chunks(self) -> None:
+        """Put farpipe's attention of chunks in place of the model's."""
+        AttentionInterface.register(ATTENTION, chunk_attention)
+        self.inner.set_attn_implementation(ATTENTION)
+        for number, layer in enumerate(self.blocks, self.part.first_layer):
+            layer.forward = LayerOnChunk(number, layer)
+
+    def on_chunk(self, x: Tensor, chunk: ChunkPass) -> Tensor:
+        """[1, tokens] or [1, tokens, hidden] -> [1, tokens, hidden]."""
+        return self.hidden(x, position_ids=chunk.positions[None], attention_mask=None, farpipe_chunk=chunk)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[b, s, hidden] -> [b, s, vocab]."""
+        logits: Tensor = self.inner.get_output_embeddings()(x)  # type: ignore[no-untyped-call]
+        return logits
 
     def _given(self, x: Tensor) -> dict[str, Tensor]:
         return {"input_ids" if self.part.has_embedding else "inputs_embeds": x}

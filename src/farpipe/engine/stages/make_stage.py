@@ -11,12 +11,10 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import Model, Training
 from farpipe.core.spec.recompute import Recompute
 from farpipe.engine.stages.chunk_stage import ChunkStage
-from farpipe.engine.stages.decoder import Numerics, StageModule, compute_dtype, initialise
-from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise
 from farpipe.engine.stages.divided_stages import divide_module, twins_in
-from farpipe.engine.stages.module_stage import ModuleSlice, ModuleStage
 from farpipe.engine.stages.own_module import check_outputs, own_module
-from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.slices import SliceModule, StageSlice
 from farpipe.engine.stages.stage import Boundary, TorchStage
 
 if TYPE_CHECKING:
@@ -84,53 +82,32 @@ def make_stage(
     """
     assert training.microbatch_size is not None
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
+    kind = ChunkStage if on_chunks else TorchStage
     if model.hugging_face is not None:
         theirs = _of_transformers(model, part, numerics)
         _divide(theirs, mesh, numerics, training)
         _fill(theirs, model.hugging_face, only_times=only_times)
-        return _stage_of_transformers(theirs, boundary, device, mesh, groups, on_chunks=on_chunks)
-    if model.module is not None:
-        if on_chunks:
-            what = "a module of your own (model.module)"
-            raise InputError(f"data.packing: {what} can't be trained on chunks; leave data.packing out")
-        own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
-        _divide(own, mesh, numerics, training)
-        stage = ModuleStage(own, boundary, device)
-        check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
-        return stage
-    store = WeightGradStore()
-    module = StageModule(model, part, training.sequence_length, store, numerics)
-    initialise(module, training.seed)
-    kind = ChunkStage if on_chunks else TorchStage
-    return kind(module.to(device), store, boundary, device)
-
-
-def _divide(module: ModuleSlice, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
-    if mesh is not None:
-        divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
-
-
-def _stage_of_transformers(
-    module: "HuggingFaceSlice",
-    boundary: Boundary,
-    device: str,
-    mesh: "DeviceMesh | None",
-    groups: "Groups | None",
-    *,
-    on_chunks: bool,
-) -> TorchStage:
-    """The stage for the processes of `mesh` that share sequences and layers, or chunks, or for one process."""
-    if (twins := twins_in(mesh)) is not None:
+        if (twins := twins_in(mesh)) is None:
+            return kind(theirs, boundary, device)
         from farpipe.engine.site.twin_stage import twin_chunk_stage, twin_stage
 
         if on_chunks:
-            return twin_chunk_stage(module, boundary, twins, device, groups)
-        return twin_stage(module, boundary, twins, device)
-    if on_chunks:
-        from farpipe.engine.stages.hugging_face_chunks import HuggingFaceChunkStage
+            return twin_chunk_stage(theirs, boundary, twins, device, groups)
+        return twin_stage(theirs, boundary, twins, device)
+    if model.module is not None:
+        own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
+        _divide(own, mesh, numerics, training)
+        stage = kind(own, boundary, device)
+        check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
+        return stage
+    module = Decoder(model, part, training.sequence_length, numerics)
+    initialise(module, training.seed)
+    return kind(module, boundary, device)
 
-        return HuggingFaceChunkStage(module, boundary, device)
-    return ModuleStage(module, boundary, device)
+
+def _divide(module: SliceModule, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
+    if mesh is not None:
+        divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
 
 
 def _of_transformers(model: Model, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from farpipe.core.errors import InputError, fault_in
 from farpipe.core.spec.recompute import Recompute
-from farpipe.engine.stages.module_stage import ModuleSlice
-from farpipe.engine.stages.slices import Again, StageSlice
+from farpipe.engine.stages.recomputed import Again
+from farpipe.engine.stages.slices import ModuleSlice, SliceModule, StageSlice
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 """Torch's random numbers are those of the whole process."""
@@ -44,7 +44,7 @@ def own_module(name: str, part: StageSlice, seed: int, recompute: Recompute = "n
     return ModuleSlice(module.eval(), part)
 
 
-def check_outputs(name: str, module: ModuleSlice, shape: tuple[int, ...], vocab_size: int) -> None:
+def check_outputs(name: str, module: SliceModule, shape: tuple[int, ...], vocab_size: int) -> None:
     """InputError unless `module` gives a tensor of the right shape, and the same one for a microbatch seen before.
 
     `shape`: [microbatch size, tokens, width] between stages. An order may bring microbatches in any turn, and
@@ -70,7 +70,7 @@ def check_outputs(name: str, module: ModuleSlice, shape: tuple[int, ...], vocab_
 
 
 @torch.no_grad()
-def _outputs(module: ModuleSlice, shape: tuple[int, ...], vocab_size: int) -> tuple[Any, Any]:
+def _outputs(module: SliceModule, shape: tuple[int, ...], vocab_size: int) -> tuple[Any, Any]:
     """Outputs for a microbatch before and after another one."""
     numbers, like = torch.Generator(), next(module.parameters(), torch.empty(0))
 

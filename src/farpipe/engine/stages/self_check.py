@@ -14,10 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.spec.recompute import Recompute
 from farpipe.engine.data.batches import Batch
-from farpipe.engine.stages.chunk_stage import chunk_batch
+from farpipe.engine.stages.chunk_stage import ChunkStage, chunk_batch
 from farpipe.engine.stages.hugging_face import INSTEAD, HuggingFaceSlice, build, fill
-from farpipe.engine.stages.hugging_face_chunks import HuggingFaceChunkStage
-from farpipe.engine.stages.module_stage import ModuleStage
 from farpipe.engine.stages.slices import StageSlice, slices
 from farpipe.engine.stages.stage import Boundary, TorchStage
 from farpipe.planning.workload import Chunk, Slice
@@ -133,7 +131,7 @@ def _error_in_stages(whole: PreTrainedModel, recompute: Recompute) -> tuple[floa
 
 def error_on_chunks(
     whole: PreTrainedModel,
-    make: Callable[[HuggingFaceSlice, Boundary], HuggingFaceChunkStage] = HuggingFaceChunkStage,
+    make: Callable[[HuggingFaceSlice, Boundary], ChunkStage] = ChunkStage,
     summed: Callable[[Sequence[TorchStage]], float] = lambda stages: stages[-1].loss,
 ) -> tuple[float, str]:
     """The error for three documents: one in three slices, a short one packed with the last of them, one by itself.
@@ -191,12 +189,12 @@ def random_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMode
     return model
 
 
-def make_stages(whole: PreTrainedModel, batch: Batch, recompute: Recompute, num_stages: int = 3) -> list[ModuleStage]:
+def make_stages(whole: PreTrainedModel, batch: Batch, recompute: Recompute, num_stages: int = 3) -> list[TorchStage]:
     """Stages of equal numbers of layers with copies of the weights of `whole`, ready for `batch`."""
     _, size, length = batch.tokens.shape
     boundary = Boundary((size, length, whole.config.hidden_size), whole.dtype)
     copies = ((copy.deepcopy(whole), part) for part in _parts(num_stages))
-    stages = [ModuleStage(HuggingFaceSlice(model, part, recompute), boundary) for model, part in copies]
+    stages = [TorchStage(HuggingFaceSlice(model, part, recompute), boundary) for model, part in copies]
     for stage in stages:
         stage.begin_step(batch)
     return stages

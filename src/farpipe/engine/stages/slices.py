@@ -1,11 +1,12 @@
 """Slices of a model, one per stage: which layers, and what every stage asks of the module that computes them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from farpipe.core.errors import InputError
+from farpipe.engine.stages.chunk_attention import ChunkPass
 
 
 @dataclass(frozen=True)
@@ -24,45 +25,65 @@ def slices(partition: tuple[tuple[int, int], ...]) -> list[StageSlice]:
     return [StageSlice(first, end, stage == 0, stage == last) for stage, (first, end) in enumerate(partition)]
 
 
-class SliceModule(Protocol):
-    """Module of one stage. Its parameters have the names of the whole model, whatever the slice."""
+class SliceModule(nn.Module):
+    """Module of one stage: tokens or activations -> activations or logits.
 
-    part: StageSlice
+    Its parameters have the names of the whole model, whatever the slice, and the dtype that it computes in.
+    """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Tokens or activations -> activations or logits."""
+    def __init__(self, part: StageSlice) -> None:
+        super().__init__()
+        self.part = part
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """All parameters, each once."""
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters with their names."""
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Its layers, which may be gathered one at a time; none where they are not known."""
+        return []
 
     @property
     def end_weights(self) -> dict[str, nn.Parameter]:
         """``embedding`` and ``head``: matrices that a model may tie, as far as the slice has them."""
+        return {}
 
     @property
     def shared_names(self) -> dict[str, str]:
         """The name of the embedding's matrix by that of the head's, where the whole model ties them."""
+        return {}
 
-    casts_weights: bool
-    """True if it computes in another dtype than that of its weights; False if they must have the one it computes in."""
+    def prepare_chunks(self) -> None:
+        """Get ready for `on_chunk`; InputError where that is not known."""
+        what = "a module of your own (model.module)"
+        raise InputError(f"data.packing: {what} can't be trained on chunks; leave data.packing out")
 
-    def forget_casts(self) -> None:
-        """The parameters have changed."""
+    def on_chunk(self, x: Tensor, chunk: ChunkPass) -> Tensor:
+        """[1, tokens] or [1, tokens, hidden] -> [1, tokens, hidden], without the head, whose output is `logits`."""
+        raise NotImplementedError
 
-
-class Again:
-    """Forward of a module of which only the inputs are kept: its backward does it once more."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._forward = module.forward
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        return again(self._forward, *inputs, **options)
+    def logits(self, x: Tensor) -> Tensor:
+        """[b, s, hidden] -> [b, s, vocab]."""
+        raise NotImplementedError
 
 
-def again(work: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """``work(*inputs, **options)``, of which only the inputs are kept: its backward does it once more."""
-    return checkpoint(work, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
+class ModuleSlice(SliceModule):
+    """Any module as the slice of a model; its parameters keep the names that they have in `inner`."""
+
+    def __init__(self, inner: nn.Module, part: StageSlice) -> None:
+        super().__init__(part)
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens or activations -> activations or logits."""
+        y: Tensor = self.inner(x)
+        return y
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters with their names in `inner`; of its own (``recurse=False``) it has none."""
+        return self.inner.named_parameters(prefix, recurse, remove_duplicate) if recurse else iter(())
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Its layers, where they are a list called ``layers``."""
+        layers = getattr(self.inner, "layers", None)
+        return list(layers) if isinstance(layers, nn.ModuleList) else []

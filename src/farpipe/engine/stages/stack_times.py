@@ -8,11 +8,13 @@ from statistics import median
 from typing import Final, NamedTuple
 
 import torch
+from torch import nn
 
 from farpipe.core.cpu_share import LEAST_SHARE, Timed, timed, undisturbed
 from farpipe.engine.data.batches import Batch
 from farpipe.engine.executor.optimizer import Optimizer
 from farpipe.engine.stages.chunk_stage import ChunkBatch, ChunkStage
+from farpipe.engine.stages.decoder import compute_dtype
 from farpipe.engine.stages.make_stage import choose_gpu, make_stage, numerics_of
 from farpipe.engine.stages.profile_request import KINDS, STACK_NAMES, ChunkTimes, ProfileRequest
 from farpipe.engine.stages.slices import StageSlice
@@ -70,7 +72,8 @@ class _Stack:
 
     def __init__(self, request: ProfileRequest, part: StageSlice) -> None:
         training, self._has_head, self._request = request.training, part.has_head, request
-        numerics = numerics_of(training, recompute="none" if training.recompute == "auto" else training.recompute)
+        recompute = "none" if training.recompute == "auto" else training.recompute
+        numerics = numerics_of(training, compute_dtype(training.precision), recompute)
         self.stage = make_stage(request.model, training, part, numerics, request.device, only_times=True)
         self.stage.begin_step(_random_batch(request))
         boundary, device = self.stage.boundary, self.stage.device
@@ -140,7 +143,7 @@ def _random_batch(request: ProfileRequest) -> Batch:
 
 def _optimizer_s_per_param(stage: TorchStage, request: ProfileRequest) -> float:
     """Norm, clipping and update of a stage, per parameter."""
-    parameters = list(stage.module.parameters())
+    parameters = [nn.Parameter(parameter.float()) for parameter in stage.module.parameters()]
     optimizer = Optimizer(parameters, request.training)
     grads = [torch.randn_like(parameter) for parameter in parameters]
 
@@ -196,7 +199,7 @@ class ChunkStacks:
             choose_gpu()
         self._request, self._points = request, points(request.training.sequence_length)
         training = request.training.model_copy(update={"microbatch_size": 1})
-        numerics = numerics_of(training, recompute="none")
+        numerics = numerics_of(training, compute_dtype(training.precision))
         self._stages: dict[str, ChunkStage] = {}
         for name, part in zip(STACK_NAMES, SLICES, strict=True):
             stage = make_stage(request.model, training, part, numerics, request.device, on_chunks=True, only_times=True)

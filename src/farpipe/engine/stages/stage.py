@@ -1,8 +1,10 @@
 """Execution of one stage's actions: on PyTorch, or asleep for a rehearsal of the pipeline without the model."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch.nn import functional
 from farpipe.core.errors import RunError
 from farpipe.core.step import Problem
 from farpipe.engine.data.batches import IGNORED, Batch
-from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.deferred import WeightGradStore, defer
 from farpipe.engine.stages.slices import SliceModule
 
 
@@ -21,8 +23,8 @@ class PipelineStage(Protocol):
     A backward is either `backward` or `input_grad` and later `weight_grad`, chosen per microbatch.
     """
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
-        """Input activation -> output activation."""
+    def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
+        """Input activation -> output activation; not `in_parts`: its backward will be `backward`."""
 
     def input_grad(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         """Gradient of the output -> gradient of the input; the weights' gradients are put off."""
@@ -55,24 +57,43 @@ class Boundary:
         return tensor
 
 
+class WholeSequences:
+    """What processes share of sequences, where one process has the stage: nothing, it computes all tokens."""
+
+    options: Mapping[str, Any] = MappingProxyType({})
+    """What the module is called with beside its input."""
+
+    def share(self, batch: Batch) -> Batch:
+        """This process's part of a batch."""
+        return batch
+
+
 class TorchStage:
     """A PipelineStage: a module with what its microbatches in flight have saved.
 
-    On a GPU an action returns when the GPU knows what to do; `finish` waits until it has done it.
+    Its weight gradients wait for W (`defer`). On a GPU an action returns when the GPU knows what to do; `finish` waits
+    until it has done it.
     """
 
     def __init__(
-        self, module: SliceModule, store: WeightGradStore, boundary: Boundary, device: torch.device | str = "cpu"
+        self,
+        module: SliceModule,
+        boundary: Boundary,
+        device: torch.device | str = "cpu",
+        sequences: WholeSequences | None = None,
     ) -> None:
-        self.module, self.store, self.boundary = module, store, boundary
-        self.device = torch.device(device)
+        """`sequences`: the processes that share every one, and this one's part of them."""
+        self._sequences = sequences or WholeSequences()
+        self.store, self.boundary, self.device = WeightGradStore(), boundary, torch.device(device)
+        defer(module, self.store)
+        self.module = module.to(self.device)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._batch: Batch | None = None
         self._losses: list[Tensor] = []
 
     def begin_step(self, batch: Batch | None) -> None:
         """Take the step's tokens (needed by the first and the last stage)."""
-        self._batch = None if batch is None else _on_device(batch, self.device)
+        self._batch = None if batch is None else _on_device(self._sequences.share(batch), self.device)
         self._saved.clear()
         self._losses.clear()
 
@@ -81,8 +102,9 @@ class TorchStage:
         """Mean loss per target token over the microbatches done in this step; on the last stage only."""
         return float(torch.stack(self._losses).sum()) if self._losses else 0.0
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+    def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
         """Output activation of a microbatch; on the last stage the loss is computed and nothing is returned."""
+        self.store.forward_begins(microbatch, in_parts=in_parts)
         x = self._input(microbatch, x)
         y = self._compute(microbatch, x)
         if self.module.part.has_head:
@@ -99,6 +121,7 @@ class TorchStage:
         self.store.compute(microbatch)
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
+        self.store.backward_begins(microbatch)
         x, y = self._saved.pop(microbatch)
         if not self.module.part.has_head:
             gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
@@ -108,7 +131,7 @@ class TorchStage:
     def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """`forward` that keeps nothing, for there is no backward."""
         with torch.no_grad():
-            y = self.forward(microbatch, x)
+            y = self.forward(microbatch, x, in_parts=False)
         del self._saved[microbatch]
         return y
 
@@ -124,7 +147,7 @@ class TorchStage:
 
     def _compute(self, microbatch: int, x: Tensor) -> Tensor:
         """Return the module's output for a microbatch's input."""
-        y: Tensor = self.module(x)
+        y: Tensor = self.module(x, **self._sequences.options)
         return y
 
     def _boundary(self, microbatch: int) -> Boundary:
@@ -171,7 +194,7 @@ class SleepStage:
         self._outputs = _payloads(problem, stage, "forward") if stage + 1 < problem.num_stages else None
         self._gradients = _payloads(problem, stage - 1, "backward") if stage > 0 else None
 
-    def forward(self, microbatch: int, x: Tensor | None) -> Tensor | None:
+    def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
         _sleep(self._forward_s[microbatch])
         return None if self._outputs is None else self._outputs[microbatch]
 

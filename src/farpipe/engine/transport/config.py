@@ -97,7 +97,7 @@ class TransportConfig:
             raise InputError(
                 f"transport: {self.host} can be reached from other machines, and without certificates messages are not "
                 "encrypted; make some (farpipe certs) and give each rank its site's folder with --certs, or, on a "
-                "network that nobody else can reach, say --allow-plaintext"
+                "private network, say --allow-plaintext"
             )
 
     @property

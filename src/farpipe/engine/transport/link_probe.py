@@ -18,7 +18,7 @@ import statistics
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
@@ -29,11 +29,22 @@ from farpipe.engine.transport.config import TransportConfig
 from farpipe.engine.transport.dialler import Listener
 from farpipe.engine.transport.handshake import HandshakeError, Purpose, nonce, prove, receive_before
 from farpipe.engine.transport.meeting import connect
+from farpipe.engine.transport.message_probe import (
+    COMMANDS,
+    MAX_MESSAGE_BYTES,
+    MessageFigures,
+    Messages,
+    answer_message,
+    ask_messages,
+    plain_server,
+    send_batch,
+    take_batch,
+)
 from farpipe.engine.transport.rendezvous import Meeting
 from farpipe.engine.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
 from farpipe.engine.transport.tcp import listen, prepare
 from farpipe.engine.transport.transport import Transport
-from farpipe.engine.transport.wire import ChannelKind, Tag
+from farpipe.engine.transport.wire import Tag
 
 SERVER, CLIENT = 0, 1
 """Ranks of the side that listens and the side that asks."""
@@ -46,14 +57,8 @@ LEAST_SHARE: Final = 0.5
 """Share of one stream's rate that several streams get at least: they share the same link."""
 ATTEMPTS: Final = 3
 """Measurements of several streams, until one is credible."""
-LEAST_MESSAGES: Final = 128
-"""Messages of a batch: many, for several are on their way at a time. Large batches have more, of `MESSAGE_BYTES`."""
-MESSAGE_BYTES: Final = 256 << 10
 GROWTH: Final = 32
 """Largest ratio between the bytes of a batch and of the one before."""
-_BLOCK: Final = bytes(MESSAGE_BYTES)
-_KINDS: Final[dict[bool, ChannelKind]] = {False: "forward", True: "backward"}
-"""The channel of one stream, and that of several."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class LinkFigures:
     streams_back: float
     num_streams: int
     seconds: float
+    messages: MessageFigures | None = None
+    """Of single messages; None where none were asked for."""
 
     @property
     def of_link(self) -> tuple[float, float]:
@@ -80,8 +87,10 @@ class LinkFigures:
         return asdict(self) | dict(zip(("there", "back"), self.of_link, strict=True))
 
 
-def ask(transport: Transport, *, seconds: float, num_streams: int) -> LinkFigures:
-    """The figures of the link, from the side that asks; about four times `seconds`."""
+def ask(
+    transport: Transport, *, seconds: float, num_streams: int, host: str = "", messages: Messages | None = None
+) -> LinkFigures:
+    """The figures of the link, from the side that asks; about four times `seconds`, and what `messages` take."""
     asking = _Asking(transport)
     round_trips = [asking.echo_s() for _ in range(NUM_ECHOES + 1)][1:]  # the first one opens the channels
     shortest_s = min(round_trips)
@@ -95,10 +104,11 @@ def ask(transport: Transport, *, seconds: float, num_streams: int) -> LinkFigure
 
     one_there, one_back = rate(1, True), rate(1, False)
     there, back = rate(num_streams, True, LEAST_SHARE * one_there), rate(num_streams, False, LEAST_SHARE * one_back)
+    how = {"round_trip_s": shortest_s, "streams": num_streams}
+    single = messages and ask_messages(transport, asking.order, asking.answer, host, messages, **how)
     asking.order("end")
-    return LinkFigures(
-        shortest_s, statistics.median(round_trips), one_there, one_back, there, back, num_streams, seconds
-    )
+    median_s = statistics.median(round_trips)
+    return LinkFigures(shortest_s, median_s, one_there, one_back, there, back, num_streams, seconds, single)
 
 
 def _rate(asking: "_Asking", *, there: bool, seconds: float, streams: int, round_trip_s: float) -> float:
@@ -126,14 +136,15 @@ class _Asking:
         self._transport.send(SERVER, "control", Tag(self._number, 0, 0), text)
         return self._number
 
-    def _answer(self, number: int) -> float:
+    def answer(self, number: int) -> float:
+        """The number that answers a command."""
         message = self._transport.receive(SERVER, "control", Tag(number, 0, 0), waiting_for="the answer to a command")
         return _positive(bytes(message.data))
 
     def echo_s(self) -> float:
         """Round trip of a small message."""
         begin_s = time.monotonic()
-        self._answer(self.order("echo"))
+        self.answer(self.order("echo"))
         return time.monotonic() - begin_s
 
     def batch(self, there: bool, num_bytes: int, streams: int) -> tuple[float, float]:
@@ -141,62 +152,37 @@ class _Asking:
         begin_s = time.monotonic()
         number = self.order("take" if there else "send", bytes=num_bytes, streams=streams)
         if there:
-            _send_batch(self._transport, SERVER, number, num_bytes, streams)
-            bytes_per_s = self._answer(number)
+            send_batch(self._transport, SERVER, number, num_bytes, streams)
+            bytes_per_s = self.answer(number)
         else:
-            bytes_per_s = _take_batch(self._transport, SERVER, number, num_bytes, streams)
+            bytes_per_s = take_batch(self._transport, SERVER, number, num_bytes, streams)
         return time.monotonic() - begin_s, bytes_per_s
 
 
-def answer(transport: Transport) -> None:
-    """The side that listens: obeys until the other one has ended."""
+def answer(transport: Transport, host: str = "127.0.0.1") -> None:
+    """The side that listens, at `host`: obeys until the other one has ended."""
     for number in itertools.count(1):
         message = transport.receive(CLIENT, "control", Tag(number, 0, 0), waiting_for="the next command")
         do, num_bytes, streams = _parse(bytes(message.data))
         if do == "end":
             return
         value = 1.0
+        if do == "plain":
+            with plain_server(host, num_bytes) as port:
+                _reply(transport, number, port)
+            continue
+        if do in COMMANDS:
+            answer_message(transport, CLIENT, number, do, num_bytes, streams)
         if do == "take":
-            value = _take_batch(transport, CLIENT, number, num_bytes, streams)
+            value = take_batch(transport, CLIENT, number, num_bytes, streams)
         elif do == "send":
-            _send_batch(transport, CLIENT, number, num_bytes, streams)
-        if do != "send":
-            transport.send(CLIENT, "control", Tag(number, 0, 0), json.dumps(value).encode())
+            send_batch(transport, CLIENT, number, num_bytes, streams)
+        if do not in ("send", "send-one"):
+            _reply(transport, number, value)
 
 
-def _sizes(num_bytes: int) -> tuple[int, int]:
-    """(number of messages, bytes of each) of a batch."""
-    size = min(MESSAGE_BYTES, max(1, num_bytes // LEAST_MESSAGES))
-    return max(LEAST_MESSAGES, num_bytes // size), size
-
-
-def _send_batch(transport: Transport, peer: int, number: int, num_bytes: int, streams: int) -> None:
-    kind = _KINDS[streams > 1]
-    transport.open(peer, kind, streams)
-    count, size = _sizes(num_bytes)
-    block = memoryview(_BLOCK)[:size]
-    for index in range(count):
-        transport.send(peer, kind, Tag(number, 0, index), block)
-
-
-def _take_batch(transport: Transport, peer: int, number: int, num_bytes: int, streams: int) -> float:
-    """Bytes/s of the messages by their arrivals."""
-    kind = _KINDS[streams > 1]
-    count, size = _sizes(num_bytes)
-    arrivals_ns = [
-        transport.receive(peer, kind, Tag(number, 0, index), waiting_for="a measurement").times.arrival_ns
-        for index in range(count)
-    ]
-    return arrival_rate(arrivals_ns, size)
-
-
-def arrival_rate(arrivals_ns: Sequence[int], message_bytes: int) -> float:
-    """Bytes/s of equal messages from the first one's arrival to the last one's.
-
-    Of all, for a part may come faster than the link: what had waited behind a packet that was sent again.
-    """
-    between_ns = max(max(arrivals_ns) - min(arrivals_ns), 1)
-    return (len(arrivals_ns) - 1) * message_bytes / between_ns * 1e9
+def _reply(transport: Transport, number: int, value: float) -> None:
+    transport.send(CLIENT, "control", Tag(number, 0, 0), json.dumps(value).encode())
 
 
 def _parse(text: bytes) -> tuple[str, int, int]:
@@ -207,7 +193,9 @@ def _parse(text: bytes) -> tuple[str, int, int]:
         sound = type(num_bytes) is type(streams) is int and 0 < num_bytes <= MAX_BYTES and 0 < streams <= MAX_STREAMS
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         do, sound = "", False
-    if not sound or do not in ("echo", "take", "send", "end"):
+    if do in COMMANDS:
+        sound = sound and num_bytes <= MAX_MESSAGE_BYTES
+    if not sound or do not in ("echo", "take", "send", "end", *COMMANDS):
         raise RunError("the other side asks for what is not offered; are both sides of the same version?")
     return do, num_bytes, streams
 
@@ -277,7 +265,7 @@ class ProbeServer:
                 self._on_event(f"measuring for {host}")
                 config = _config(self._host, self.port, self._sides, MAX_SECONDS)
                 with connect(SERVER, 2, config, _Meeting(sock, SERVER, self._sides.token)) as transport:
-                    answer(transport)
+                    answer(transport, self._host)
         except (RunError, OSError) as error:
             self._on_event(f"{host}: {error}")
 
@@ -287,15 +275,22 @@ class ProbeServer:
         self._thread.join(LIMIT_S)
 
 
-def measure(address: tuple[str, int], sides: Sides, *, seconds: float = 3.0, num_streams: int = 8) -> LinkFigures:
-    """Measure the link to a ProbeServer; takes about four times `seconds`.
+def measure(
+    address: tuple[str, int],
+    sides: Sides,
+    *,
+    seconds: float = 3.0,
+    num_streams: int = 8,
+    messages: Messages | None = None,
+) -> LinkFigures:
+    """Measure the link to a ProbeServer; takes about four times `seconds`, and what `messages` take.
 
     RunError when there is no answer, or when one side refuses the other.
     """
     with _reaching(address), _reach(address, sides) as sock:
         config = _config(str(sock.getsockname()[0]), 0, sides, seconds)
         with connect(CLIENT, 2, config, _Meeting(sock, CLIENT, sides.token)) as transport:
-            return ask(transport, seconds=seconds, num_streams=num_streams)
+            return ask(transport, seconds=seconds, num_streams=num_streams, host=address[0], messages=messages)
 
 
 class _Meeting(Meeting):

@@ -197,9 +197,9 @@ class Outbox:
             )
 
     def _fragment_bytes(self, total_bytes: int) -> int:
-        """An equal share for every stream, but not tiny, and short enough for streams of unequal speed to even out."""
+        """Equally many for every stream, but not tiny, and short enough for streams of unequal speed to even out."""
         share = math.ceil(total_bytes / self._num_streams)
-        return min(max(share, SMALLEST_FRAGMENT_BYTES), LARGEST_FRAGMENT_BYTES)
+        return max(math.ceil(share / max(1, math.ceil(share / LARGEST_FRAGMENT_BYTES))), SMALLEST_FRAGMENT_BYTES)
 
     def pull(self) -> Frame | None:
         """The next fragment as a frame, if there is one."""

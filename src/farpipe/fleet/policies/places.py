@@ -1,7 +1,6 @@
 """Places of a job of a given size, one site or a pipeline over several, and rules for which of them it gets."""
 
 import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, permutations
 
@@ -123,19 +122,7 @@ Place = Callable[[View, Space, JobState, int], Devices | None]
 
 def single_region(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
     """One site, the one that has least to spare."""
-    return min(_running(view, space, job, alone(space, num_devices)), key=_left_over(space), default=None)
-
-
-def cheapest_region(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """One site, the one with the cheapest electricity (LCF of BACE-Pipe's paper)."""
-    found = _running(view, space, job, alone(space, num_devices))
-    return min(found, key=lambda devices: view.usd_per_mwh(devices[0][0]), default=None)
-
-
-def largest_region(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """One site, the one with most free devices (LDF of BACE-Pipe's paper)."""
-    found = _running(view, space, job, alone(space, num_devices))
-    return max(found, key=lambda devices: space.devices[devices[0][0]], default=None)
+    return min(running(view, space, job, alone(space, num_devices)), key=_left_over(space), default=None)
 
 
 def compact(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
@@ -145,36 +132,11 @@ def compact(view: View, space: Space, job: JobState, num_devices: int) -> Device
     return single_region(view, space, job, num_devices) or next(possible, None)
 
 
-def delay_first(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """The place with the shortest step, whatever it costs (CR-LDF of BACE-Pipe's paper)."""
-    return _least(view, space, job, num_devices, lambda placement: placement.step_s)
-
-
-def cost_first(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """The cheapest electricity per step, whatever the links do to its time (CR-LCF of BACE-Pipe's paper)."""
-    return _least(view, space, job, num_devices, lambda placement: electricity_usd_per_step(view, placement))
-
-
 def bace(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
     """BACE-Pipe's: of the paths that don't stall the pipeline the one with the cheapest electricity."""
     found = [*alone(space, num_devices), *_free_of_stalls(view, space, job, num_devices)]
-    placed = _quoted(view, space, job, found)
-    return _first(placed, lambda placement: electricity_usd_per_step(view, placement))
-
-
-def atlas(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """Atlas-like: the fewest sites, the largest free ones first, whatever the links do to the step."""
-    pipelines = wide(view, space, job, num_devices, lambda site: -space.devices[site])
-    possible = (devices for devices in pipelines if view.start(space, job, devices))
-    return largest_region(view, space, job, num_devices) or next(possible, None)
-
-
-def anywhere(view: View, space: Space, job: JobState, num_devices: int) -> Devices | None:
-    """Any place that is possible, drawn by a number made of the job and the hour."""
-    found = [*alone(space, num_devices), *wide(view, space, job, num_devices, lambda site: 0.0)]
-    possible = _running(view, space, job, found)
-    drawn = zlib.crc32(f"{job.name} {view.now_s // SECONDS_PER_HOUR:.0f}".encode())
-    return possible[drawn % len(possible)] if possible else None
+    placed = quoted(view, space, job, found)
+    return cheapest(placed, lambda placement: electricity_usd_per_step(view, placement))
 
 
 def electricity_usd_per_step(view: View, placement: JobPlacement) -> float:
@@ -185,11 +147,6 @@ def electricity_usd_per_step(view: View, placement: JobPlacement) -> float:
 def electricity_usd_per_h(view: View, placement: JobPlacement) -> float:
     """Electricity of a job per hour at the present prices."""
     return sum(watts / 1e6 * view.usd_per_mwh(site) for site, watts in placement.power_w.items())
-
-
-def _least(view: View, space: Space, job: JobState, num: int, cost: Callable[[JobPlacement], float]) -> Devices | None:
-    found = [*alone(space, num), *wide(view, space, job, num, view.usd_per_mwh)]
-    return _first(_quoted(view, space, job, found), cost)
 
 
 def wide(view: View, space: Space, job: JobState, num_devices: int, preference: Preference) -> Iterator[Devices]:
@@ -203,18 +160,20 @@ def _free_of_stalls(view: View, space: Space, job: JobState, num_devices: int) -
         yield from (devices for devices in pipelines if is_stall_free(view, space, job, devices))
 
 
-def _first(placed: Iterable[JobPlacement], cost: Callable[[JobPlacement], float]) -> Devices | None:
+def cheapest(placed: Iterable[JobPlacement], cost: Callable[[JobPlacement], float]) -> Devices | None:
     """The cheapest; of equals the one with fewer sites and the shorter step."""
     best = min(placed, key=lambda p: (cost(p), len(p.devices), p.step_s, p.devices), default=None)
     return best.devices if best else None
 
 
-def _quoted(view: View, space: Space, job: JobState, found: Iterable[Devices]) -> list[JobPlacement]:
+def quoted(view: View, space: Space, job: JobState, found: Iterable[Devices]) -> list[JobPlacement]:
+    """The places at which the job can start now."""
     return [placement for devices in found if (placement := view.start(space, job, devices))]
 
 
-def _running(view: View, space: Space, job: JobState, found: Iterable[Devices]) -> list[Devices]:
-    return [placement.devices for placement in _quoted(view, space, job, found)]
+def running(view: View, space: Space, job: JobState, found: Iterable[Devices]) -> list[Devices]:
+    """The devices at which the job can start now."""
+    return [placement.devices for placement in quoted(view, space, job, found)]
 
 
 def _left_over(space: Space) -> Callable[[Devices], tuple[int, str]]:

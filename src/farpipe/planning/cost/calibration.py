@@ -1,6 +1,7 @@
 """Efficiency of devices: a few constants of one law, from the catalogue's efficiency.toml."""
 
 import datetime
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,18 +15,16 @@ REFERENCE: Final = "a100-80gb"
 """The device that the law was fitted on."""
 UNMEASURED: Final[dict[str, Any]] = {
     "measured": False,
-    "residual": 0.36,
     "num_rows": 0,
     "compared": (),
     "kinds": (),
     "longest": 8192,
     "attention_kernels": (),
 }
-"""Calibration of a device that nobody has compared: the residual is the mean error on B200, the worst datacentre
-device, before it had a constant of its own (docs/reference/cost-model.md, section 7)."""
+"""Calibration of a device that was never compared."""
 
-UNCOMPARED: Final = 0.12
-"""Least residual of a rate that was never compared on a device: that of the measured chips' sisters."""
+FITTED_REPLICAS: Final = 8
+"""Replicas whose waiting for each other the constants contain."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,12 @@ class Calibration:
     """Overhead of one collective, in addition to it."""
     action_overhead_s: float
     """Fixed time of one F or I besides its computation."""
+    stage_change_s: float
+    """The same in addition on ranks of several stages that wait for what they send (see `stage.changes_stages`)."""
     step_overhead_s: float
     """Fixed time of one optimizer step."""
+    replica_lateness: float
+    """Mean lateness of a replica, as a share of a step's computation; see `slowest`."""
     loss_passes: float
     """Number of times that the loss reads or writes the 32-bit logits, in each direction."""
     fused_loss_passes: float
@@ -102,15 +105,13 @@ class Calibration:
     """True if trainings on the device do so unless they say otherwise."""
     measured: bool
     """True if steps or layers measured on this very device were compared with what the constants predict."""
-    residual: float
-    """Mean relative error, without sign, on devices of the same class: the range to print beside a prediction."""
     num_rows: int
     """Measurements of this device that the constants were fitted to; 0: none."""
     compared: tuple[Rate, ...]
     """Rates of matrix products that measurements of this very device were compared for."""
     kinds: tuple[str, ...]
-    """Kinds of models and layouts that they had and that were met within UNCOMPARED, besides dense ones whose devices
-    have whole sequences."""
+    """Kinds of models and layouts that they had and that were met within 12 % in the mean, besides dense ones with
+    whole sequences."""
     longest: int
     """Tokens of the longest sequences that they had; of the law's, where there are none."""
     source: str
@@ -120,13 +121,18 @@ class Calibration:
         """Share of the device's peak at `rate` that an endless product reaches."""
         return float(getattr(self, f"{rate}_fraction", self.matrix_fraction))
 
-    def residual_at(self, rate: Rate) -> float:
-        """The mean error to expect where products run at `rate`: larger where that was never compared."""
-        return self.residual if rate in self.compared else max(self.residual, UNCOMPARED)
-
     def passes_of_loss(self, *, fused: bool | None) -> float:
         """Number of times that the 32-bit logits cross memory, in each direction; None: as is usual on the device."""
         return self.fused_loss_passes if (self.fused_loss if fused is None else fused) else self.loss_passes
+
+    def slowest(self, num_replicas: int) -> float:
+        """Share of a step's computation for which the slowest of `num_replicas` keeps the others waiting.
+
+        Lateness is taken to be exponentially distributed, for its causes (hot devices, packets sent again, other
+        processes) have a long tail: the mean of the largest of n such numbers is n's harmonic number of means. Up to
+        FITTED_REPLICAS it is part of the other constants, which were fitted to steps of machines of so many devices.
+        """
+        return self.replica_lateness * (_harmonic(max(num_replicas, FITTED_REPLICAS)) - _harmonic(FITTED_REPLICAS))
 
     def attention_share(self, kernel: str | None) -> float:
         """Share of the 16-bit peak that a kernel of attention reaches; None: the fastest."""
@@ -135,6 +141,11 @@ class Calibration:
     def crowd(self, num_devices: int) -> float:
         """Factor by which `num_devices` that talk inside a machine at once slow each other down."""
         return max(1.0, num_devices / self.machine_link_devices) if self.machine_link_devices else 1.0
+
+
+def _harmonic(n: int) -> float:
+    """1 + 1/2 + ... + 1/n, by Euler's expansion: within 1e-6 from 8 on."""
+    return math.log(n) + 0.5772156649 + 1 / (2 * n) - 1 / (12 * n * n)
 
 
 def calibration_of(device: Device) -> Calibration:

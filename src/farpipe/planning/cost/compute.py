@@ -25,8 +25,9 @@ from farpipe.planning.cost.transfer import (
     expert_exchange_s,
     head_exchange_bytes,
     head_exchange_link,
-    replica_link,
     ring_bytes,
+    ring_link,
+    summed_over_groups_s,
     tensor_collective_s,
 )
 
@@ -237,18 +238,21 @@ def zero_times(
     """
     if training.zero not in (2, 3) or layout.num_shares == 1:
         return Times(0.0, 0.0, 0.0)
-    size, effective = layout.num_shares, replica_link(site, calibration, layout)
+    size = training.grouped(layout.num_shares)
+    effective = ring_link(site, calibration, size, layout.tensor)
     num_params = device_layer_params(model, layout)
     width = memory.gathered_weight_bytes(training) if training.lora is None else memory.weight_bytes(training)
     weights = ring_bytes("all-gather", num_params * width, size)
     trained = num_params if training.lora is None else adapters.trained_params(model, training, 1)[0] / layout.tensor
-    gradients = ring_bytes("reduce-scatter", trained * memory.gradient_bytes(training), size)
+    summed = trained * memory.gradient_bytes(training)
+    gradients_s = effective.seconds(ring_bytes("reduce-scatter", summed, size))
+    gradients_s += summed_over_groups_s(site, calibration, layout, size, summed)
     gather = effective.seconds(weights) if training.zero == 3 else 0.0
     beside = calibration.overlap_fraction if training.overlap else 0.0
     backward = layer.input_grad_s + layer.weight_grad_s
     return Times(
         max(0.0, gather - beside * layer.forward_s),
-        max(0.0, gather + effective.seconds(gradients) - beside * backward),
+        max(0.0, gather + gradients_s - beside * backward),
         0.0,
     )
 

@@ -10,6 +10,7 @@ from farpipe.core.step import Link, Transfer
 from farpipe.planning.cost.calibration import Calibration
 from farpipe.planning.cost.layout import Layout, Placement
 from farpipe.planning.cost.lossy_links import lossy_link, mean_lateness_s
+from farpipe.planning.cost.tcp_windows import ColdLink, cold_link
 from farpipe.planning.cost.transfer import EffectiveLink, rank_link
 
 
@@ -50,8 +51,10 @@ class StepLinks:
             self._places[rank] = count[sites[rank].name]
             count[sites[rank].name] += 1
 
-    def between(self, source: Placement, target: Placement, num_bytes: float, calibration: Calibration) -> Transfer:
-        """One replica's `num_bytes` from the rank of `source` to that of `target`.
+    def between(
+        self, source: Placement, target: Placement, num_bytes: float, calibration: Calibration, count: int = 1
+    ) -> Transfer:
+        """One replica's `num_bytes` from the rank of `source` to that of `target`, `count` times a step.
 
         InfeasibleError when the two sites have no link in that direction.
         """
@@ -66,7 +69,7 @@ class StepLinks:
                 f"ranks {source.rank} and {target.rank} must talk, and there is no link from {source.site!r} to "
                 f"{target.site!r}; add it to cluster.links or choose another order of sites"
             )
-        return self._between_sites(link, num_bytes * self.layout.data, self._pace_s)
+        return self._between_sites(link, num_bytes * self.layout.data, self._pace_s, count)
 
     def ring(self, rank: int, effective: EffectiveLink, num_bytes: float) -> Transfer:
         """Link over which every device of `rank` sends in a collective of the replicas."""
@@ -96,9 +99,11 @@ class StepLinks:
         occupies_s = transfer.occupies_s
         return occupies_s if isinstance(occupies_s, float) else self.links[transfer.link].occupied_s(transfer.bytes)
 
-    def _between_sites(self, link: SiteLink, num_bytes: float, gap_s: float) -> Transfer:
+    def _between_sites(self, link: SiteLink, num_bytes: float, gap_s: float, count: int = 1) -> Transfer:
         """Over a link that loses packets or jitters a message is there when it is in the mean."""
         transfer = self._over(link.name, EffectiveLink(link.latency_s, link.bandwidth_bytes_per_s), num_bytes)
+        if (cold := cold_link(self.cluster, link, self.layout.data)) is not None:
+            return _over_cold(transfer, cold, link.latency_s, gap_s, count)
         lossy = lossy_link(self.cluster, link)
         if not lossy.is_disturbed:
             return transfer
@@ -111,3 +116,15 @@ class StepLinks:
             rate = effective.bandwidth_bytes_per_s
             self.links[name] = Link.computed(latency_s=effective.latency_s, bandwidth_bytes_per_s=rate)
         return Transfer.computed(link=name, bytes=float(num_bytes))
+
+
+def _over_cold(transfer: Transfer, cold: ColdLink, latency_s: float, gap_s: float, count: int) -> Transfer:
+    """`count` messages, one every `gap_s`. Each direction rests for about half of a step (GPipe), or while others fill
+    and drain: the first message finds windows closed."""
+    assert isinstance(transfer.bytes, float)
+    num_bytes = transfer.bytes
+    sent_s = cold.messages_s(num_bytes, count, gap_s, count * gap_s / 2)
+    occupies_s = tuple(cold.occupied_s(num_bytes, seconds) for seconds in sent_s)
+    there_s = tuple(seconds + latency_s for seconds in sent_s)
+    times = (occupies_s, there_s) if count > 1 else (occupies_s[0], there_s[0])
+    return transfer.model_copy(update=dict(zip(("occupies_s", "arrives_after_s"), times, strict=True)))

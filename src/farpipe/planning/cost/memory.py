@@ -383,7 +383,7 @@ def num_shares(training: Training, layout: Layout) -> int:
     """Over how many devices the optimizer's state is divided; stage 1 reaches over several sites, 2 and 3 do not."""
     if not training.zero1:
         return 1
-    return layout.data * layout.context if training.zero == 1 else layout.num_shares
+    return training.grouped(layout.data * layout.context if training.zero == 1 else layout.num_shares)
 
 
 def num_expert_shares(training: Training, layout: Layout) -> int:

@@ -138,7 +138,8 @@ class JobCosts:
             layout.expert_tensor,
             layout.microbatch_size,
         )
-        return (*degrees, layout.zero, layout.sequence_parallel, *shares)
+        changes = changes_stages(self.training, layout)
+        return (*degrees, layout.zero, layout.sequence_parallel, changes, *shares)
 
     def stage(
         self, layout: Layout, site: Site, num_layers: int, recompute: Recompute, *, embedding: bool, head: bool
@@ -259,14 +260,20 @@ def _times(
 ) -> tuple[tuple[Times, Times, Times], float]:
     """Times of a layer, of the embedding and of the head, and the fixed time of an F and of an I."""
     job = (training, layout, site, calibration)
+    change_s = calibration.stage_change_s * changes_stages(training, layout)
     if profile is not None:
         profile.expect(model, training, layout, site.device)
         scale = layout.microbatch_size / profile.microbatch_size
         layer = profile.layer_times(training.recompute, compute.again_share(model, *job)).times(scale)
-        return (layer, profile.embedding.times(scale), profile.head.times(scale)), profile.action_overhead_s
+        return (layer, profile.embedding.times(scale), profile.head.times(scale)), profile.action_overhead_s + change_s
     each = (compute.layer_times(kind, *job).times(share) for share, kind in model.kinds())
     ends = compute.embedding_times(model, *job), compute.head_times(model, *job)
-    return (sum(each, Times(0.0, 0.0, 0.0)), *ends), calibration.action_overhead_s
+    return (sum(each, Times(0.0, 0.0, 0.0)), *ends), calibration.action_overhead_s + change_s
+
+
+def changes_stages(training: Training, layout: Layout) -> bool:
+    """True if ranks go from stage to stage and wait for each message that they send (no ``overlap_p2p_comm``)."""
+    return layout.virtual > 1 and not training.overlap
 
 
 def _of_stages(training: Training) -> Training:

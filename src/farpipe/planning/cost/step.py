@@ -21,6 +21,8 @@ from farpipe.planning.cost.transfer import (
     narrowed_bytes,
     replica_link,
     ring_bytes,
+    ring_link,
+    summed_over_groups_s,
 )
 
 
@@ -30,9 +32,9 @@ class StepCost:
 
     problem: Problem
     overhead_s: float
-    """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, and, when the replicas' own
-    reduction comes first, the exchange of tied embeddings; with replicas at several sites what is around their
-    exchange there."""
+    """The optimizer on the slowest rank, the exchange that clipping needs, a fixed time, waiting for the slowest
+    replica, and, when the replicas' own reduction comes first, the exchange of tied embeddings; with replicas at
+    several sites what is around their exchange there."""
     optimizer_s: float
     """The optimizer's part of it."""
 
@@ -95,6 +97,7 @@ class _Step:
         return {
             "optimizer of the slowest rank": self.optimizer_s(),
             "norm for clipping, told to everybody": self.clipping_s(),
+            "waiting for the slowest replica": self.slowest_s(),
             "exchange of tied embeddings": self.late_tied_exchange_s(),
             "around the exchange between sites": self.around_inter_site_s(),
             "fixed": max(self.calibration(site).step_overhead_s for site in self.sites.values()),
@@ -151,16 +154,18 @@ class _Step:
             num_bytes = memory.boundary_bytes(self.model, self.training, self.layout)
             if here.site != there.site:
                 num_bytes = narrowed_bytes(num_bytes, self.training)
-            forward, backward = self._exchange(links, here, there, num_bytes)
+            forward, backward = self._exchange(links, here, there, num_bytes, self.layout.num_microbatches)
             found.append(None if here.rank == there.rank else Hop.computed(forward=forward, backward=backward))
         return found
 
-    def _exchange(self, links: StepLinks, one: Placement, other: Placement, num_bytes: float) -> list[Transfer | None]:
-        """`num_bytes` there and back; None where both are on one rank."""
+    def _exchange(
+        self, links: StepLinks, one: Placement, other: Placement, num_bytes: float, count: int = 1
+    ) -> list[Transfer | None]:
+        """`num_bytes` there and back, `count` times a step; None where both are on one rank."""
         if one.rank == other.rank:
             return [None, None]
         calibration = self.calibration(self.cluster.site(one.site))
-        return [links.between(a, b, num_bytes, calibration) for a, b in ((one, other), (other, one))]
+        return [links.between(a, b, num_bytes, calibration, count) for a, b in ((one, other), (other, one))]
 
     def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
         """The collectives of every stage's replicas on one site, or of their sites; computed once for equal stages."""
@@ -206,13 +211,18 @@ class _Step:
 
     def _ring_bytes(self, kind: RingKind, site: Site, cost: StageCost, width: float) -> float:
         """Bytes on the ring of a stage's replicas. Experts are the same on fewer devices than all else, which are
-        farther apart: their bytes count as much more as their own ring is slower."""
+        farther apart: their bytes count as much more as their own ring is slower. So do those of ZeRO's groups."""
         at, calibration = self.layout, self.calibration(site)
-        common = ring_bytes(kind, (cost.device_params - cost.expert_params) * width, at.num_shares)
+        whole = (cost.device_params - cost.expert_params) * width
+        shared_s = occupied_s(replica_link(site, calibration, at), 1.0)
+        common = ring_bytes(kind, whole, at.num_shares)
+        if self.training.zero1 and (size := self.training.grouped(at.num_shares)) < at.num_shares:
+            grouped_s = occupied_s(ring_link(site, calibration, size, at.tensor), ring_bytes(kind, whole, size))
+            if kind == "reduce-scatter":
+                grouped_s += summed_over_groups_s(site, calibration, at, size, whole)
+            common = grouped_s / shared_s
         experts = ring_bytes(kind, cost.expert_params * width, at.num_expert_shares)
-        rings = replica_link(site, calibration, at), expert_replica_link(site, calibration, at)
-        shared_s, own_s = (occupied_s(ring, 1.0) for ring in rings)
-        return common + experts * own_s / shared_s
+        return common + experts * occupied_s(expert_replica_link(site, calibration, at), 1.0) / shared_s
 
     def _exposed(
         self, kind: CollectiveKind, num_bytes: float, effective: EffectiveLink, cost: StageCost, slowdown: float
@@ -241,7 +251,7 @@ class _Step:
         size = len(self.layout.replica_sites)
         gradients = cost.num_params * memory.gradient_bytes(self.training)
         weights = cost.num_params * memory.gathered_weight_bytes(self.training)
-        divided = self.training.zero == 1
+        divided = self.training.zero == 1 and self.training.zero_group_size is None
         whole: dict[CollectiveKind, float] = {"gather": ring_bytes("all-gather", weights, size)} if divided else {}
         whole["reduce"] = ring_bytes("reduce-scatter" if divided else "all-reduce", gradients, size)
         return Sync(**{kind: self._exposed_over_sites(links, kind, size, cost) for kind, size in whole.items()})
@@ -313,6 +323,12 @@ class _Step:
         if profile is not None:
             return profile.optimizer_s_per_param
         return memory.adam_bytes(self.training) / (device.memory_bandwidth_bytes_per_s * calibration.memory_fraction)
+
+    def slowest_s(self) -> float:
+        """Time for which the slowest of the replicas keeps the others waiting (`Calibration.slowest`)."""
+        num_replicas = self.layout.data * self.layout.context
+        share = max(self.calibration(site).slowest(num_replicas) for site in self.sites.values())
+        return share * self.layout.num_microbatches * self.pace_s
 
     def clipping_s(self) -> float:
         """Everybody tells everybody one number: latency alone, of the slowest pair of sites and of a tree inside."""

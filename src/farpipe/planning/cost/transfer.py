@@ -166,6 +166,15 @@ def replica_link(site: Site, calibration: Calibration, layout: Layout) -> Effect
     return ring_link(site, calibration, layout.num_shares, layout.tensor)
 
 
+def summed_over_groups_s(site: Site, calibration: Calibration, layout: Layout, size: int, num_bytes: float) -> float:
+    """Seconds of the all-reduce of each device's part of `num_bytes`, over groups of `size` that hold a slice each."""
+    groups = layout.num_shares // size
+    if groups == 1:
+        return 0.0
+    across = ring_link(site, calibration, groups, size * layout.tensor)
+    return across.seconds(ring_bytes("all-reduce", num_bytes / size, groups))
+
+
 def expert_replica_link(site: Site, calibration: Calibration, layout: Layout) -> EffectiveLink:
     """The ring of the devices of a site that hold the same experts, as far apart as their experts are spread: where
     expert parallelism fills a machine, each device of it has a ring of its own over its own port."""

@@ -36,7 +36,7 @@ Ints = NDArray[np.int64]
 IN_MEMORY_BYTES: Final = 256 << 20
 """Text files up to this size together are simply kept in memory where tokens are bytes."""
 _CHANGED: Final = (
-    "was changed while it is trained on; put the old content back to go on, or begin anew with the new one"
+    "was changed while it is trained on; restore the old content to continue, or start a new run with the new one"
 )
 _DTYPES: Final = ("uint8", "uint16", "uint32")
 _HEADER_KEYS: Final = {"dtype", "num_tokens", "vocab_size", "sha256"}

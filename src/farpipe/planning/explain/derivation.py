@@ -17,6 +17,7 @@ from farpipe.planning.cost import JobCosts, Layout, Placement, StageCost, comput
 from farpipe.planning.cost.compute import Times
 from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.speed import Speed, core_speed, head_speed
+from farpipe.planning.cost.stage import changes_stages
 from farpipe.planning.cost.step import overhead_parts
 from farpipe.planning.cost.transfer import ring_link
 from farpipe.planning.explain.limits import breakdown_s
@@ -197,6 +198,7 @@ def _stage_line(plan: Plan, costs: JobCosts, indices: Sequence[int]) -> DerivedQ
     cost = _stage_cost(plan, costs, index)
     profile = costs.profiles.get(site.device.name)
     fixed_s = profile.action_overhead_s if profile else costs.calibration(site).action_overhead_s
+    fixed_s += costs.calibration(site).stage_change_s * changes_stages(plan.job.training, plan.layout)
     ends = [*(["embedding"] if index == 0 else []), *(["head"] if index == last else [])]
     parts = [counted(placement.num_layers, "layer"), *ends, f"{format_seconds(fixed_s)} for each F and I"]
     return DerivedQuantity(0, f"stage {', '.join(map(str, indices))}", _seconds(cost), " + ".join(parts))
@@ -284,7 +286,8 @@ class _Layer:
             "copies to the host": f"{self.training.cpu_offloading_num_layers} of {self.model.num_layers} layers, "
             "beyond what is hidden",
             "recomputed": f"recompute {self.training.recompute}",
-            "ZeRO": f"stage {self.training.zero}, over {degrees.num_shares} devices, beyond what is hidden",
+            "ZeRO": f"stage {self.training.zero}, over {self.training.grouped(degrees.num_shares)} devices, "
+            "beyond what is hidden",
         }
         return told.get(name, f"over {degrees.context} devices")
 

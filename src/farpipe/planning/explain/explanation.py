@@ -1,17 +1,26 @@
 """Explanation of a plan, made from what was found beside it: verdict, runners-up, advice, strategies, changes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.spec import Job, without_flash_attention
-from farpipe.core.units import format_percent, format_seconds
+from farpipe.core.spec.cluster import RESERVED_FRACTION
+from farpipe.core.units import format_bytes, format_percent, format_seconds
 from farpipe.planning.cost import busy_notes
+from farpipe.planning.cost.trust import Trust, trust_of
 from farpipe.planning.explain.changes import LIMIT_S, RunsOn, changes_that_help, still_helping
 from farpipe.planning.explain.first_batch import better_layout, on_batch, trust_of_batch
-from farpipe.planning.explain.limits import limit_of, limits_in_words, trust_of
+from farpipe.planning.explain.limits import (
+    BETWEEN_SITES,
+    breakdown_s,
+    how_sure,
+    limit_of,
+    limits_in_words,
+    parts_of,
+)
 from farpipe.planning.explain.strategies import LOCAL_STEPS, strategies_of
-from farpipe.planning.explain.why_not import other_sites, runners_up, use_of_sites
+from farpipe.planning.explain.why_not import other_sites, runners_up, ties, use_of_sites
 from farpipe.planning.planner.candidates import left_out_note
 from farpipe.planning.planner.evaluate import Evaluated
 from farpipe.planning.planner.find import Planned, as_plan
@@ -26,26 +35,38 @@ def explain(planned: Planned) -> Explanation:
     job, costs, busy = planned.found.job, planned.found.costs, tuple(busy_notes(planned.profiles))
     if planned.batch is not None:
         told = tuple(on_batch(job, planned.batch))
-        return Explanation(advice=(*busy, *told), **trust_of_batch(job, planned.batch))
+        return Explanation(advice=(*busy, *told), **_of_batch(planned.plan, trust_of_batch(job, planned.batch)))
     ranked, named = planned.ranked, planned.named
     best = ranked[0]
     assert named is not None
+    parts = parts_of(best)
+    links_s = parts[BETWEEN_SITES]
+    sure = how_sure(trust_of(costs, best.candidate.sites, best.candidate.layout), best.problem, links_s, best.step_s)
     left_out = left_out_note(planned.num_sites) if job.layout.sites is None else ""
     notes = (*((left_out,) if left_out else ()), *busy)
     first = Explanation(
         verdict=use_of_sites(job, best, ranked),
-        limited_by=limit_of(best, costs, job.cluster),
+        limited_by=limit_of(best, costs, job.cluster, parts),
         advice=notes,
-        **trust_of(costs, best.candidate.sites, best.candidate.layout),
+        **sure,
     )
     if job.schedule in SEARCHES:  # the others have named orders, with which this one can't be compared
         return first
-    said = (*_on_short_search(named, best), *_on_settings(job))
+    said = (*_on_short_search(named, best), *_on_memory(planned.plan, job), *_on_settings(job))
     more = {
-        "runners_up": tuple(runners_up(best, ranked, planned.found.rejected)),
+        "runners_up": tuple(runners_up(best, parts, ranked, planned.found.rejected)),
+        **ties(best, ranked, links_s),
         "advice": (*notes, *said, *other_sites(job, best, ranked), *limits_in_words(job, best, costs)),
     }
     return first.model_copy(update=more)
+
+
+def _of_batch(plan: Plan, trusted: Trust) -> dict[str, Any]:
+    """How far the plan of a batch can be trusted."""
+    expected = plan.prediction
+    crosses = any(plan.problem.between_sites.values())
+    parts = breakdown_s(plan.problem, plan.schedule, plan.timeline, expected.overhead_s) if crosses else {}
+    return how_sure(trusted, plan.problem, parts.get(BETWEEN_SITES, 0.0), expected.step_s)
 
 
 def explained(planned: Planned) -> PlanDocument:
@@ -118,6 +139,22 @@ def _lost_by(plan: Plan, runs_on: Callable[[Plan], tuple[str, ...]]) -> RunsOn:
         return None if own <= set(names) else names
 
     return able
+
+
+def _on_memory(plan: Plan, job: Job) -> Iterator[str]:
+    """Warning where a device has less memory left than a run may lose to libraries and fragmentation."""
+    sites = {placement.rank: job.cluster.site(placement.site) for placement in plan.placements}
+    free = [site.device.memory_bytes - plan.prediction.peak_memory_bytes[rank] for rank, site in sites.items()]
+    shares = [left / site.device.memory_bytes for left, site in zip(free, sites.values(), strict=True)]
+    if min(shares) < RESERVED_FRACTION:
+        tight = shares.index(min(shares))
+        site = list(sites.values())[tight]
+        whole, usual = site.device.memory_bytes, RESERVED_FRACTION * site.device.memory_bytes
+        yield (
+            f"Memory is tight: {format_bytes(free[tight])} of {format_bytes(whole)} stay free on {site.name}, for the "
+            "driver, communication libraries and fragmentation. Set PyTorch's expandable_segments:True, or "
+            f'memory_reserve = "{format_bytes(usual)}".'
+        )
 
 
 def _on_settings(job: Job) -> list[str]:

@@ -7,7 +7,7 @@ from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.spec import Job
 from farpipe.core.units import counted
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.explain.limits import trust_of
+from farpipe.planning.cost.trust import Trust, trust_of
 from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.chunked import FirstBatch, plan_lengths
 from farpipe.planning.planner.engine import batch_obstacle, divided
@@ -39,8 +39,8 @@ def on_batch(job: Job, batch: FirstBatch) -> Iterator[str]:
     yield from _idle_devices(job, batch)
 
 
-def trust_of_batch(job: Job, batch: FirstBatch) -> dict[str, Any]:
-    """Fields of an Explanation that say how far the plan can be trusted; measured devices are left out."""
+def trust_of_batch(job: Job, batch: FirstBatch) -> Trust:
+    """How far the plan can be trusted; measured devices are left out."""
     known = {profile.device for profile in batch.profiles}
     sites = [job.cluster.site(placement.site) for placement in batch.layout.placements]
     modelled = [site for site in sites if site.device.name not in known]

@@ -1,17 +1,16 @@
-"""Limits of a plan: the parts of its step, the links that bound it, and how far its prediction can be trusted."""
+"""Limits of a plan: the parts of its step, the links that bound it, and the range of its prediction."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any, Final
 
 from farpipe.core.schedule.library import ORDERS
 from farpipe.core.simulate import Timeline, simulate
-from farpipe.core.spec import Cluster, Job, Site
+from farpipe.core.spec import Cluster, Job
 from farpipe.core.step import Hop, Problem, Schedule, Sync, Transfer
 from farpipe.core.units import format_change, format_rate, format_seconds
-from farpipe.planning.cost import JobCosts, Layout, StepCost, step_cost
-from farpipe.planning.cost.calibration import UNMEASURED
-from farpipe.planning.cost.speed import rate_name
+from farpipe.planning.cost import JobCosts, StepCost, step_cost
+from farpipe.planning.cost.trust import Trust, likely_ratios, links_range
 from farpipe.planning.planner.bandwidth import link_bounds, with_bandwidth
 from farpipe.planning.planner.evaluate import Evaluated, staggered_like
 from farpipe.planning.planner.orders import Outcome, try_quickly
@@ -20,6 +19,7 @@ from farpipe.planning.planner.step_samples import StepSamples
 BANDWIDTH_FACTORS: Final = {0.5: "half", 2.0: "double", math.inf: "unlimited"}
 WORTH_NAMING: Final = 0.05
 """Share of the step below which a part does not limit it."""
+BETWEEN_SITES: Final = "for the links between sites"
 _LIMITS: Final = {
     "for the links inside sites": "links inside sites",
     "for the optimizer and other overhead": "optimizer and other overhead",
@@ -36,7 +36,7 @@ def breakdown_s(problem: Problem, schedule: Schedule, timeline: Timeline, overhe
     near_s, free_s = (_without_links_s(problem, schedule, keep_inside) for keep_inside in (True, False))
     return {
         "computing": busy_s,
-        "for the links between sites": timeline.makespan_s - near_s,
+        BETWEEN_SITES: timeline.makespan_s - near_s,
         "for the links inside sites": near_s - free_s,
         "idle in the pipeline": free_s - busy_s,
         "for the optimizer and other overhead": overhead_s,
@@ -62,12 +62,12 @@ def _without_links_s(problem: Problem, schedule: Schedule, keep_inside: bool) ->
     return simulate(free, schedule, checked=True).makespan_s
 
 
-def limit_of(found: Evaluated, costs: JobCosts, cluster: Cluster) -> str:
+def limit_of(found: Evaluated, costs: JobCosts, cluster: Cluster, parts: Mapping[str, float] | None = None) -> str:
     """The longest part of the step besides computing: a link's bandwidth or latency, the pipeline, or overhead.
 
-    ``computing`` where nothing else takes WORTH_NAMING of the step.
+    ``computing`` where nothing else takes WORTH_NAMING of the step. `parts` are those of the step if they are known.
     """
-    parts = parts_of(found)
+    parts = parts or parts_of(found)
     name = max((part for part in parts if part != "computing"), key=lambda part: parts[part])
     if parts[name] < WORTH_NAMING * found.step_s:
         return "computing"
@@ -75,7 +75,7 @@ def limit_of(found: Evaluated, costs: JobCosts, cluster: Cluster) -> str:
         busy_s = found.timeline.busy_s
         is_uneven = busy_s.max() - busy_s.mean() > parts[name] / 2
         return "uneven stages" if is_uneven else "filling and draining the pipeline"
-    if name != "for the links between sites":
+    if name != BETWEEN_SITES:
         return _LIMITS[name]
     return _link_limit(found, costs, cluster, parts[name])
 
@@ -153,45 +153,22 @@ def _stagger(best: Evaluated) -> list[str]:
     ]
 
 
-def uncompared(costs: JobCosts, sites: Collection[Site], longest: int, context: int) -> tuple[str, ...]:
-    """Properties of the job that no measured step on one of the devices had with which predictions were compared.
+def how_sure(trusted: Trust, problem: Problem, links_s: float, step_s: float) -> dict[str, Any]:
+    """Fields of an Explanation that say how far a plan can be trusted; `links_s`: of the step, for those between sites.
 
-    `longest`: tokens of the longest sequence; `context`: devices that share it. Devices that have a profile are left
-    out.
+    Links have a line of their own where they cost anything; their part of the step has their error.
     """
-    modelled = [costs.calibration(site) for site in sites if site.device.name not in costs.profiles]
-    guess = (f"a guessed model ({costs.model.size_text})",) if costs.model.guess else ()
-    if not modelled:
-        return guess
-    model, known = costs.model, min(at.longest for at in modelled)
-    kinds = {
-        "mixtures of experts": model.experts is not None,
-        "latent attention": model.latent_attention is not None,
-        "sliding windows": model.has_windows(longest),
-        "context parallelism": context > 1,
+    found, share = trusted.errors, max(links_s, 0.0) / step_s
+    latencies = [link.latency_s for name, link in problem.links.items() if problem.between_sites[name]]
+    longest_s = max(latencies, default=0.0)
+    links = links_range(longest_s)
+    low, high = likely_ratios(found, share, longest_s)
+    return {
+        "residual": 0.0 if found is None else found.mean_error,
+        "unmeasured": trusted.unmeasured,
+        "uncompared": trusted.uncompared,
+        "such_jobs": "" if found is None else found.such_jobs,
+        "step_ratio_range": (low, high),
+        "links_s": share * step_s,
+        "links_range_s": (links_s * links.low, links_s * links.high) if share else (0.0, 0.0),
     }
-    found = [kind for kind, is_it in kinds.items() if is_it and not all(kind in at.kinds for at in modelled)]
-    long = f"sequences of {longest:,} tokens (the longest compared: {known:,})"
-    return (*guess, *found, *([long] * (longest > known)))
-
-
-def trust_of(costs: JobCosts, sites: Collection[Site], layout: Layout) -> dict[str, Any]:
-    """Fields of an Explanation that say how far the plan can be trusted: `residual`, `unmeasured` and `uncompared`."""
-    residual, unmeasured = trust(costs, sites)
-    kinds = uncompared(costs, sites, costs.training.sequence_length, layout.context)
-    worst = max(residual, float(UNMEASURED["residual"])) if kinds else residual
-    return {"residual": worst, "unmeasured": unmeasured, "uncompared": kinds}
-
-
-def trust(costs: JobCosts, sites: Collection[Site]) -> tuple[float, tuple[str, ...]]:
-    """The largest residual of the sites' devices, and those whose times nobody has compared with a measurement.
-
-    A device that was compared for other matrix products alone is told with these: ``gh200 (bf16)``.
-    Devices with a profile are measured themselves, and left out; (0, ()) where all are.
-    """
-    modelled = {s.device.name: costs.calibration(s) for s in sites if s.device.name not in costs.profiles}
-    rate = rate_name(costs.training.precision, costs.training.matmul)
-    unmeasured = [name for name, calibration in modelled.items() if not calibration.measured]
-    partly = [f"{name} ({rate})" for name, at in modelled.items() if at.measured and rate not in at.compared]
-    residual = max((calibration.residual_at(rate) for calibration in modelled.values()), default=0.0)
-    return residual, tuple(sorted(unmeasured + partly))

@@ -1,12 +1,16 @@
 """Reasons against layouts: sites to use, why others lost; without a plan the smallest change that works."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+from farpipe.core.schedule import peak_memory_bytes
 from farpipe.core.spec import Job
-from farpipe.core.units import format_bytes, format_change, format_large, format_seconds
+from farpipe.core.units import counted, format_bytes, format_change, format_large, format_percent, format_seconds
+from farpipe.planning.cost.trust import DEGREES, ORDERS, links_range, tie_within
 from farpipe.planning.explain.limits import parts_of
+from farpipe.planning.planner.candidates import Candidate
 from farpipe.planning.planner.evaluate import Evaluated, Rejected
 from farpipe.planning.planner.no_layout import why_no_replicas
 from farpipe.planning.planner.plan import RunnerUp
@@ -15,8 +19,13 @@ MAX_RUNNERS_UP: Final = 8
 """Largest number of runners-up, besides the first of every order of sites."""
 
 
-def runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Rejected]) -> list[RunnerUp]:
-    """The next best, at least one of every order of sites, and the rejected that came nearest to fitting."""
+def runners_up(
+    best: Evaluated, mine: Mapping[str, float], evaluated: list[Evaluated], rejected: list[Rejected]
+) -> list[RunnerUp]:
+    """The next best, at least one of every order of sites, and the rejected that came nearest to fitting.
+
+    `mine` are the parts of the best one's step.
+    """
     others: list[Evaluated] = []
     wheres, known = {best.candidate.where}, {_likeness(best)}
     for other in evaluated[1:]:
@@ -25,7 +34,6 @@ def runners_up(best: Evaluated, evaluated: list[Evaluated], rejected: list[Rejec
             others.append(other)
             wheres.add(other.candidate.where)
             known.add(_likeness(other))
-    mine = parts_of(best) if others else {}
     choices = [
         RunnerUp(what=str(o), method=o.schedule.method, step_s=o.step_s, reason=reason(best, mine, o)) for o in others
     ]
@@ -49,6 +57,73 @@ def reason(best: Evaluated, mine: Mapping[str, float], other: Evaluated) -> str:
     if percent < 0.0005:
         return "as fast; the first one found was taken"
     return f"{format_change(percent)}: {format_seconds(theirs[name] - mine[name])} more {name}"
+
+
+def ties(best: Evaluated, evaluated: Sequence[Evaluated], links_s: float) -> dict[str, Any]:
+    """Fields of an Explanation about layouts that can't be told from the best one by their steps.
+
+    Of two layouts the errors have much in common, so that their difference is better known than either. Where they use
+    other sites, the error of `links_s`, what the best one's links between sites cost, comes on top.
+    """
+    latencies = [link.latency_s for name, link in best.problem.links.items() if best.problem.between_sites[name]]
+    links = links_range(max(latencies, default=0.0))
+    more = (links.high - 1) * max(links_s, 0.0) / best.step_s
+
+    def within(other: Evaluated) -> float:
+        at, mine = other.candidate, best.candidate
+        least = tie_within(ORDERS if _degrees(at) == _degrees(mine) else DEGREES)
+        return least if at.where == mine.where else math.hypot(least, more)
+
+    tied, known = list[Evaluated](), {_likeness(best)}
+    for other in evaluated[1:]:
+        if other.step_s <= best.step_s * (1 + within(other)) and _likeness(other) not in known:
+            tied.append(other)
+            known.add(_likeness(other))
+    if not tied:
+        return {}
+    widest = max(map(within, tied))
+    return {"tie_within": widest, "tied": tuple(map(str, tied)), "decides": _decides(best, tied, widest)}
+
+
+def _degrees(candidate: Candidate) -> tuple[object, ...]:
+    at = candidate.layout
+    return candidate.where, at.pipeline, at.data, at.tensor, at.context, at.expert
+
+
+NOTABLY: Final = 0.95
+"""Ratio of memory or traffic up to which one layout has notably less than another."""
+
+
+def _decides(best: Evaluated, tied: Sequence[Evaluated], widest: float) -> str:
+    """Sentence on which of the tied layouts has less memory or traffic, or is simpler, than the plan."""
+    peaks = {id(one): max(peak_memory_bytes(one.problem, one.schedule)) for one in (best, *tied)}
+    sent = {id(one): sum(one.inter_site_bytes.values()) for one in (best, *tied)}
+    reasons: dict[str, list[str]] = {}
+    for name, sizes in (("memory", peaks), ("traffic", sent)):
+        least = min(tied, key=lambda one: sizes[id(one)])
+        if sizes[id(least)] < NOTABLY * sizes[id(best)]:
+            figures = f"{name} ({format_bytes(sizes[id(least)])}, this plan {format_bytes(sizes[id(best)])})"
+            reasons.setdefault(_short(least), []).append(figures)
+    simplest = min(tied, key=_complexity)
+    if _complexity(simplest) < _complexity(best):
+        reasons.setdefault(_short(simplest), []).append("simplicity")
+    others = "; ".join(f"{' and '.join(why)}: {name}" for name, why in reasons.items())
+    told = (
+        f"A tie with {counted(len(tied), 'other layout')}, within the {format_percent(widest, 0)} of such differences."
+    )
+    return f"{told} What decides: {others or 'nothing, this plan is also the smallest and simplest'}."
+
+
+def _complexity(one: Evaluated) -> tuple[int, int, int]:
+    """Sites, kinds of parallelism and stages per rank."""
+    at = one.candidate.layout
+    kinds = sum(degree > 1 for degree in (at.pipeline, at.data, at.tensor, at.context, at.expert))
+    return len(one.candidate.devices), kinds, at.virtual
+
+
+def _short(one: Evaluated) -> str:
+    """Its sites and degrees, without microbatches."""
+    return str(one.candidate).rpartition(", ")[0]
 
 
 def use_of_sites(job: Job, best: Evaluated, evaluated: Sequence[Evaluated]) -> str:

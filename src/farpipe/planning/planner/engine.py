@@ -33,6 +33,7 @@ TRAINABLE: Final = ("fp32", "bf16")
 ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_store": False} | {
     "cpu_offloading_num_layers": 0,
     "cuda_graphs": False,
+    "zero_group_size": None,
 }
 """The values of a training's keys that the engine has, of those with one alone."""
 PLANNED_ONLY: Final = (

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+from farpipe.core.arguments import expect_kind, expect_list
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts, Layout, Profile
@@ -82,6 +83,8 @@ def find(
     The bound that leaves candidates out may leave fewer than were asked for. Explanations come later, by
     `farpipe.planning.explain`: a person waits for the plan first. Errors as for `plan`.
     """
+    expect_kind("plan: job", job, Job, "a Job, such as farpipe.load_job(FILE) reads")
+    expect_list("plan: profiles", profiles, (Profile, ChunkProfile), "a profile, such as Profile.load(FILE) reads")
     _expect_kind(job, profiles)
     if job.data.packing is not None:
         first, batch = plan_first_batch(job, cast("Sequence[ChunkProfile]", profiles))

@@ -364,7 +364,7 @@ def _estimate_order(o, least, asked, question, scratch, best):  # type: ignore[n
             if _is_open(p, shape, bounds):
                 limit_s = slack * least - around_s if bounds.shared else np.inf
                 step_s = _step_s(Point(v, row, tensor, m, shape), path, limit_s, stages, of_ranks)
-                step_s += around_s + tables.overhead_s
+                step_s += tables.slowest[v] * step_s + around_s + tables.overhead_s
                 least = min(least, step_s)
                 _keep(step_s, 2 * v + shape, best[0][o], best[1][o])
     return least

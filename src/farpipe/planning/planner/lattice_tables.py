@@ -141,6 +141,8 @@ class LatticeTables(NamedTuple):
     exchanged_bytes: float
     """Gradients of the whole model."""
     overhead_s: float
+    slowest: Floats
+    """[V]: share of computing for which the slowest replica keeps the others waiting."""
 
 
 class Bounds(NamedTuple):
@@ -293,9 +295,18 @@ def tables_of(
     overlap = min(costs.calibration(site).overlap_fraction for site in kinds) if training.overlap else 0.0
     stages = StageTable(*times, state[:, 0], job.model.num_layers, sync, MemoryTable(*sizes, *params, limits), overlap)
     exchanged = trained_model_params(job.model, training) * memory.gradient_bytes(training)
-    return LatticeTables(
-        stages, message, hop_s, exchanged, max(costs.calibration(site).step_overhead_s for site in kinds)
-    )
+    overhead_s = max(costs.calibration(site).step_overhead_s for site in kinds)
+    return LatticeTables(stages, message, hop_s, exchanged, overhead_s, _slowest(costs, kinds, rows, splits))
+
+
+def _slowest(costs: JobCosts, kinds: Sequence[Site], rows: Rows, splits: Sequence[Split]) -> Floats:
+    """[V]: waiting for the slowest replica, as a share of computing."""
+    laws = [costs.calibration(site) for site in kinds]
+
+    def figures(row: int, data: int) -> tuple[float]:
+        return (max(law.slowest(data * splits[row].context) for law in laws),)
+
+    return _by_degrees(rows.table, rows.data, figures)[:, 0]
 
 
 def _fill(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from farpipe.core.arguments import expect_kind, expect_seconds
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.schedule import check, peak_memory_bytes
 from farpipe.core.schedule.bounds import lower_bound_s
@@ -48,9 +49,11 @@ class Outcome:
 
 
 def expect_known(method: str | Order) -> None:
-    """UsageError for a name that is neither an order's nor a search's."""
+    """UsageError for a name that is neither an order's nor a search's; InputError for what is no function either."""
     if isinstance(method, str):
         expect_order(method, tuple(SEARCHES))
+    elif not callable(method):
+        expect_kind("method", method, (), "the name of a schedule, FILE.py:FUNCTION, or a function")
 
 
 def try_order(method: str | Order, problem: Problem) -> Outcome:
@@ -111,8 +114,12 @@ def find_order(
 ) -> FoundOrder:
     """The order of `method`, a named one, a function's or a search's, with its bound; errors as for `best_order`.
 
-    `time_limit_s` and `seed` are the search's.
+    `time_limit_s` and `seed` are the search's. InputError for arguments that are of another type or can't be.
     """
+    expect_kind("order: problem", problem, Problem, "a Problem; that of a plan is plan.problem")
+    expect_seconds("order: time_limit_s", time_limit_s)
+    if not isinstance(seed, int) or seed < 0:
+        expect_kind("order: seed", seed, (), "a whole number, 0 or more")
     if isinstance(method, str) and method in SEARCHES:
         always = method == "exact"
         options: dict[str, Any] = {"always_exact": always, "on_progress": on_progress}

@@ -142,9 +142,24 @@ class Explanation(Table):
     """Strategies that were compared, the plan's own among them, the fastest first; empty unless asked for."""
     limited_by: str = ""
     residual: float = 0.0
-    """Mean relative error of predictions for the least known of what is in use; 0 where all times are measured ones."""
+    """Mean relative error of predictions of such jobs; 0 where all times are measured ones."""
+    such_jobs: str = ""
+    """Kind of jobs that the ranges are of, and the published steps that they rest on; empty where times are measured
+    ones."""
+    step_ratio_range: tuple[float, float] = (1.0, 1.0)
+    """Measured over predicted step: where 8 of 10 such jobs were."""
+    links_s: float = 0.0
+    """Seconds of the step that links between sites cost."""
+    links_range_s: tuple[float, float] = (0.0, 0.0)
+    """Where these were in 8 of 10 such jobs."""
+    tie_within: float = 0.0
+    """Relative difference up to which a layout and the plan are a tie: the error of such differences."""
+    tied: tuple[str, ...] = ()
+    """Layouts that are a tie with the plan, the fastest first."""
+    decides: str = ""
+    """Sentence on what decides between these: memory, traffic or simplicity; empty where no layout is a tie."""
     unmeasured: tuple[str, ...] = ()
-    """Devices in use whose times nobody has compared with a measurement; ``gh200 (bf16)``: not for these products."""
+    """Devices in use whose times were never compared with a measurement; ``gh200 (bf16)``: not for these products."""
     uncompared: tuple[str, ...] = ()
     """Properties of the job, such as ``mixtures of experts``, that no measured step had that predictions were compared
     with."""
@@ -158,7 +173,8 @@ class Explanation(Table):
 
     def of_another_order(self) -> Self:
         """What holds in any order of the same step: how sure its figures are."""
-        return type(self)(residual=self.residual, unmeasured=self.unmeasured, uncompared=self.uncompared)
+        names = ("residual", "such_jobs", "step_ratio_range", "unmeasured", "uncompared")
+        return type(self)(**{name: getattr(self, name) for name in names})
 
 
 class Plan(Document, Table, arbitrary_types_allowed=True):
@@ -309,9 +325,9 @@ class PlanDocument(Document, Table):
 
     @property
     def step_range_s(self) -> tuple[float, float]:
-        """The range in which the step is expected: the residual to both sides."""
-        step_s, factor = self.plan.prediction.step_s, 1 + self.explanation.residual
-        return step_s / factor, step_s * factor
+        """Seconds that a step took in 8 of 10 such jobs."""
+        low, high = self.explanation.step_ratio_range
+        return self.plan.prediction.step_s * low, self.plan.prediction.step_s * high
 
     def to_body(self) -> dict[str, Any]:
         """Body of the JSON file."""

@@ -1,8 +1,10 @@
 """Quotes for many requests on many clusters, with one cache of stage costs."""
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, Final
 
+from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.spec import Cluster, Job, Request
 from farpipe.planning.cost import JobCosts, Profile
@@ -26,6 +28,8 @@ def quote(job: Job | Request, cluster: Cluster | None = None, profiles: Measured
     `left` says what is left of the cluster, or how much of it may be used: arguments of `Planner.quote`, which is for
     many quotes in a row. Errors as for that.
     """
+    expect_kind("quote: job", job, Request, "a Job, such as farpipe.load_job(FILE) reads, or a Request and a cluster")
+    expect_kind("quote: cluster", cluster, (Cluster, NoneType), "a Cluster, such as job.cluster")
     request, on = (job.request, cluster or job.cluster) if isinstance(job, Job) else (job, cluster)
     if on is None:
         raise InputError("a request names no sites: give a cluster to quote it on")

@@ -135,6 +135,7 @@ class ReferencePoint(Part):
     dropout: Flag = False
     overlap: Flag = True
     zero: Zero = 0
+    zero_group_size: Count | None = None
     device: DevicePreset
     devices_per_machine: Count = 8
     site_link_latency: Latency

@@ -4,10 +4,10 @@ A prediction here is what `farpipe plan` predicts: the cost model's Problem, its
 and the overhead of a step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from farpipe.core.errors import FarpipeError, ToleranceError
 from farpipe.core.schedule import peak_memory_bytes
@@ -16,6 +16,8 @@ from farpipe.core.simulate import simulate
 from farpipe.core.step import Problem
 from farpipe.core.units import counted, format_change, format_percent
 from farpipe.planning.cost import JobCosts, calibration_of, step_cost
+from farpipe.planning.cost.stage import changes_stages
+from farpipe.planning.cost.trust import ErrorRange, families, trust_of
 from farpipe.planning.planner.reference_points import ReferenceGroup, ReferenceJob, ReferencePoint, load_points
 
 
@@ -28,6 +30,8 @@ class PointPrediction:
     memory_bytes: float
     """The fullest device's, or the logged one's, with what no model accounts for."""
     fits: bool
+    errors: ErrorRange
+    """Measured over predicted step in 8 of 10 such jobs."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,18 @@ class PointResult:
     def error(self) -> float:
         """(predicted - measured) / measured: positive where the prediction is too slow."""
         return self.predicted_s / self.point.step_s - 1
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Seconds that a step took in 8 of 10 such jobs."""
+        found = self.predicted.errors
+        return self.predicted_s * found.low, self.predicted_s * found.high
+
+    @property
+    def is_inside(self) -> bool:
+        """True if the measured step is in that range."""
+        low, high = self.range_s
+        return low <= self.point.step_s <= high
 
     @property
     def memory_error(self) -> float | None:
@@ -69,6 +85,11 @@ class GroupResult:
     def bias(self) -> float:
         """Mean of the relative errors with sign."""
         return sum(result.error for result in self.results) / len(self.results)
+
+    @property
+    def inside(self) -> float:
+        """Share of the points whose measured step is in the range of such jobs."""
+        return sum(result.is_inside for result in self.results) / len(self.results)
 
     @property
     def memory_error(self) -> float | None:
@@ -116,6 +137,28 @@ class ValidationReport:
         return {"passed": self.passed, "groups": [_group_data(group) for group in self.groups]}
 
 
+COLUMNS: Final = {
+    "median": "median_error",
+    "9 of 10 within": "ninth_decile",
+    "bias": "bias",
+    "in range": "inside",
+}
+"""Columns of the table of errors that are shares, and their keys in the catalogue."""
+
+
+def errors_table(found: Iterable[Mapping[str, Any]] | None = None) -> str:
+    """Errors by family of published steps in Markdown, those of strangers first; by default the catalogue's."""
+    names = ("family", "rows", *COLUMNS, "marked", "refused")
+    lines = [names]
+    for one in families() if found is None else found:
+        shares = [format_change(one[key]) if key == "bias" else format_percent(one[key]) for key in COLUMNS.values()]
+        shares[-1] = format_percent(one["inside"], 0)
+        counts = (str(one["num_marked"]), str(one["num_refused"]))
+        lines.append((one["name"], str(one["num_rows"]), *shares, *counts))
+    first, *rest = (f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join((first, f"|{'---|' * len(names)}\n", *rest))
+
+
 def validate(points: Path | str | None = None) -> ValidationReport:
     """Predict every point of the file `points`, by default those that farpipe carries.
 
@@ -152,14 +195,17 @@ def _predict(point: ReferencePoint, job: ReferenceJob) -> PointPrediction:
     fits = limit is None or memory <= limit
     step_s = simulate(problem, schedule).makespan_s + step.overhead_s
     logged = memory if point.memory_rank is None else peaks[point.memory_rank]
-    return PointPrediction(job, step_s, logged + point.context_bytes, fits)
+    found = trust_of(JobCosts(job.model, job.training), job.cluster.sites, job.layout).errors
+    assert found is not None  # no point has a profile
+    return PointPrediction(job, step_s, logged + point.context_bytes, fits, found)
 
 
 def measured_problem(point: ReferencePoint, problem: Problem, job: ReferenceJob) -> Problem:
     """`problem` with the published times of a rank, shared evenly by its stages, and the fixed time of an action."""
     if point.rank_s is None:
         return problem
-    virtual, overhead_s = job.layout.virtual, calibration_of(job.cluster.sites[0].device).action_overhead_s
+    virtual, law = job.layout.virtual, calibration_of(job.cluster.sites[0].device)
+    overhead_s = law.action_overhead_s + law.stage_change_s * changes_stages(job.training, job.layout)
     forward_s, input_grad_s, weight_grad_s = (seconds / virtual for seconds in point.rank_s)
     times = {
         "forward_s": forward_s + overhead_s,
@@ -206,6 +252,7 @@ def _summary(group: GroupResult) -> str:
         f"mean error {format_percent(group.mean_absolute_error)} (bias {format_change(group.bias)})",
         f"tolerance {format_percent(group.group.tolerance)}",
         counted(len(group.results), "point"),
+        f"{format_percent(group.inside, 0)} in their range",
     ]
     if _has_memory(group):
         parts.append("memory {}, tolerance {}".format(*_memory_figures(group)))
@@ -234,6 +281,7 @@ def _group_data(group: GroupResult) -> dict[str, Any]:
         "memory_tolerance": group.group.memory_tolerance,
         "mean_absolute_error": group.mean_absolute_error,
         "bias": group.bias,
+        "inside": group.inside,
         "memory_error": group.memory_error,
         "left_out_error": group.group.left_out,
         "passed": group.passed,
@@ -247,6 +295,7 @@ def _point_data(result: PointResult) -> dict[str, Any]:
         "measured_s": result.point.step_s,
         "predicted_s": result.predicted_s,
         "error": result.error,
+        "range_s": list(result.range_s),
         "measured_memory_bytes": result.point.memory_bytes,
         "predicted_memory_bytes": result.predicted.memory_bytes,
         "memory_error": result.memory_error,

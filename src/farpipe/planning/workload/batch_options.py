@@ -2,7 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from farpipe.core.document import Table
 from farpipe.planning.workload.checkpointing import CheckpointRule
 from farpipe.planning.workload.cut import Measure, PackRule
 
@@ -44,3 +48,19 @@ class BatchOptions:
         """True if whole documents may be packed up to the tokens that recompute nothing."""
         is_free = self.rule == "best-fit" and self.equal == "time" and self.num_slices in (None, 1)
         return self.dynamic_context and is_free
+
+
+class BatchSettings(Table, use_attribute_docstrings=True):
+    """Settings of one batch that are rarely changed, by the names that `--set` takes."""
+
+    slices: Annotated[int, Field(ge=1)] | None = None
+    """Slices of the longest sequence; None: searched."""
+    checkpointing: CheckpointRule = "chunk"
+    """Layers to recompute: chosen for each stage and chunk, the same for all, all, none."""
+    devices_per_stage: Annotated[int, Field(ge=1)] | None = None
+    """Devices of each stage of one pipeline (Ulysses); None: searched."""
+
+    @property
+    def options(self) -> BatchOptions:
+        """The same for the planner."""
+        return BatchOptions(num_slices=self.slices, checkpointing=self.checkpointing)

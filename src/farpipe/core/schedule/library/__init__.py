@@ -85,7 +85,7 @@ def expect_order(method: str, more: Sequence[str] = ()) -> None:
 def _expect_schedule(found: object, function: str) -> Schedule:
     if not isinstance(found, Schedule):
         what = "nothing" if found is None else type(found).__name__
-        raise UsersCodeError(f"{function}: gives {what}, not a farpipe.Schedule; let the function return one")
+        raise UsersCodeError(f"{function}: gives {what}, not a farpipe.Schedule; return one")
     return found
 
 

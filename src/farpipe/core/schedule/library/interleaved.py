@@ -19,8 +19,8 @@ def interleaved(problem: Problem) -> Schedule:
     num_ranks, num_microbatches = problem.num_ranks, problem.num_microbatches
     if num_microbatches % num_ranks:
         raise InputError(
-            f"schedule 'interleaved' needs a number of microbatches that the {num_ranks} ranks divide; "
-            f"it is {num_microbatches}"
+            f"schedule 'interleaved' needs a number of microbatches that {num_ranks} ranks divide, found "
+            f"{num_microbatches}"
         )
     orders: list[RankOrder] = [()] * num_ranks
     for position, rank in enumerate(ring):
