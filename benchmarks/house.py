@@ -9,6 +9,7 @@ Without `--write` the tables are printed.
 import argparse
 import ast
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -32,6 +33,8 @@ def options(command):
     return sum(p.param_type_name == "option" and "--help" not in p.opts and not p.hidden for p in command.params)
 print(options(typer.main.get_command(app)))
 """
+PLANS = re.compile(r"\b(\w*Layout|Placement|Schedule|ScheduleData|\w*Candidate|ChunkPipeline|\w*Plan)\b")
+"""Fields of these types make a class mean a plan, more or less: it says who computes what, where, or in which order."""
 NOW_IN = {
     "core": "errors units strict notebook document catalog spec step schedule simulate",
     "planning": "cost search sequences plan data",
@@ -138,13 +141,22 @@ def functions(trees: Tree) -> Figures:
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
     found = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    planning = [node for path, tree in trees.items() if package_of(path) == "planning" for node in ast.walk(tree)]
     return {
         "functions": len(found),
         f"functions above {LONG} lines": sum((node.end_lineno or 0) - node.lineno >= LONG for node in found),
         f"functions above {MANY} parameters": sum(num_parameters(node) > MANY for node in found),
         "classes": len(classes),
+        "classes of planning with a layout, order or plan in them": sum(map(holds_plan, planning)),
         "class names used twice or more": sum(number > 1 for number in classes.values()),
     }
+
+
+def holds_plan(node: ast.AST) -> bool:
+    """True for a class of which a field is a layout, a placement, an order, or another plan."""
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    fields = [ast.unparse(one.annotation) for one in body if isinstance(one, ast.AnnAssign)]
+    return any(PLANS.search(field) for field in fields if "ClassVar" not in field)
 
 
 def num_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -102,7 +102,7 @@ class PlanningHere:
         self.lengths[step] = lengths
 
     def answer(self, step, *, patient):
-        costs, packing, count = self.run.chunk_costs, self.run.data.packing, self.run.num_replicas
+        costs, packing, count = self.run.chunk_costs, self.run.plan.data.packing, self.run.num_replicas
         told = plan_step(costs, packing, self.lengths.pop(step), count, self.budget_s)
         plans = tuple(StepPlan.from_data(plan, "plan") for plan in told["plans"])
         return PlannedStep(plans, told["facts"])
@@ -114,14 +114,14 @@ class PlanningHere:
 def train_whole(run, dtype, num_steps=None):
     """The same training in one process on whole documents, without chunks: losses, norms and the module."""
 
-    training, model = run.training, run.model
+    training, model = run.plan.training, run.plan.model
     module = Decoder(model, StageSlice(0, model.num_layers, True, True), 64, Numerics(dtype, dtype))
     initialise(module, training.seed)
     decayed = [p for p in module.parameters() if p.ndim >= 2]
     others = [p for p in module.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas)
-    documents = load_document_batches(run.data, model, training)
+    documents = load_document_batches(run.plan.data, model, training)
     losses, norms = [], []
     for step in range(num_steps or run.num_steps):
         batch = [torch.from_numpy(one) for one in documents.batch(step).tokens]

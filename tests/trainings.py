@@ -54,13 +54,13 @@ def train(run, run_dir, **options):
 
 def train_in_one_process(run, dtype, num_steps=None):
     """Plain autograd on the whole batch, torch's own clipping and AdamW: losses, norms and the final module."""
-    module, training = whole_model(run.model, dtype), run.training
+    module, training = whole_model(run.plan.model, dtype), run.plan.training
     decayed = [p for p in module.parameters() if p.ndim >= 2]
     others = [p for p in module.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas)
     shape = (training.global_batch // training.microbatch_size, training.microbatch_size, training.sequence_length)
-    batches = load_batches(run.data, run.model, shape, training.seed)
+    batches = load_batches(run.plan.data, run.plan.model, shape, training.seed)
     losses, norms = [], []
     for step in range(num_steps or run.num_steps):
         losses.append(reference_step(module, batches.batch(step)))
@@ -93,7 +93,7 @@ def folder(run_dir, step):
 def state(run_dir, run, step=None):
     """Weights and moments of the whole model from a checkpoint, by name; the newest by default."""
     place = folder(run_dir, checkpoints(run_dir)[0] if step is None else step)
-    shapes = {name: p.shape for name, p in whole_model(run.model, torch.float32).named_parameters()}
+    shapes = {name: p.shape for name, p in whole_model(run.plan.model, torch.float32).named_parameters()}
     pieces = [
         Piece(f"{kind}/{name}", tuple(shape), 0, torch.full((shape.numel(),), torch.nan))
         for name, shape in shapes.items()

@@ -128,7 +128,7 @@ def cut(folder: Path, shares: str) -> dict[str, Any]:
     from farpipe.engine.links import Wan, links_of_problem
 
     spec, run_dir, cuts = spec_of(folder, shares, 8, outage_s=30.0), folder / f"{shares} cut", []
-    with Wan.up(SITES, links_of_problem(spec.problem), name=f"twins{os.getpid()}") as wan:
+    with Wan.up(SITES, links_of_problem(spec.plan.problem), name=f"twins{os.getpid()}") as wan:
 
         def on_step(line: dict[str, Any]) -> None:
             if line["step"] == 2 and not cuts:

@@ -99,14 +99,14 @@ def _is_far(costs: ChunkCosts, hop: Any) -> bool:
 @contextmanager
 def planning_with(change: Any) -> Iterator[None]:
     """Layouts of the planner of batches have ``change(costs)`` as costs."""
-    plain = batches.chunk_layout
+    plain = batches.placed_layout
 
     def layout(*given: Any) -> ChunkLayout:
         found = plain(*given)
         return found._replace(costs=change(found.costs))
 
-    batches.chunk_layout = layout  # type: ignore[attr-defined]
+    batches.placed_layout = layout  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        batches.chunk_layout = plain  # type: ignore[attr-defined]
+        batches.placed_layout = plain  # type: ignore[attr-defined]

@@ -654,7 +654,7 @@ def test_sigterm_without_room_for_its_checkpoint_names_the_one_before(text_file,
 def test_the_learning_rate_is_the_one_that_is_recorded_and_used(text_file, tmp_path):
     run = make_run(text_file, num_steps=4, warmup_steps=1, decay="cosine")
     train(run, tmp_path / "run")
-    expected = [learning_rate(run.training, step, 4) for step in range(4)]
+    expected = [learning_rate(run.plan.training, step, 4) for step in range(4)]
     assert [line["learning_rate"] for line in metrics(tmp_path / "run")] == expected
     constant = make_run(text_file, num_steps=4)
     train(constant, tmp_path / "constant")

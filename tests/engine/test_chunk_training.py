@@ -110,7 +110,7 @@ def test_evaluation_gives_the_loss_of_whole_held_out_documents(documents, tmp_pa
     run_ranks(run.num_processes, lambda peers: train_rank(run, peers, tmp_path, make_planner=PlanningHere))
     lines, whole = metrics(tmp_path), train_whole(run, torch.float32)[-1]
     assert [line["evaluation_loss"] is not None for line in lines] == [False, True, False, True]
-    held_out = load_document_batches(run.data, run.model, run.training)
+    held_out = load_document_batches(run.plan.data, run.plan.model, run.plan.training)
     batches = [held_out.held_out_batch(index).tokens for index in range(3)]
     assert {tuple(map(len, batch)) for batch in batches} >= {tuple(map(len, batches[0]))}
     total = count = 0
@@ -122,7 +122,7 @@ def test_evaluation_gives_the_loss_of_whole_held_out_documents(documents, tmp_pa
 
 def test_held_out_documents_are_never_trained_on(documents):
     run = make_run(documents, held_out=0.4, training={"evaluate_every_steps": 1, "global_batch": 2})
-    batches = load_document_batches(run.data, run.model, run.training)
+    batches = load_document_batches(run.plan.data, run.plan.model, run.plan.training)
     trained_on = {one.tobytes() for step in range(8) for one in batches.batch(step).tokens}
     assert {one.tobytes() for index in range(3) for one in batches.held_out_batch(index).tokens}.isdisjoint(trained_on)
     assert batches.held_out_lengths(1).tolist() == [len(one) for one in batches.held_out_batch(1).tokens]

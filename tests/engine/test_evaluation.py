@@ -24,12 +24,12 @@ def test_the_loss_is_the_whole_models_mean_per_token(
     options |= {"num_steps": 2, "evaluate_every_steps": 2, "evaluation_batches": num_batches}
     run = make_run(text_file, model=model, **options)
     train(run, tmp_path / "run")
-    whole = whole_model(run.model, torch.float32)
+    whole = whole_model(run.plan.model, torch.float32)
     trained = state(tmp_path / "run", run, step=2)
     with torch.no_grad():
         for name, parameter in whole.named_parameters():
             parameter.copy_(trained[f"weight/{name}"].view_as(parameter))
-    batches = Batches(load_tokens(run.data), (4, 2, 6), run.training.seed, held_out=run.data.held_out)
+    batches = Batches(load_tokens(run.plan.data), (4, 2, 6), run.plan.training.seed, held_out=run.plan.data.held_out)
     assert batches.num_held_out_batches == 8
     found = metrics(tmp_path / "run")[-1]["evaluation_loss"]
     assert found == pytest.approx(mean_loss(whole, [batches.held_out_batch(i) for i in range(num_batches)]), rel=1e-6)

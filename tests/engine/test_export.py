@@ -47,7 +47,7 @@ def test_a_checkpoint_becomes_a_model_of_hugging_face_and_back(model, tmp_path):
 def test_a_model_of_bytes_gets_a_tokenizer_of_bytes(text_file, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     run = make_run(text_file, num_steps=1)
-    write_checkpoint(tmp_path / "run", run.model)
+    write_checkpoint(tmp_path / "run", run.plan.model)
     run.save(tmp_path / "run" / "run.json")
     export_to_hugging_face(tmp_path / "run", tmp_path / "out")
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))

@@ -50,7 +50,7 @@ def trained(text, model, method, placement, dtype):
 
     def work(peers):
         learning = Trainer(run, peers, parameters=dtype)
-        executor = Executor(run.schedule, learning.stages, peers, learning.stage_done)
+        executor = Executor(run.plan.schedule, learning.stages, peers, learning.stage_done)
         reports = [run_step(step, 0, learning, executor, peers) for step in range(NUM_STEPS)]
         return reports, learning.torch_stages
 

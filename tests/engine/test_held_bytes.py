@@ -72,13 +72,13 @@ def test_every_chunk_holds_what_the_costs_say(documents, name, again):
     of_kind = run.chunk_costs.keeping_attention if keeps else run.chunk_costs
     chunks = tuple(Chunk(tuple(slices)) for slices in CHUNKINGS[name])
     ids = tuple(torch.zeros((1, chunk.num_tokens), dtype=torch.int64) for chunk in chunks)
-    for part, costs in zip(slices_of(run.partition), of_kind.stages, strict=True):
-        numerics = numerics_of(run.training, recompute="none")
-        stage = make_stage(run.model, run.training, part, numerics, "cpu", on_chunks=True)
+    for part, costs in zip(slices_of(run.plan.partition), of_kind.stages, strict=True):
+        numerics = numerics_of(run.plan.training, recompute="none")
+        stage = make_stage(run.plan.model, run.plan.training, part, numerics, "cpu", on_chunks=True)
         stage.begin_chunks(ChunkBatch(chunks, ids, ids), [layers] * len(chunks), keeps_attention=keeps)
         before, measured = 0, []
         for index, chunk in enumerate(chunks):
-            stage.forward(index, torch.zeros((1, chunk.num_tokens, run.model.hidden)))
+            stage.forward(index, torch.zeros((1, chunk.num_tokens, run.plan.model.hidden)))
             measured.append(stage.held.now - before)
             before = stage.held.now
         assert measured == pytest.approx(costs.held_bytes(load_of(chunks), layers).tolist(), rel=0.01)

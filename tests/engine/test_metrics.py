@@ -36,10 +36,10 @@ def test_a_line_has_what_people_watch(text_file, tmp_path):
         assert entry["rss_max_bytes"] > 50 << 20, "torch alone takes more"
         assert entry["cuda_peak_max_bytes"] is None
         assert entry["pause_s"] > 0
-        assert entry["learning_rate"] == run.training.learning_rate
-        expected = step_flops(run.model, 6, 8) / entry["step_s"] / 1e9
+        assert entry["learning_rate"] == run.plan.training.learning_rate
+        expected = step_flops(run.plan.model, 6, 8) / entry["step_s"] / 1e9
         assert entry["model_flops_utilisation"] == pytest.approx(expected)
-        assert entry["causal_utilisation"] == pytest.approx(expected * causal_share(run.model, 6))
+        assert entry["causal_utilisation"] == pytest.approx(expected * causal_share(run.plan.model, 6))
     assert summary.model_flops_utilisation > 0
 
 
@@ -70,7 +70,7 @@ def test_replicas_evaluate_to_the_same_loss(num_replicas, zero1, text_file, tmp_
 
 def test_evaluation_without_held_out_text_is_refused(text_file, tmp_path):
     run = make_run(text_file, evaluate_every_steps=1)
-    run = run.with_plan(data=run.data.model_copy(update={"held_out": 0.0}))
+    run = run.with_plan(data=run.plan.data.model_copy(update={"held_out": 0.0}))
     with pytest.raises(InputError, match=r"evaluate_every_steps: no text is held out for it; set data\.held_out"):
         train(run, tmp_path / "run")
 

@@ -69,7 +69,7 @@ def train(run, dtype, num_steps=NUM_STEPS, late_s=()):
     def work(peers):
         learning = Trainer(run, peers, parameters=dtype)
         view = PipelinePeers(peers, run.places)
-        executor = Executor(run.schedule, learning.stages, view, learning.stage_done, learning.stage_begins)
+        executor = Executor(run.plan.schedule, learning.stages, view, learning.stage_done, learning.stage_begins)
         reports = [run_step(step, 0, learning, executor, peers) for step in range(num_steps)]
         learning.complete_weights(num_steps - 1)
         return reports, learning
@@ -88,12 +88,12 @@ def weights_of(run, results, replica):
 
 def works_of(run, results, replica):
     """What the processes of one replica have learnt."""
-    return [results[run.places.process(rank, replica)][1] for rank in range(run.problem.num_ranks)]
+    return [results[run.places.process(rank, replica)][1] for rank in range(run.plan.problem.num_ranks)]
 
 
 def assert_equals_whole(run, dtype, late_s=()):
     """Losses, norms and weights after several steps are the plain model's; replicas have the same bits."""
-    results, training = train(run, dtype, late_s=late_s), run.training
+    results, training = train(run, dtype, late_s=late_s), run.plan.training
     losses, norms, whole = train_in_one_process(run, dtype)
     limit = LIMITS[dtype]
     for step in range(NUM_STEPS):
@@ -111,7 +111,7 @@ def assert_equals_whole(run, dtype, late_s=()):
     for replica in range(1, run.num_replicas):
         for name, weight in weights_of(run, results, replica).items():
             assert torch.equal(weight, first[name]), name
-    if run.model.tied_embeddings and "head.weight" in first:
+    if run.plan.model.tied_embeddings and "head.weight" in first:
         assert torch.equal(first["embedding.weight"], first["head.weight"])
     return results
 
@@ -168,7 +168,7 @@ def gradients_of(run, dtype):
     def work(peers):
         learning = Trainer(run, peers, parameters=dtype)
         view = PipelinePeers(peers, run.places)
-        executor = Executor(run.schedule, learning.stages, view, learning.stage_done, learning.stage_begins)
+        executor = Executor(run.plan.schedule, learning.stages, view, learning.stage_done, learning.stage_begins)
         learning.begin_step(0)
         executor.run(0)
         learning.sum_gradients(0)
@@ -185,8 +185,8 @@ def gradients_of(run, dtype):
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_gradients_are_those_of_the_whole_batch(dtype, text_file):
     run = make_run(text_file, (0, 1), (("a", "b"),) * 2, method="1f1b", split=True)
-    whole = whole_model(run.model, dtype)
-    reference_step(whole, load_batches(run.data, run.model, (12, 1, 6), TRAINING.seed).batch(0))
+    whole = whole_model(run.plan.model, dtype)
+    reference_step(whole, load_batches(run.plan.data, run.plan.model, (12, 1, 6), TRAINING.seed).batch(0))
     found = gradients_of(run, dtype)
     for name, parameter in whole.named_parameters():
         assert relative_error(found[name], parameter.grad) < LIMITS[dtype], name
@@ -255,15 +255,15 @@ def test_a_replica_has_the_bytes_of_the_cost_model(precision, num_replicas, text
         held += [piece.values for piece in learning.state()]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
         layout = Layout(1, num_replicas, tensor=1, virtual=1, microbatch_size=1, num_microbatches=12 // num_replicas)
-        estimated = state_bytes(run.model.num_params, run.training, layout)
+        estimated = state_bytes(run.plan.model.num_params, run.plan.training, layout)
         padding = 64 * num_replicas * 16
         assert estimated - padding <= sum(storages.values()) <= estimated + padding
 
 
 def test_bf16_gradients_are_near_those_of_float32(text_file):
     run = make_run(text_file, (0, 1), (("a", "b"),) * 2, training=BF16)
-    whole = whole_model(run.model, torch.float32)
-    reference_step(whole, load_batches(run.data, run.model, (12, 1, 6), TRAINING.seed).batch(0))
+    whole = whole_model(run.plan.model, torch.float32)
+    reference_step(whole, load_batches(run.plan.data, run.plan.model, (12, 1, 6), TRAINING.seed).batch(0))
     found = gradients_of(run, torch.float32)
     for name, parameter in whole.named_parameters():
         assert found[name].dtype == torch.float32
@@ -299,7 +299,7 @@ def two_regions(gather_bytes=0):
 def test_a_rehearsal_has_the_collectives_in_its_timeline(gather_bytes, tmp_path):
     run = two_regions(gather_bytes)
     run_ranks(4, lambda peers: train_rank(run, peers, tmp_path))
-    predicted, measured = simulate(run.problem, run.schedule), Timeline.load(tmp_path / "timeline.json")
+    predicted, measured = simulate(run.plan.problem, run.plan.schedule), Timeline.load(tmp_path / "timeline.json")
     key = ["kind", "stage", "microbatch", "link", "source", "target"]
     assert sorted(measured.messages[key].tolist()) == sorted(predicted.messages[key].tolist())
     collectives = measured.messages[measured.messages["microbatch"] < 0]
@@ -347,7 +347,7 @@ def test_replicas_take_turns_where_the_problem_says_so(tmp_path):
     timeline = Timeline.load(tmp_path / "timeline.json")
     opens_s = problem.traffic.opens_s.max()
     assert timeline.actions["start_s"].min() > 0.8 * opens_s  # clocks of the ranks agree to a millisecond or two
-    assert timeline.link_bytes()["a>b"] == simulate(problem, run.schedule).link_bytes()["a>b"] == 2 * 100_000
+    assert timeline.link_bytes()["a>b"] == simulate(problem, run.plan.schedule).link_bytes()["a>b"] == 2 * 100_000
 
 
 GO_ON = {

@@ -95,7 +95,7 @@ def test_two_replicas_learn_over_an_emulated_wan(tmp_path):
 @pytest.mark.alone
 def test_a_rehearsal_with_replicas_takes_about_as_long_as_predicted(tmp_path):
     spec = rehearsal(6)
-    predicted_s = simulate(spec.problem, spec.schedule).makespan_s
+    predicted_s = simulate(spec.plan.problem, spec.plan.schedule).makespan_s
     assert_most_of_five_steps(
         lambda: run(spec, tmp_path),
         tmp_path,

@@ -232,7 +232,7 @@ def test_replicas_that_can_t_share_weights_are_refused(replicas, model, message)
 
 
 def test_recomputation_is_said_per_stage():
-    assert make_run(recompute=("none", "full", "selective")).recompute[1] == "full"
+    assert make_run(recompute=("none", "full", "selective")).plan.recompute[1] == "full"
     with pytest.raises(ValueError, match="expected one per stage, 3, found 1"):
         make_run(recompute=("full",))
 

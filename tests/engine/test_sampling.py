@@ -85,7 +85,7 @@ def test_a_training_tells_re_planning_of_the_recorded_steps(text_file, tmp_path,
     monkeypatch.setattr(step_report, "RECORD_BYTES", record_bytes(run) / 3)
     watch = Listener()
     run_ranks(2, lambda peers: train_rank(run, peers, tmp_path, make_watch=lambda run, run_dir, step: watch))
-    num_actions = sum(map(len, run.schedule.ranks))
+    num_actions = sum(map(len, run.plan.schedule.ranks))
     assert watch.heard == [(2, num_actions), (5, num_actions), (6, num_actions)]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["makespan_s"] is None] == [0, 1, 3, 4]

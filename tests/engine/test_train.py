@@ -48,7 +48,7 @@ def test_training_for_several_steps_equals_training_in_one_process(model, placem
 
     def work(peers):
         learning = Trainer(run, peers, parameters=torch.float64)
-        executor = Executor(run.schedule, learning.stages, peers, learning.stage_done)
+        executor = Executor(run.plan.schedule, learning.stages, peers, learning.stage_done)
         reports = [run_step(step, 0, learning, executor, peers) for step in range(4)]
         return reports, learning
 
@@ -79,7 +79,7 @@ def test_a_run_leaves_metrics_a_timeline_and_a_summary(text_file, tmp_path):
     assert (summary.num_steps, summary.num_skipped_steps) == (5, 2)
     timeline = Timeline.load(tmp_path / "timeline.json")
     assert timeline.source == "measured"
-    assert len(timeline.actions) == run.schedule.num_actions
+    assert len(timeline.actions) == run.plan.schedule.num_actions
     assert timeline.makespan_s == pytest.approx(lines[summary.timeline_step]["makespan_s"])
 
 

@@ -88,7 +88,7 @@ def test_a_step_over_the_kernels_tcp_takes_about_as_long_as_predicted(tmp_path):
     with Wan.up(["west", "east"], links_of_problem(step), name=free_name()) as up:
         measured_s = run(spec, tmp_path / "run", wan=up).makespan_s
         passed = up.status()["links"]["west>east"]["bytes"]
-    predicted_s = simulate(step, spec.schedule).makespan_s
+    predicted_s = simulate(step, spec.plan.schedule).makespan_s
     assert 0.97 * predicted_s < measured_s < 1.5 * predicted_s
     assert passed > 4 * 8 * 5e5, "the messages went around the WAN"
 
@@ -101,7 +101,7 @@ def test_a_longer_way_makes_a_step_longer(tmp_path):
     spec = rehearsal("gpipe", step, sites=("west", "east"))
     with Wan.up(["west", "east"], links_of_problem(problem(latency_s=0.080)), name=free_name()) as up:
         measured_s = run(spec, tmp_path / "run", wan=up).makespan_s
-    assert measured_s > simulate(step, spec.schedule).makespan_s + 0.06
+    assert measured_s > simulate(step, spec.plan.schedule).makespan_s + 0.06
 
 
 def test_a_wan_of_other_sites_is_refused(wan, tmp_path):

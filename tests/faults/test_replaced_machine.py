@@ -69,7 +69,7 @@ def wait_for_step(step, run_dir):
 
 def test_a_machine_that_takes_the_place_of_another_goes_on_with_the_training(make, undisturbed, start, tmp_path):
     spec = make(num_steps=4000)
-    spec = spec.with_plan(training=spec.training.model_copy(update={"keep_checkpoints": 999}))
+    spec = spec.with_plan(training=spec.plan.training.model_copy(update={"keep_checkpoints": 999}))
     spec.save(tmp_path / "run.json")
     stays, goes = start("stays", 0), start("goes", 1)
     wait_for_step(5, tmp_path)

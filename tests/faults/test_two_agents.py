@@ -46,7 +46,7 @@ def test_a_kill_at_either_site_starts_both_again_and_sigterm_lets_them_write_a_c
     make, undisturbed, tmp_path
 ):
     spec, begin_s = make(num_steps=4000), time.monotonic()
-    spec = spec.with_plan(training=spec.training.model_copy(update={"keep_checkpoints": 999}))
+    spec = spec.with_plan(training=spec.plan.training.model_copy(update={"keep_checkpoints": 999}))
     spec.save(tmp_path / "run.json")
     with ExitStack() as stack:
         both = agents(stack, tmp_path, faults=[[1, "optimizer"], [0, "forward"]], max_restarts=2)

@@ -145,7 +145,7 @@ def load_schedule(path: Path) -> "Schedule":
     if name.startswith("farpipe/plan/"):
         return Plan.from_json(text, str(path)).schedule
     if name.startswith("farpipe/run/"):
-        return RunSpec.load(path).schedule
+        return RunSpec.load(path).plan.schedule
     if name.startswith("farpipe/schedule/"):
         return Schedule.from_data(data, str(path))
     raise InputError(f"{path}: expected a plan, a schedule or a run, found format {name!r}")

@@ -50,7 +50,7 @@ def prepare(
             _keep_prepared(spec, place.run_dir)
         open_run_dir(spec, place.run_dir, resume=place.in_place, explanation=document.explanation)
         _show_how_to_start(plan, spec, place.run_dir, plan.job.run.max_restarts, launch_format, hostfile)
-    named = (spec.model and spec.model.hugging_face, spec.data.source, spec.data.tokenizer)
+    named = (spec.plan.model and spec.plan.model.hugging_face, spec.plan.data.source, spec.plan.data.tokenizer)
     if paths := [path for path in named if path and Path(path).exists()]:
         typer.echo(f"\nEvery machine reads these too, at the same path from where it starts: {', '.join(paths)}")
 

@@ -160,7 +160,7 @@ def _view(plan: "BatchPlan", index: int) -> "RunView":
     from farpipe.report.views import RunView
 
     replica, step = plan.replicas[index], step_plan(plan.replicas[index])
-    problem = step.problem(plan.layouts[index].costs)
+    problem = step.problem(plan.costs[index])
     return RunView(
         _run_name(plan, index, step.schedule.method),
         problem,
@@ -177,8 +177,7 @@ def _devices_svg(plan: "BatchPlan", views: Sequence["RunView"]) -> str:
 
     each, tensor = zip(plan.places, views, strict=True), plan.layout.layout.tensor
     runs = [
-        GroupRun(p.first_device * tensor, p.layout.devices_per_stage, p.begin_s, view.chunks, view.predicted)
-        for p, view in each
+        GroupRun(p.first_device * tensor, p.degree * tensor, p.begin_s, view.chunks, view.predicted) for p, view in each
     ]
     return draw_groups(runs, plan.layout.num_devices, plan.step_s).svg()
 
@@ -187,7 +186,7 @@ def _run_name(plan: "BatchPlan", index: int, method: str) -> str:
     if not plan.places:
         return f"replica {index}" if len(plan.replicas) > 1 else method
     place, tensor = plan.places[index], plan.layout.layout.tensor
-    first, number = place.first_device * tensor, place.layout.devices_per_stage
+    first, number = place.first_device * tensor, place.degree * tensor
     devices = f"device {first}" if number == 1 else f"devices {first} to {first + number - 1}"
     return f"{devices}, from {format_seconds(place.begin_s)} on"
 
@@ -277,14 +276,13 @@ def _part_recomputed(plan: "SequencePlan") -> str:
 def _group_table(plan: "BatchPlan") -> "TableView":
     rows, tensor = [], plan.layout.layout.tensor
     for context, count in reversed(plan.contexts.items()):
-        pairs = zip(plan.places, plan.replicas, strict=True)
-        mine = [(place, each) for place, each in pairs if place.layout.costs.context == context]
-        lengths = [int(n) for _, each in mine for n in each.batch.sequence_length]
-        num_documents, num_chunks = len(lengths), sum(len(each.chunks) for _, each in mine)
-        end_s = max(place.begin_s + each.step_s for place, each in mine)
+        placed = [place for place in plan.places if place.degree == context]
+        mine, end_s = [place.plan for place in placed], max(place.end_s for place in placed)
+        lengths = [int(n) for each in mine for n in each.batch.sequence_length]
+        num_documents, num_chunks = len(lengths), sum(len(each.chunks) for each in mine)
         figures = (context * tensor, count, num_documents, f"{min(lengths):,} to {max(lengths):,}", num_chunks)
-        layers = [int(pipeline.recomputed.sum()) for _, each in mine for pipeline in each.pipelines]
-        again = f"{sum(layers) / num_chunks:.2f}{max((_part_recomputed(each) for _, each in mine), key=len)}"
+        layers = [int(pipeline.recomputed.sum()) for each in mine for pipeline in each.pipelines]
+        again = f"{sum(layers) / num_chunks:.2f}{max(map(_part_recomputed, mine), key=len)}"
         rows.append((*map(str, figures), again, format_seconds(end_s)))
     columns = ("devices", "groups", "documents", "tokens of a document", "chunks", "layers recomputed", "done after")
     return TableView("Groups of devices, the largest first", columns, tuple(rows), frozenset(range(7)))

@@ -84,19 +84,19 @@ def _agree(run: RunSpec, work: Work, peers: Peers) -> Agreement:
 
 def _facts(run: RunSpec, work: Work) -> tuple[ModelFacts, dict[str, str]]:
     """Facts that this rank has read of the model besides the plan, and digests of the files of weights."""
-    if run.model is None or run.device == "sleep":
+    if run.plan.model is None or run.device == "sleep":
         return ModelFacts(), {}
-    if run.model.module is not None:
+    if run.plan.model.module is not None:
         from farpipe.engine.stages.own_module import digests_of_files
 
-        return ModelFacts(code=digests_of_files(run.model.module)), {}
-    if run.model.hugging_face is None:
+        return ModelFacts(code=digests_of_files(run.plan.model.module)), {}
+    if run.plan.model.hugging_face is None:
         return ModelFacts(), {}
     from farpipe.engine.stages.hugging_face_weights import config_facts, sampled_digests
 
-    version, config = versions_of(run)["transformers"], config_facts(run.model.hugging_face)
+    version, config = versions_of(run)["transformers"], config_facts(run.plan.model.hugging_face)
     facts = ModelFacts(transformers=version, config=config, buffers=_buffers(work))
-    return facts, sampled_digests(run.model.hugging_face)
+    return facts, sampled_digests(run.plan.model.hugging_face)
 
 
 def _buffers(work: Work) -> dict[str, str]:
@@ -139,8 +139,8 @@ def _difference(run: RunSpec, found: Iterable[Mapping[str, str]], what: str, *, 
 
 
 def _place(run: RunSpec) -> str:
-    assert run.model is not None
-    return f"{run.model.hugging_face}: " if run.model.hugging_face else "model.module: "
+    assert run.plan.model is not None
+    return f"{run.plan.model.hugging_face}: " if run.plan.model.hugging_face else "model.module: "
 
 
 def expect_same_facts(run: RunSpec, facts: ModelFacts, then: ModelFacts, site: str) -> None:
@@ -170,9 +170,9 @@ def _expect_equal_boundaries(run: RunSpec, boundaries: Sequence[Mapping[str, str
     for process, mine in enumerate(boundaries):
         _, replica, twin = run.places.of(process)
         for stage in map(int, mine):
-            if stage + 1 == run.problem.num_stages:
+            if stage + 1 == run.plan.problem.num_stages:
                 continue
-            other = run.places.process(run.problem.stages[stage + 1].rank, replica, twin)
+            other = run.places.process(run.plan.problem.stages[stage + 1].rank, replica, twin)
             given, taken = mine[str(stage)], boundaries[other].get(str(stage + 1))
             if given != taken:
                 raise InputError(

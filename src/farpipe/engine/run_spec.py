@@ -8,10 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import InstanceOf, model_validator
 
 from farpipe.core.document import Document
-from farpipe.core.spec import Data, Model, Training
 from farpipe.core.spec.part import fault
-from farpipe.core.spec.recompute import Recompute
-from farpipe.core.step import LightPaths, Problem, Schedule, Transfer
+from farpipe.core.step import LightPaths, Problem, Transfer
 from farpipe.core.strict import expect_format, parse_json, read_text, validate
 from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.figures.metrics import PLAN_NAME
@@ -52,61 +50,11 @@ class RunSpec(Document, RunSettings):
         """The same run with other fields of its plan, which are not checked."""
         return self.model_copy(update={"plan": self.plan.model_copy(update=changes)})
 
-    @property
-    def problem(self) -> Problem:
-        """The plan's step; with `chunk_costs` that of the first batch."""
-        return self.plan.problem
-
-    @property
-    def schedule(self) -> Schedule:
-        """The plan's order, the first one of a run that is re-planned."""
-        return self.plan.schedule
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The site of every rank of the first replica."""
-        return self.plan.sites
-
-    @property
-    def model(self) -> Model | None:
-        """None in a rehearsal without one."""
-        return self.plan.model
-
-    @property
-    def training(self) -> Training | None:
-        """The training with all that the planner has decided; None in a rehearsal without one."""
-        return self.plan.training
-
-    @property
-    def data(self) -> Data:
-        """The text, and how it is cut."""
-        return self.plan.data
-
-    @property
-    def partition(self) -> tuple[tuple[int, int], ...]:
-        """(first layer, end layer) of every stage."""
-        return self.plan.partition
-
-    @property
-    def recompute(self) -> tuple[Recompute, ...]:
-        """Recomputation in the backward, per stage; () for none anywhere."""
-        return self.plan.recompute
-
-    @property
-    def tensor(self) -> int:
-        """Tensor-parallel processes of every rank in every replica."""
-        return self.plan.tensor
-
-    @property
-    def context(self) -> int:
-        """Processes that share each sequence, each `tensor` of them."""
-        return self.plan.context
-
     @model_validator(mode="after")
     def _possible(self) -> Self:
         self._check_sync()
         for index, change in enumerate(self.link_changes):
-            if not self.problem.between_sites.get(change.link, False):
+            if not self.plan.problem.between_sites.get(change.link, False):
                 raise fault(f"{change.link!r} is no link between sites of the run", "link_changes", index, "link")
         if self.light_paths is not None:
             self._check_light_paths(self.light_paths)
@@ -116,15 +64,15 @@ class RunSpec(Document, RunSettings):
 
     def _check_light_paths(self, paths: LightPaths) -> None:
         """Fault unless light paths are of this step and order, on emulated links that nothing else changes."""
-        paths.expect_fit(self.problem, "light_paths")
-        if paths.schedule.ranks != self.schedule.ranks:
+        paths.expect_fit(self.plan.problem, "light_paths")
+        if paths.schedule.ranks != self.plan.schedule.ranks:
             raise fault("their messages were asked for in another order than that of the run", "light_paths")
         if not self.emulate_links or self.num_replicas > 1 or self.replan or self.link_changes or self.chunk_costs:
             raise fault(
                 "they are for emulated links and one replica, without replan, link_changes and chunks", "light_paths"
             )
         emulated = {pair for pair, (_, shape) in self.links().items() if shape is not None}
-        ranks = [stage.rank for stage in self.problem.stages]
+        ranks = [stage.rank for stage in self.plan.problem.stages]
         for hop in paths.steps[0].hops:
             target = ranks[hop.stage + (1 if hop.direction == "forward" else -1)]
             if (ranks[hop.stage], target) not in emulated:
@@ -142,54 +90,57 @@ class RunSpec(Document, RunSettings):
     def _check_sync(self) -> None:
         """One replica: the ends' tied weights are exchanged, and what its processes share is theirs alone. Several:
         every stage is summed, and gathered with ZeRO-1."""
-        found = self.problem.collectives
+        found = self.plan.problem.collectives
         gathered, reduced, exchanged = (
             [one.stage for one in found if one.kind == kind] for kind in ("gather", "reduce", "exchange")
         )
         if self.num_replicas == 1:
-            if (gathered or reduced) and self.context == 1:
+            if (gathered or reduced) and self.plan.context == 1:
                 raise fault("it has data-parallel collectives, but there is one replica", "problem")
-            if exchanged not in ([], [0, self.problem.num_stages - 1]) or (exchanged and self.ends is None):
+            if exchanged not in ([], [0, self.plan.problem.num_stages - 1]) or (exchanged and self.ends is None):
                 raise fault("it has exchanges that are not those of a matrix tied between the ends", "problem")
         elif exchanged:
             raise fault("several replicas exchange what is tied after the step; it must not have exchanges", "problem")
-        elif found and self.device != "sleep" and self.training is not None:
-            stages = [*range(self.problem.num_stages)]
-            is_gathered = self.training.zero == 1
+        elif found and self.device != "sleep" and self.plan.training is not None:
+            stages = [*range(self.plan.problem.num_stages)]
+            is_gathered = self.plan.training.zero == 1
             if reduced != stages or gathered != (stages if is_gathered else []):
                 wanted = "a reduce and a gather" if is_gathered else "a reduce and no gather"
                 raise fault(
-                    f"several replicas and training.zero = {self.training.zero}: every stage needs {wanted}", "problem"
+                    f"several replicas and training.zero = {self.plan.training.zero}: every stage needs {wanted}",
+                    "problem",
                 )
 
     def _check_training(self) -> None:
-        if self.model is None or self.training is None:
-            missing = "model" if self.model is None else "training"
+        if self.plan.model is None or self.plan.training is None:
+            missing = "model" if self.plan.model is None else "training"
             raise fault(f"needed to train on device {self.device!r}", missing)
-        check_partition(self.partition, self.model, self.problem.stages)
+        check_partition(self.plan.partition, self.plan.model, self.plan.problem.stages)
         self._check_sharing()
-        if self.recompute and len(self.recompute) != self.problem.num_stages:
-            raise fault(f"expected one per stage, {self.problem.num_stages}, found {len(self.recompute)}", "recompute")
+        if self.plan.recompute and len(self.plan.recompute) != self.plan.problem.num_stages:
+            raise fault(
+                f"expected one per stage, {self.plan.problem.num_stages}, found {len(self.plan.recompute)}", "recompute"
+            )
         if self.chunk_costs is not None:
             self._check_chunks(self.chunk_costs)
             return
-        size, num_microbatches = self.training.microbatch_size, self.problem.num_microbatches
-        if size is None or size * num_microbatches * self.num_replicas != self.training.global_batch:
+        size, num_microbatches = self.plan.training.microbatch_size, self.plan.problem.num_microbatches
+        if size is None or size * num_microbatches * self.num_replicas != self.plan.training.global_batch:
             replicas = f" x {self.num_replicas} replicas" if self.num_replicas > 1 else ""
             raise fault(
                 f"microbatch_size {size} x {num_microbatches} microbatches{replicas} is not global_batch "
-                f"{self.training.global_batch}",
+                f"{self.plan.training.global_batch}",
                 "training",
             )
 
     def _check_chunks(self, costs: ChunkCosts) -> None:
         """Steps that are planned one by one: the stages of the costs are those of the run."""
-        if self.data.packing is None or self.replan is not None:
+        if self.plan.data.packing is None or self.replan is not None:
             raise fault("it is for data.packing, where every step is planned, and without replan", "chunk_costs")
-        ranks = [[stage.rank for stage in problem.stages] for problem in (costs.base, self.problem)]
+        ranks = [[stage.rank for stage in problem.stages] for problem in (costs.base, self.plan.problem)]
         if ranks[0] != ranks[1]:
             raise fault(f"its stages are on ranks {ranks[0]}, those of the problem on {ranks[1]}", "chunk_costs")
-        if self.group_costs and (self.num_replicas, self.tensor, costs.num_stages) != (1, 1, 1):
+        if self.group_costs and (self.num_replicas, self.plan.tensor, costs.num_stages) != (1, 1, 1):
             raise fault("groups of processes share the chunks of one stage at one site, without tensor", "group_costs")
 
     @property
@@ -205,17 +156,21 @@ class RunSpec(Document, RunSettings):
     @property
     def places(self) -> Places:
         """Mapping of processes to ranks and replicas."""
-        return Places(self.plan.replicas or (self.sites,), self.num_twins)
+        return Places(self.plan.replicas or (self.plan.sites,), self.num_twins)
 
     @property
     def num_twins(self) -> int:
         """Processes of one rank and replica, each with its part of the tokens between layers."""
-        return 1 if self.device == "sleep" else self.tensor * self.context
+        return 1 if self.device == "sleep" else self.plan.tensor * self.plan.context
 
     @property
     def num_sharing(self) -> int:
         """Replicas at one site that share the weights of every stage by FSDP2: with ZeRO-2 and 3, or twins."""
-        if self.training is None or self.device == "sleep" or not (self.training.zero in (2, 3) or self.num_twins > 1):
+        if (
+            self.plan.training is None
+            or self.device == "sleep"
+            or not (self.plan.training.zero in (2, 3) or self.num_twins > 1)
+        ):
             return 1
         return len(self.places.sharing(0))
 
@@ -226,9 +181,9 @@ class RunSpec(Document, RunSettings):
 
     def _check_sharing(self) -> None:
         """Fault unless replicas at one site can share weights as ZeRO-2 and 3 do."""
-        assert self.model is not None
-        assert self.training is not None
-        zero = self.training.zero
+        assert self.plan.model is not None
+        assert self.plan.training is not None
+        zero = self.plan.training.zero
         if not (zero in (2, 3) or self.num_twins > 1) or self.num_replicas == 1:
             return
         sizes = {len(self.places.sharing(process)) for process in range(self.num_processes)}
@@ -243,24 +198,24 @@ class RunSpec(Document, RunSettings):
     @property
     def twin_key(self) -> Literal["tensor", "context"]:
         """The degree for which a rank has several processes."""
-        return "tensor" if self.tensor > 1 else "context"
+        return "tensor" if self.plan.tensor > 1 else "context"
 
     def has_gather(self, stage: int) -> bool:
         """True if the replicas of `stage` gather its weights when a step begins."""
         if self.num_replicas == 1 or self.device == "sleep":
-            return self.num_replicas > 1 and transfer_of(self.problem, "gather", stage) is not None
-        return self.training is not None and self.training.zero == 1 and not self.is_divided
+            return self.num_replicas > 1 and transfer_of(self.plan.problem, "gather", stage) is not None
+        return self.plan.training is not None and self.plan.training.zero == 1 and not self.is_divided
 
     def has_reduce(self, stage: int) -> bool:
         """True if the replicas of `stage` sum its gradient over farpipe's transport."""
         if self.device == "sleep":
-            return self.num_replicas > 1 and transfer_of(self.problem, "reduce", stage) is not None
+            return self.num_replicas > 1 and transfer_of(self.plan.problem, "reduce", stage) is not None
         return self.num_replicas > self.num_sharing
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens in one step; 0 for a rehearsal without a model."""
-        return 0 if self.training is None else self.training.tokens_per_step
+        return 0 if self.plan.training is None else self.plan.training.tokens_per_step
 
     @property
     def ends(self) -> Ends | None:
@@ -268,9 +223,9 @@ class RunSpec(Document, RunSettings):
 
         With replicas it comes after their sums, when the Timeline has ended: a rehearsal leaves it out.
         """
-        first, last = self.problem.stages[0].rank, self.problem.stages[-1].rank
-        planned = bool(self.problem.exchanges)
-        tied = planned if self.model is None or self.device == "sleep" else self.model.tied_embeddings
+        first, last = self.plan.problem.stages[0].rank, self.plan.problem.stages[-1].rank
+        planned = bool(self.plan.problem.exchanges)
+        tied = planned if self.plan.model is None or self.device == "sleep" else self.plan.model.tied_embeddings
         if first == last or not tied:
             return None
         links, processes = self.links(), (self.places.process(first, 0), self.places.process(last, 0))
@@ -284,7 +239,7 @@ class RunSpec(Document, RunSettings):
         the replicas exchange. Twins send at the same time, each its part of a message: each pair has its part of the
         rate.
         """
-        places, hops, own = self.places, hop_links(self.problem), self.sites
+        places, hops, own = self.places, hop_links(self.plan.problem), self.plan.sites
         found = [(*places.of(process)[:2], places.site(process)) for process in range(places.num_processes)]
         names: dict[tuple[int, int], str] = {}
         for pair in itertools.permutations(range(places.num_processes), 2):
@@ -292,7 +247,7 @@ class RunSpec(Document, RunSettings):
             sites = here, there
             if one == other and (source, target) in hops and sites == (own[source], own[target]):
                 names[pair] = hops[source, target]
-            elif sites[0] != sites[1] and ">".join(sites) in self.problem.links:
+            elif sites[0] != sites[1] and ">".join(sites) in self.plan.problem.links:
                 names[pair] = ">".join(sites)
         return {pair: (name, self._shape(name)) for pair, name in names.items()}
 
@@ -305,9 +260,9 @@ class RunSpec(Document, RunSettings):
         return bandwidth_bytes_per_s / self.num_twins
 
     def _shape(self, name: str) -> LinkShape | None:
-        if not (self.emulate_links and self.problem.between_sites[name]):
+        if not (self.emulate_links and self.plan.problem.between_sites[name]):
             return None
-        link = self.problem.links[name]
+        link = self.plan.problem.links[name]
         return LinkShape(link.latency_s, self.rate_of(link.bandwidth_bytes_per_s))
 
     def to_body(self) -> dict[str, Any]:
@@ -352,7 +307,7 @@ def collectives_of(run: RunSpec, rank: int) -> list[ReplicaCollective]:
     """Collectives of the ranks at position `rank` in every step, in the order in which they report them."""
     if run.places.num_replicas == 1:
         return []
-    stages = run.problem.stages_of_rank[rank]
+    stages = run.plan.problem.stages_of_rank[rank]
     gathers = [ReplicaCollective("gather", stage) for stage in stages if run.has_gather(stage)]
     return gathers + [ReplicaCollective("reduce", stage) for stage in stages if run.has_reduce(stage)]
 

@@ -8,22 +8,22 @@ from farpipe.planning.documents.tokens import load_tokens, require_vocabulary
 
 def trained(run: RunSpec) -> tuple[Model, Training]:
     """Model and training of a run that computes."""
-    assert run.model is not None
-    assert run.training is not None
-    return run.model, run.training
+    assert run.plan.model is not None
+    assert run.plan.training is not None
+    return run.plan.model, run.plan.training
 
 
 def shape_of(run: RunSpec) -> Shape:
     """Shape of a step's tokens, of all replicas together."""
     _, training = trained(run)
     assert training.microbatch_size is not None
-    num_microbatches = run.problem.num_microbatches * run.num_replicas
+    num_microbatches = run.plan.problem.num_microbatches * run.num_replicas
     return num_microbatches, training.microbatch_size, training.sequence_length
 
 
 def documents_of(run: RunSpec) -> DocumentBatches:
     """Return the batches of documents of a training on chunks; InputError if the text can't be read or does not fit."""
-    return load_document_batches(run.data, *trained(run))
+    return load_document_batches(run.plan.data, *trained(run))
 
 
 def digest_of_text(run: RunSpec) -> bytes:
@@ -31,6 +31,6 @@ def digest_of_text(run: RunSpec) -> bytes:
     if run.chunk_costs is not None:
         return documents_of(run).digest
     model, training = trained(run)
-    tokens = load_tokens(run.data)
+    tokens = load_tokens(run.plan.data)
     require_vocabulary(tokens, model)
-    return TextBatches(tokens, shape_of(run), training.seed, held_out=run.data.held_out).digest
+    return TextBatches(tokens, shape_of(run), training.seed, held_out=run.plan.data.held_out).digest

@@ -144,9 +144,9 @@ class _Loop:
         self._checkpointer, self._recorder = checkpointer, recorder
         self._pipeline = _pipeline(run, peers)
         self._staging = Staging(self._pipeline, peers.abort) if run.device == "cuda" else None
-        self._executor = self._executor_of(run.schedule)
+        self._executor = self._executor_of(run.plan.schedule)
         self._evaluation = _evaluation(run, work, peers, plans)
-        minutes = run.training.checkpoint_every_minutes if run.training and checkpointer.keep else 0
+        minutes = run.plan.training.checkpoint_every_minutes if run.plan.training and checkpointer.keep else 0
         self._commands = Commands(peers, stop, every_s=60 * minutes)
 
     def _executor_of(self, schedule: Schedule) -> Executor:
@@ -238,7 +238,7 @@ class _Loop:
             self._recorder.collect()
 
     def _evaluate(self, step: int) -> float:
-        every = self._run.training.evaluate_every_steps if self._run.training else 0
+        every = self._run.plan.training.evaluate_every_steps if self._run.plan.training else 0
         if self._evaluation is None or ((step + 1) % every and step + 1 < self._run.num_steps):
             return float("nan")
         return self._evaluation.run(step)
@@ -246,8 +246,8 @@ class _Loop:
     def _checkpoint(self, num_steps: int, commands: set[bytes]) -> None:
         """Take a checkpoint if one is due after `num_steps` steps; look after those that are being written."""
         if self._checkpointer.keep:
-            assert self._run.training is not None
-            every = self._run.training.checkpoint_every_steps
+            assert self._run.plan.training is not None
+            every = self._run.plan.training.checkpoint_every_steps
             is_last = num_steps == self._run.num_steps
             if (every and num_steps % every == 0) or is_last or commands & {CHECKPOINT, STOP}:
                 self._checkpointer.save(num_steps)
@@ -315,12 +315,12 @@ class _Loop:
 
 
 def _evaluation(run: RunSpec, work: Work, peers: Peers, plans: StepPlans | None) -> Evaluation | None:
-    if run.training is None or not run.training.evaluate_every_steps or not isinstance(work, Trainer):
+    if run.plan.training is None or not run.plan.training.evaluate_every_steps or not isinstance(work, Trainer):
         return None
-    if not run.data.held_out:
+    if not run.plan.data.held_out:
         raise InputError("training.evaluate_every_steps: no text is held out for it; set data.held_out, as 0.01")
-    num_batches = run.training.evaluation_batches
-    schedules = [run.schedule] * num_batches
+    num_batches = run.plan.training.evaluation_batches
+    schedules = [run.plan.schedule] * num_batches
     if plans is not None:
         assert isinstance(work, ChunkTrainer)
         work.evaluation_plans = plans.of_evaluation(work.held_out_lengths, num_batches)
@@ -331,9 +331,11 @@ def _evaluation(run: RunSpec, work: Work, peers: Peers, plans: StepPlans | None)
 def _pipeline(run: RunSpec, peers: Peers) -> Messenger:
     """The ranks of this process's replica; with a wire type, messages between its sites are narrowed."""
     pipeline = PipelinePeers(peers, run.places)
-    if run.device == "sleep" or run.training is None or run.training.wire_type == "none":
+    if run.device == "sleep" or run.plan.training is None or run.plan.training.wire_type == "none":
         return pipeline  # a rehearsal sends the Problem's bytes, whatever they stand for
-    return NarrowMessenger(pipeline, run.places.replicas[run.places.of(peers.rank).replica], run.training.wire_type)
+    return NarrowMessenger(
+        pipeline, run.places.replicas[run.places.of(peers.rank).replica], run.plan.training.wire_type
+    )
 
 
 def memory_figures(device: str) -> dict[str, int]:

@@ -63,7 +63,7 @@ def test_a_training_that_changes_its_order_learns_the_same(num_replicas, text_fi
     else:
         plain = make_replicated_run(text_file, (0, 1), (("a", "b"),) * 2, zero1=True)
         plain = plain.model_copy(update={"num_steps": 8})
-    other = order("zb-h1", plain.problem)
+    other = order("zb-h1", plain.plan.problem)
     (tmp_path / "plain").mkdir()
     run_ranks(2 * num_replicas, lambda peers: train_rank(plain, peers, tmp_path / "plain"))
     changing = plain.model_copy(update={"replan": ReplanSettings()})
@@ -100,8 +100,8 @@ def test_all_ranks_take_an_order_after_the_same_step():
 
 def test_a_later_attempt_begins_with_the_order_of_before(text_file, tmp_path, monkeypatch):
     plain = make_run(text_file, num_steps=4).model_copy(update={"replan": ReplanSettings()})
-    known, began = Replanner(plain.problem, plain.schedule, plain.replan), []
-    known.schedule = order("zb-h1", plain.problem)
+    known, began = Replanner(plain.plan.problem, plain.plan.schedule, plain.replan), []
+    known.schedule = order("zb-h1", plain.plan.problem)
     (tmp_path / STATE_NAME).write_text(known.to_json())
     executor_of = train._Loop._executor_of
 
@@ -111,7 +111,7 @@ def test_a_later_attempt_begins_with_the_order_of_before(text_file, tmp_path, mo
 
     monkeypatch.setattr(train._Loop, "_executor_of", told)
     run_ranks(2, lambda peers: train_rank(plain, peers, tmp_path, make_watch=ReplanWatch))
-    assert sorted(began) == sorted([plain.schedule.method, "zb-h1"] * 2), "on both ranks"
+    assert sorted(began) == sorted([plain.plan.schedule.method, "zb-h1"] * 2), "on both ranks"
     (event,) = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
     assert event == {"step": 0, "event": "go on", "why": "with the order of before", "method": "zb-h1"}
     (tmp_path / "alone").mkdir()
@@ -127,7 +127,7 @@ def test_a_state_of_another_run_or_none_is_passed_over(text, text_file, tmp_path
     watch.close()
     assert watch.first_order is None
     (event,) = [json.loads(line) for line in (tmp_path / LOG_NAME).read_text().splitlines()]
-    assert (event["event"], event["method"]) == ("go on", plain.schedule.method)
+    assert (event["event"], event["method"]) == ("go on", plain.plan.schedule.method)
     assert event["why"].startswith("with the plan's order: ")
     again = ReplanWatch(plain, tmp_path)
     again.close()

@@ -180,7 +180,7 @@ def with_fixed_times(profile):
 def with_less_memory(run, share):
     """The run with so much of what the first step takes for activations."""
     costs = run.chunk_costs
-    documents = load_document_batches(run.data, run.model, run.training)
+    documents = load_document_batches(run.plan.data, run.plan.model, run.plan.training)
     plan = plan_sequences(costs, documents.lengths(0))
     working = costs.working_bytes(plan.batch.load, plan.pipelines[0].recomputed + 1)
     ranks = tuple(

@@ -23,8 +23,8 @@ def machine(tmp_path, monkeypatch):
 def run_of(num_gib):
     """Two ranks that hold so much together."""
     run = make_run("text")
-    ranks = tuple(Rank(static_bytes=num_gib * 2**30 / 2) for _ in run.problem.ranks)
-    return run.with_plan(problem=run.problem.model_copy(update={"ranks": ranks}))
+    ranks = tuple(Rank(static_bytes=num_gib * 2**30 / 2) for _ in run.plan.problem.ranks)
+    return run.with_plan(problem=run.plan.problem.model_copy(update={"ranks": ranks}))
 
 
 def limit(folder, limit_gib, used_gib, cache_gib=0):

@@ -112,7 +112,7 @@ def test_a_model_learns_over_an_emulated_wan(tmp_path):
 @pytest.mark.alone
 def test_a_rehearsal_takes_as_long_as_predicted(tmp_path):
     spec = rehearsal(6)
-    predicted = simulate(spec.problem, spec.schedule)
+    predicted = simulate(spec.plan.problem, spec.plan.schedule)
     step = assert_most_of_five_steps(
         lambda: run(spec, tmp_path),
         tmp_path,
@@ -130,8 +130,10 @@ def test_results_of_an_earlier_run_are_not_written_over(tmp_path):
 
 def test_more_weights_than_memory_are_refused_before_anything_starts(tmp_path):
     spec = rehearsal(2)
-    heavy = tuple(rank.model_copy(update={"static_bytes": 1e15, "memory_bytes": None}) for rank in spec.problem.ranks)
-    spec = spec.with_plan(problem=spec.problem.model_copy(update={"ranks": heavy}))
+    heavy = tuple(
+        rank.model_copy(update={"static_bytes": 1e15, "memory_bytes": None}) for rank in spec.plan.problem.ranks
+    )
+    spec = spec.with_plan(problem=spec.plan.problem.model_copy(update={"ranks": heavy}))
     spec = spec.model_copy(update={"device": "cpu"})
     with pytest.raises(
         InfeasibleError, match=r"all 2 ranks on this machine: weights.* and .* are free; train a smaller"
@@ -143,7 +145,7 @@ def test_more_weights_than_memory_are_refused_before_anything_starts(tmp_path):
 def test_a_rehearsal_that_would_exchange_more_than_memory_is_refused(tmp_path):
     spec = rehearsal(2)
     sync = Sync(reduce=Transfer(link="a>b", bytes=1e15))
-    problem = spec.problem.model_copy(update={"sync": (sync, sync)})
+    problem = spec.plan.problem.model_copy(update={"sync": (sync, sync)})
     spec = spec.with_plan(problem=problem, replicas=(("a", "a"), ("b", "b")))
     with pytest.raises(
         InfeasibleError, match=r"all 4 ranks .*: the gradients that replicas exchange take .*; rehearse"
@@ -236,7 +238,7 @@ def test_the_same_ranks_run_under_torchrun(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert Summary.load(tmp_path / "summary.json").num_steps == 3
-    assert Schedule.from_data(spec.schedule.to_data()) == spec.schedule
+    assert Schedule.from_data(spec.plan.schedule.to_data()) == spec.plan.schedule
 
 
 def hears_sigterm(process):

@@ -33,13 +33,13 @@ def train_run(text_file, run_dir, recompute, **options):
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_it_learns_as_in_one_process(recompute, text_file, tmp_path):
     run, losses = train_run(text_file, tmp_path / "run", recompute)
-    modules = [own_module(BUILD, part, run.training.seed) for part in slices(run.partition)]
+    modules = [own_module(BUILD, part, run.plan.training.seed) for part in slices(run.plan.partition)]
     parameters = [p for module in modules for p in module.parameters()]
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": run.training.weight_decay},
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": run.plan.training.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(groups, lr=run.training.learning_rate, betas=run.training.betas)
+    adamw = torch.optim.AdamW(groups, lr=run.plan.training.learning_rate, betas=run.plan.training.betas)
     expected, batches = [], batches_of(run)
     for step in range(run.num_steps):
         batch, total = batches.batch(step), 0.0
@@ -49,7 +49,7 @@ def test_it_learns_as_in_one_process(recompute, text_file, tmp_path):
             loss.backward()
             total += loss.item()
         expected.append(total)
-        torch.nn.utils.clip_grad_norm_(parameters, run.training.clip_norm)
+        torch.nn.utils.clip_grad_norm_(parameters, run.plan.training.clip_norm)
         adamw.step()
         adamw.zero_grad()
     assert losses == pytest.approx(expected, rel=1e-5)

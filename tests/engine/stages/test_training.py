@@ -36,7 +36,7 @@ def hf_run(folder, text_file, **options):
 
 def train_whole(folder, run):
     """The same steps by a loop over transformers' model: losses and the model."""
-    model, training = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), run.training
+    model, training = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), run.plan.training
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     groups = [
         {"params": decayed, "weight_decay": training.weight_decay},
@@ -120,7 +120,7 @@ def test_checkpoints_from_before_transformers_computed_are_read(text_file, tmp_p
         train(run, tmp_path / "run")
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     manifest = Manifest.load(checkpoint)
-    named = {their_name(name, run.model): name for name in expected_names(run.model)}
+    named = {their_name(name, run.plan.model): name for name in expected_names(run.plan.model)}
     old, entries = tmp_path / "old", []
     for rank, entry in enumerate(manifest.files):
         places = files._places(checkpoint / entry.name, entry)
@@ -141,7 +141,7 @@ def test_what_can_t_be_trained_is_refused_before_the_first_step(text_file, tmp_p
         train(hf_run(write_model(tmp_path / "opt", "opt"), text_file), tmp_path / "run")
     folder = write_model(tmp_path / "gemma", "gemma3_text")
     run = hf_run(folder, text_file)
-    untied = run.with_plan(model=run.model.model_copy(update={"tied_embeddings": False}))
+    untied = run.with_plan(model=run.plan.model.model_copy(update={"tied_embeddings": False}))
     with pytest.raises(InputError, match=r"embedding and head: say model\.tied_embeddings = true"):
         train(untied, tmp_path / "untied")
 
@@ -153,7 +153,7 @@ def test_times_of_a_models_parts_are_measured_on_its_own_code(text_file, tmp_pat
     with one_thread():
         for on_chunks, stacks in ((False, Stacks), (True, ChunkStacks)):
             request = ProfileRequest(
-                model=run.model, training=run.training, device="cpu", seconds=0.01, sequences=on_chunks
+                model=run.plan.model, training=run.plan.training, device="cpu", seconds=0.01, sequences=on_chunks
             )
             found = stacks(request).times()
             seconds = found.forward_s["three_layers"] if on_chunks else found[0]["three_layers"].values()

@@ -14,7 +14,7 @@ from farpipe.planning.planner.candidates import (
     shapes,
     tensor_degrees,
 )
-from farpipe.planning.planner.placement import MAX_SITES, place_ranks, slowest_rate
+from farpipe.planning.workload.layout import MAX_SITES, place_ranks, slowest_rate
 
 
 def candidates(job):

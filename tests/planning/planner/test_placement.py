@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.core.spec import Device, LocalLink, Site, SiteLink
-from farpipe.planning.planner.placement import place_ranks
+from farpipe.planning.workload.layout import place_ranks
 
 DEVICE = Device(name="d", peak_flops={"bf16": 1e12}, memory_bytes=1e9, memory_bandwidth_bytes_per_s=1e12)
 LOCAL = LocalLink(latency_s=1e-6, bandwidth_bytes_per_s=1e10)

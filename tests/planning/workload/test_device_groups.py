@@ -116,20 +116,20 @@ def test_a_plan_in_groups_is_sound_and_faster_than_any_of_one_degree(num_sites):
     assert "on few devices" in plan.why
     check_chunks([chunk for each in plan.replicas for chunk in each.chunks], sizes)
     free_s, ends_s = [0.0] * 8 * num_sites, []
-    order = sorted(range(len(plan.places)), key=lambda i: (-plan.layouts[i].costs.context, plan.places[i].first_device))
+    order = sorted(range(len(plan.places)), key=lambda i: (-plan.places[i].degree, plan.places[i].first_device))
     for index in order:
-        (first, begin_s, layout), each = plan.places[index], plan.replicas[index]
-        degree = layout.costs.context
+        place, each = plan.places[index], plan.replicas[index]
+        (first, begin_s, costs, _), degree = place, place.degree
         assert first // 8 == (first + degree - 1) // 8, "a group spans sites"
         assert begin_s == pytest.approx(max(free_s[first : first + degree]))
         spent_s = work_s(each)
-        assert sum(one.makespan_s for one in each.pipelines) - exchange_s(layout) <= spent_s * (1 + 1e-9)
+        assert sum(one.makespan_s for one in each.pipelines) - exchange_s(plan.layout) <= spent_s * (1 + 1e-9)
         free_s[first : first + degree] = [begin_s + spent_s] * degree
         ends_s.append(begin_s + each.step_s)
-        assert each.peak_memory_bytes[0] <= layout.costs.base.ranks[0].memory_bytes
+        assert each.peak_memory_bytes[0] <= costs.base.ranks[0].memory_bytes
     assert plan.step_s == pytest.approx(max(ends_s))
     groups = plan.to_data()["groups"]
-    assert [group["context"] for group in groups] == [one.costs.context for one in plan.layouts]
+    assert [group["context"] for group in groups] == [one.context for one in plan.costs]
     assert plan.contexts == {degree: sum(g["context"] == degree for g in groups) for degree in plan.contexts}
 
 
@@ -186,7 +186,7 @@ def test_chunks_of_short_documents_are_as_few_as_fit_and_of_about_equal_tokens()
 def test_devices_with_most_heads_set_the_pace_of_attention():
     uneven = MODEL.model_copy(update={"num_heads": 26, "num_kv_heads": 26, "hidden": 26 * 128})
     plan = plan_batch(job(model=uneven), SKEWED)
-    pairs = {layout.costs.context: layout.costs.stages[0].layer.forward.pair_s for layout in plan.layouts}
+    pairs = {costs.context: costs.stages[0].layer.forward.pair_s for costs in plan.costs}
     assert set(pairs) > {1, 4}
     assert pairs[4] == pytest.approx(pairs[1] * 7 / 26)
 
@@ -195,9 +195,9 @@ def test_devices_with_most_heads_set_the_pace_of_attention():
 def test_a_long_document_has_as_many_devices_as_share_its_heads_evenly_and_the_rest_work_beside_it():
     model = MODEL.model_copy(update={"num_heads": 26, "num_kv_heads": 26, "hidden": 26 * 128})
     plan = plan_batch(job(16, model=model), [120_000, *range(1_000, 4_000, 50)])
-    (place,) = [place for place in plan.places if place.layout.costs.context == 13]
+    (place,) = [place for place in plan.places if place.degree == 13]
     beside = [one for one in plan.places if one.begin_s == 0 and one is not place]
-    busy = {one.first_device + index for one in beside for index in range(one.layout.costs.context)}
+    busy = {one.first_device + index for one in beside for index in range(one.degree)}
     assert busy == {13, 14, 15}
     assert plan.layout.num_devices == 16
     assert plan.to_data()["devices"] == {"a": 16}

@@ -86,7 +86,7 @@ class Checkpointer:
         """
         self._run, self._state, self._peers, self._folder = run, state, peers, folder
         self._batches_sha256, self._facts, self._is_recorded = batches_sha256, facts, is_recorded or (lambda step: True)
-        self.keep = run.training.keep_checkpoints if run.training and run.device != "sleep" else 0
+        self.keep = run.plan.training.keep_checkpoints if run.plan.training and run.device != "sleep" else 0
         """Number of checkpoints that are kept; 0: none is written."""
         self._written: list[dict[str, Any]] = []
         """Outcomes of this rank's files that were not yet reported to the other ranks."""

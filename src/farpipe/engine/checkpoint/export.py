@@ -80,7 +80,9 @@ def _export_transformers(checkpoint: Checkpoint, began_with: str, folder: Path |
 def trained_on_bytes(checkpoint: Checkpoint) -> bool:
     """True if tokens were bytes of text, which the run's ``run.json`` says; False if there is none."""
     run = checkpoint.folder.parent.parent / RUN_NAME
-    return run.exists() and checkpoint.manifest.trained.model.hugging_face is None and RunSpec.load(run).data.is_bytes
+    return (
+        run.exists() and checkpoint.manifest.trained.model.hugging_face is None and RunSpec.load(run).plan.data.is_bytes
+    )
 
 
 def byte_tokenizer() -> dict[str, str]:

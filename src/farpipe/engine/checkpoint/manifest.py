@@ -117,13 +117,13 @@ def _digest_of_json(body: Mapping[str, Any]) -> str:
 
 def trained_by(run: RunSpec) -> Trained:
     """Return the model, training and data that a checkpoint of `run` belongs to."""
-    assert run.model is not None
-    assert run.training is not None
+    assert run.plan.model is not None
+    assert run.plan.training is not None
     return Trained(
-        model=run.model,
-        sequence_length=run.training.sequence_length,
-        global_batch=run.training.global_batch,
-        seed=run.training.seed,
+        model=run.plan.model,
+        sequence_length=run.plan.training.sequence_length,
+        global_batch=run.plan.training.global_batch,
+        seed=run.plan.training.seed,
     )
 
 

@@ -36,6 +36,7 @@ from farpipe.planning.workload import (
     step_plan,
 )
 from farpipe.planning.workload.chunk import Ints
+from farpipe.planning.workload.group_steps import degrees_of, makespan_s
 
 METHODS: Final = ("named", "greedy")
 WORTH: Final = 0.005
@@ -163,19 +164,19 @@ def plan_step(costs: ChunkCosts, packing: Packing, lengths: Ints, num_replicas: 
 def plan_in_groups(costs: Sequence[ChunkCosts], lengths: Ints, num_processes: int) -> dict[str, Any]:
     """The same for one stage whose processes share chunks in groups; `costs`: of every degree, ascending."""
     began_s = time.perf_counter()
-    found = plan_group_step(costs, lengths, num_processes, options_of("elastic"))
-    pipelines = [pipeline for _, _, plan in found.placed for pipeline in plan.pipelines]
+    placed, step = plan_group_step(costs, lengths, num_processes, options_of("elastic"))
+    pipelines = [pipeline for one in placed for pipeline in one.plan.pipelines]
     peaks = [(each.peak_memory_bytes[0], each.problem.ranks[0].static_bytes) for each in pipelines]
-    facts = facts_of_plans([plan for _, _, plan in found.placed], [found.plan]) | {
-        "groups": {str(degree): count for degree, count in found.degrees.items()},
-        "order": found.plan.schedule.method,
-        "predicted_makespan_s": found.makespan_s,
+    facts = facts_of_plans([one.plan for one in placed], [step]) | {
+        "groups": {str(degree): count for degree, count in degrees_of(placed).items()},
+        "order": step.schedule.method,
+        "predicted_makespan_s": makespan_s(placed),
         "predicted_peak_bytes": [max(peak for peak, _ in peaks)],
         "predicted_held_bytes": [max(peak - static for peak, static in peaks)],
         "planning_s": time.perf_counter() - began_s,
         "origin": "searched",
     }
-    return {"plans": [found.plan.to_data()], "cuts": [], "facts": facts}
+    return {"plans": [step.to_data()], "cuts": [], "facts": facts}
 
 
 def facts_of(costs: ChunkCosts, found: Sequence[SequencePlan], plans: Sequence[StepPlan]) -> dict[str, Any]:

@@ -43,9 +43,9 @@ class ChunkPlanning:
 
     def __init__(self, run: RunSpec, run_dir: Path | None = None) -> None:
         assert run.chunk_costs is not None
-        assert run.data.packing is not None
-        self._costs, self._packing, self._num_replicas = run.chunk_costs, run.data.packing, run.num_replicas
-        self._groups: dict[str, Any] = {"group_costs": run.group_costs, "num_processes": run.context}
+        assert run.plan.data.packing is not None
+        self._costs, self._packing, self._num_replicas = run.chunk_costs, run.plan.data.packing, run.num_replicas
+        self._groups: dict[str, Any] = {"group_costs": run.group_costs, "num_processes": run.plan.context}
         self._lengths: dict[int, Ints] = {}
         self._cuts: list[Cut] = []
         """Cut of every replica, from the last plan that was searched."""

@@ -34,8 +34,8 @@ class ReplanWatch:
 
         assert run.replan is not None
         self._search_s, self._log, self._state = run.replan.search_s, run_dir / LOG_NAME, run_dir / STATE_NAME
-        self._replanner = Replanner(run.problem, run.schedule, run.replan, first_step)
-        self.first_order = self._go_on(run.schedule, first_step)
+        self._replanner = Replanner(run.plan.problem, run.plan.schedule, run.replan, first_step)
+        self.first_order = self._go_on(run.plan.schedule, first_step)
         """The order of an earlier attempt at the run, to go on with; None: the plan's."""
         self._has_failed = False
         self._searcher = Searcher()

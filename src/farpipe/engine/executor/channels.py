@@ -45,7 +45,7 @@ def _between_stages(run: RunSpec) -> Iterator[Route]:
     places = run.places
     for process in range(places.num_processes):
         rank, *replica_and_twin = places.of(process)
-        for item in instructions(run.schedule, rank):
+        for item in instructions(run.plan.schedule, rank):
             if item.target not in (NOBODY, rank):
                 yield process, places.process(item.target, *replica_and_twin), item.direction
 

@@ -104,19 +104,19 @@ class SleepTrainer:
     loss = float("nan")
 
     def __init__(self, run: RunSpec, peers: Peers) -> None:
-        self._peers, self._problem = peers, run.problem
+        self._peers, self._problem = peers, run.plan.problem
         pipeline = PipelinePeers(peers, run.places)
-        mine = run.problem.stages_of_rank[pipeline.rank]
-        self.stages: dict[int, PipelineStage] = {stage: SleepStage(run.problem, stage) for stage in mine}
+        mine = run.plan.problem.stages_of_rank[pipeline.rank]
+        self.stages: dict[int, PipelineStage] = {stage: SleepStage(run.plan.problem, stage) for stage in mine}
         levels = run.places.ring_levels(peers.rank)
         reduced = [stage for stage in mine if run.has_reduce(stage)]
-        between_sites = run.problem.between_sites
+        between_sites = run.plan.problem.between_sites
         rings = levels, peers.rank, between_sites
-        gather, reduce = (partial(exposed_transfer, run.problem, kind) for kind in ("gather", "reduce"))
+        gather, reduce = (partial(exposed_transfer, run.plan.problem, kind) for kind in ("gather", "reduce"))
         syncs = {s: RehearsedSync(gather(s), reduce(s), *rings) for s in reduced}
         self._replicas = ReplicaSync(run, peers, syncs)
         exchange = _exchange(run, pipeline)
-        ends = {0, run.problem.num_stages - 1} if exchange is not None else set()
+        ends = {0, run.plan.problem.num_stages - 1} if exchange is not None else set()
         self._ends = [(stage, exchange) for stage in mine if stage in ends and exchange is not None]
 
     @property
@@ -164,18 +164,20 @@ class Trainer:
 
         With ZeRO-1 a replica has its share of those parameters, and copies of all.
         """
-        assert run.model is not None
-        assert run.training is not None
-        self._peers, self._training, self._num_steps = peers, run.training, run.num_steps
+        assert run.plan.model is not None
+        assert run.plan.training is not None
+        self._peers, self._training, self._num_steps = peers, run.plan.training, run.num_steps
         self._place, pipeline = run.places.of(peers.rank), PipelinePeers(peers, run.places)
         if peers.rank == 0:
-            check_model(run.model, run.recompute, on_chunks=self.on_chunks)
-        parts, mesh = slices(run.partition), mesh_of(run)
+            check_model(run.plan.model, run.plan.recompute, on_chunks=self.on_chunks)
+        parts, mesh = slices(run.plan.partition), mesh_of(run)
         check_twins(run, twins_in(mesh), on_chunks=self.on_chunks)
         self._part = part_of_boundary(mesh)
         make = partial(_make_stage, run, parameters=parameters, on_chunks=self.on_chunks, mesh=mesh)
         make = partial(make, groups=groups_of(run, mesh))
-        self.torch_stages = {stage: make(stage, parts[stage]) for stage in run.problem.stages_of_rank[pipeline.rank]}
+        self.torch_stages = {
+            stage: make(stage, parts[stage]) for stage in run.plan.problem.stages_of_rank[pipeline.rank]
+        }
         self.stages: Mapping[int, PipelineStage] = self.torch_stages
         if any(parts[s].has_embedding or parts[s].has_head for s in self.torch_stages):
             self._open_data(run)
@@ -189,7 +191,7 @@ class Trainer:
         self._is_writer = run.places.is_first_at_site(peers.rank) and mesh is None
         self.shards = [*_shards(self.torch_stages, self._syncs)]
         """Parameters that this process updates: all of its stages', or with ZeRO-1 its share of them."""
-        self._optimizer = self._make_optimizer(run.training, is_divided=mesh is not None)
+        self._optimizer = self._make_optimizer(run.plan.training, is_divided=mesh is not None)
 
     def _make_optimizer(self, training: Training, *, is_divided: bool) -> Optimizer:
         """The optimizer of this process's shards; copies of what others update too count once in the norm."""
@@ -318,9 +320,9 @@ def _replica_syncs(
     With ZeRO-1 a process needs its share of the summed gradient only, but all of the tied matrix's, which the ends of
     the pipeline exchange afterwards.
     """
-    assert run.training is not None
+    assert run.plan.training is not None
     rings = Rings(run.places.ring_levels(peers.rank), peers.rank)
-    zero1 = run.training.zero == 1 and run.num_replicas > 1
+    zero1 = run.plan.training.zero == 1 and run.num_replicas > 1
     found = {}
     for number, stage in stages.items():
         compute = stage.boundary.dtype
@@ -347,7 +349,7 @@ def _exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
     ends = run.ends
     if ends is None:
         return None
-    return EndsExchange(peers, (ends.first_rank, ends.last_rank), run.problem.num_stages - 1)
+    return EndsExchange(peers, (ends.first_rank, ends.last_rank), run.plan.problem.num_stages - 1)
 
 
 def _other_ends(run: RunSpec, place: Place) -> dict[int, int]:
@@ -356,15 +358,15 @@ def _other_ends(run: RunSpec, place: Place) -> dict[int, int]:
         return {}
     ranks = (run.ends.first_rank, run.ends.last_rank)
     first, last = (run.places.process(rank, place.replica, place.twin) for rank in ranks)
-    return {0: last, run.problem.num_stages - 1: first}
+    return {0: last, run.plan.problem.num_stages - 1: first}
 
 
 def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> TiedWeights:
     """This rank's copies of a tied matrix; none where nothing is tied or one stage has both ends."""
-    assert run.model is not None
-    last = run.problem.num_stages - 1
+    assert run.plan.model is not None
+    last = run.plan.problem.num_stages - 1
     copies: dict[int, nn.Parameter] = {}
-    if run.model.tied_embeddings and last > 0:
+    if run.plan.model.tied_embeddings and last > 0:
         copies = {stage: weight for stage in stages for weight in stages[stage].module.end_weights.values()}
     return TiedWeights(copies, last, _exchange(run, peers))
 
@@ -379,16 +381,16 @@ def _make_stage(
     mesh: "DeviceMesh | None",
     groups: "Groups | None",
 ) -> TorchStage:
-    assert run.model is not None
-    assert run.training is not None
-    recompute = run.recompute[number] if run.recompute else "none"
-    numerics = numerics_of(run.training, parameters, recompute)
+    assert run.plan.model is not None
+    assert run.plan.training is not None
+    recompute = run.plan.recompute[number] if run.plan.recompute else "none"
+    numerics = numerics_of(run.plan.training, parameters, recompute)
     return make_stage(
-        run.model, run.training, part, numerics, run.device, on_chunks=on_chunks, mesh=mesh, groups=groups
+        run.plan.model, run.plan.training, part, numerics, run.device, on_chunks=on_chunks, mesh=mesh, groups=groups
     )
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:
     """Batches that `replica` of a training works on; InputError if the text can't be read or does not fit."""
     model, training = trained(run)
-    return load_batches(run.data, model, shape_of(run), training.seed, Share(replica, run.num_replicas))
+    return load_batches(run.plan.data, model, shape_of(run), training.seed, Share(replica, run.num_replicas))

@@ -187,8 +187,8 @@ def _lit_makespans_s(run: RunSpec) -> list[float]:
     """Predicted times of the steps over light paths, in their turn; none for a run over links."""
     if run.light_paths is None:
         return []
-    steps = [run.light_paths.problem(run.problem, step) for step in range(len(run.light_paths.steps))]
-    return [simulate(step, run.schedule, checked=True).makespan_s for step in steps]
+    steps = [run.light_paths.problem(run.plan.problem, step) for step in range(len(run.light_paths.steps))]
+    return [simulate(step, run.plan.schedule, checked=True).makespan_s for step in steps]
 
 
 def _era_of(run: RunSpec, step: int, planned: PlannedStep) -> _Era:
@@ -295,7 +295,7 @@ class _Writer:
         late = latest_replica(self._run.places, reports, self._offsets()) if len(era.assemblers) > 1 else 0
         timeline = self._timeline(step, era.assemblers[late], reports)
         tokens = num_tokens(plans) if plans else self._run.tokens_per_step
-        figures = step_metrics(timeline, reports, tokens, self._run.tensor)
+        figures = step_metrics(timeline, reports, tokens, self._run.plan.tensor)
         if self._run.num_twins > 1 and not self._run.group_costs and timeline is not None:
             figures["twin_skew_s"] = era.assemblers[late].twin_skew_s(reports, self._offsets())
         self._put(figures | self._further(reports, era.planned, late))
@@ -328,7 +328,7 @@ class _Writer:
     def _further(self, reports: Sequence[StepReport], planned: PlannedStep | None, late: int) -> dict[str, object]:
         """Fields of a line beside the measurements of the step."""
         report, link_events = reports[0], self._log.of_step(reports)
-        training, step_s = self._run.training, (report.end_ns - report.begin_ns) * 1e-9
+        training, step_s = self._run.plan.training, (report.end_ns - report.begin_ns) * 1e-9
         warnings = [self.warnings.get() for _ in range(self.warnings.qsize())]
         return {
             "learning_rate": learning_rate(training, report.step, self._run.num_steps) if training else None,
@@ -363,7 +363,7 @@ def utilisation(run: RunSpec, step_s: float) -> dict[str, float | None]:
     Recomputed activations don't count: what the model needs, divided by what the devices could do (PaLM, arXiv
     2204.02311, appendix B).
     """
-    peak, model, training = run.peak_flops_per_s, run.model, run.training
+    peak, model, training = run.peak_flops_per_s, run.plan.model, run.plan.training
     if peak is None or model is None or model.module is not None or training is None or run.device == "sleep":
         return {"model_flops_utilisation": None}
     length = training.sequence_length

@@ -114,21 +114,21 @@ class Assembler:
 
     def __init__(self, run: RunSpec, replica: int | None = None) -> None:
         """`replica`: the only one that did this; None: all did the same."""
-        self.problem, self.places, self._in_groups = run.problem, run.places, bool(run.group_costs)
+        self.problem, self.places, self._in_groups = run.plan.problem, run.places, bool(run.group_costs)
         self._replicas = range(run.places.num_replicas) if replica is None else (replica,)
-        orders = run.schedule.ranks
+        orders = run.plan.schedule.ranks
         actions = [(rank, a.stage, KINDS.index(a.kind), a.microbatch, 0, 0) for rank, o in enumerate(orders) for a in o]
         self._actions = np.array(actions, ACTION_DTYPE)
         rows, routes = [], []
         for rank in range(len(orders)):
-            found = [*_message_rows(run.problem, run.schedule, rank), *_collective_rows(run, rank)]
-            found += _tied_rows(run.problem, rank, run.ends) if run.num_replicas == 1 else []
+            found = [*_message_rows(run.plan.problem, run.plan.schedule, rank), *_collective_rows(run, rank)]
+            found += _tied_rows(run.plan.problem, rank, run.ends) if run.num_replicas == 1 else []
             rows += [row for row, _ in found]
             routes += [(source, rank) for _, source in found]
         self._messages = np.array(rows, MESSAGE_DTYPE)
         self._routes = np.array(routes, np.int64).reshape(-1, 2)
-        between = np.array([*run.problem.between_sites.values(), False])  # the last for no link
-        staggered = np.array([*run.problem.traffic.copies, 1]) > 1
+        between = np.array([*run.plan.problem.between_sites.values(), False])  # the last for no link
+        staggered = np.array([*run.plan.problem.traffic.copies, 1]) > 1
         link, is_collective = self._messages["link"], self._messages["microbatch"] < 0
         self._is_shared = between[link] & (is_collective | ~staggered[link])
         self._is_staggered = staggered[link] & ~is_collective
@@ -242,7 +242,7 @@ def _message_rows(problem: Problem, schedule: Schedule, rank: int) -> Iterator[t
 def _collective_rows(run: RunSpec, rank: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """The collectives that `rank` reports, in order, and that rank itself."""
     for item in collectives_of(run, rank):
-        link, kind = _link(run.problem, collective_link(run.problem, item)), MESSAGE_KINDS.index(item.kind)
+        link, kind = _link(run.plan.problem, collective_link(run.plan.problem, item)), MESSAGE_KINDS.index(item.kind)
         yield (link, kind, item.stage, -1, rank, rank, 0, 0, 0, 0, 0), rank
 
 
@@ -324,8 +324,8 @@ def _sum_of_finite(values: Iterable[float]) -> float | None:
 
 def record_bytes(run: RunSpec) -> int:
     """Bytes of one step's actions and messages, of all replicas."""
-    num_actions = sum(map(len, run.schedule.ranks))
-    num_messages = int((run.problem.traffic.messages.link >= 0).sum())
+    num_actions = sum(map(len, run.plan.schedule.ranks))
+    num_messages = int((run.plan.problem.traffic.messages.link >= 0).sum())
     return run.num_replicas * run.num_twins * (ACTION_BYTES * num_actions + MESSAGE_BYTES * num_messages)
 
 

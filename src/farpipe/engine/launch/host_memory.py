@@ -25,7 +25,7 @@ def expect_memory(spec: "RunSpec") -> None:
         change = "rehearse a plan with fewer replicas, or a smaller model"
     else:
         what = "weights, gradients and optimizers"
-        needed_bytes = spec.num_replicas * spec.num_twins * sum(rank.static_bytes for rank in spec.problem.ranks)
+        needed_bytes = spec.num_replicas * spec.num_twins * sum(rank.static_bytes for rank in spec.plan.problem.ranks)
         change = (
             "train a smaller model, rehearse this one with --device sleep, or let `farpipe prepare` write what "
             "torchrun needs to start it at its sites"
@@ -91,4 +91,4 @@ def _least_exchanged_bytes(spec: "RunSpec") -> float:
     """Lower bound of what a rehearsal's collectives hold: a ring sends a tensor once or twice, each process has one."""
     if spec.num_replicas == 1:
         return 0.0
-    return spec.num_replicas * float(spec.problem.traffic.collectives.bytes.sum()) / 2
+    return spec.num_replicas * float(spec.plan.problem.traffic.collectives.bytes.sum()) / 2

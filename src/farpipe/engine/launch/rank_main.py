@@ -157,9 +157,9 @@ def transport_config(
     settings, sites = run.transport, tuple(run.places.site(process) for process in range(run.num_processes))
     rank = int(os.environ.get("RANK", "0"))
     links = run.links()
-    rates = {name: run.rate_of(link.bandwidth_bytes_per_s) for name, link in run.problem.links.items()}
+    rates = {name: run.rate_of(link.bandwidth_bytes_per_s) for name, link in run.plan.problem.links.items()}
     bandwidths = {pair: rates[name] for pair, (name, _) in links.items()}
-    latencies_s = [link.latency_s for link in run.problem.links.values()]
+    latencies_s = [link.latency_s for link in run.plan.problem.links.values()]
     latencies_s += [change.latency_s for change in run.link_changes]
     return TransportConfig(
         streams=settings.streams,

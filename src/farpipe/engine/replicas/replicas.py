@@ -160,15 +160,17 @@ class ReplicaSync:
         self._has_others = bool(stages) and run.num_replicas > 1
         self._collectives = collectives_of(run, place.rank) if self._has_others else []
         own, links = peers.rank, run.links() if self._has_others else {}
-        between = {pair: name for pair, (name, _) in links.items() if run.problem.between_sites[name]}
+        between = {pair: name for pair, (name, _) in links.items() if run.plan.problem.between_sites[name]}
         self._link_to = {target: name for (source, target), name in between.items() if source == own}
         self._link_from = {source: name for (source, target), name in between.items() if target == own}
-        self._places = {name: place for place, name in enumerate(run.problem.links)}
+        self._places = {name: place for place, name in enumerate(run.plan.problem.links)}
         self.link_bytes = self._no_bytes()
         """[num links of the Problem]: what this process has sent in the step over links between sites."""
-        self._counts_for = {item: self._counted(run, collective_link(run.problem, item)) for item in self._collectives}
+        self._counts_for = {
+            item: self._counted(run, collective_link(run.plan.problem, item)) for item in self._collectives
+        }
         """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
-        self._stagger_s = place.replica * run.problem.traffic.stagger_s
+        self._stagger_s = place.replica * run.plan.problem.traffic.stagger_s
         self._background = BackgroundThread(f"farpipe replicas of {peers.rank}")
         self._tasks: dict[ReplicaCollective, Future[MessageRow]] = {}
         reduced = [item.stage for item in self._collectives if item.kind == "reduce"]
@@ -180,7 +182,7 @@ class ReplicaSync:
         return np.zeros(len(self._places) if self._has_others else 0, np.int64)
 
     def _counted(self, run: RunSpec, link: str) -> set[int]:
-        if link and run.problem.between_sites[link]:
+        if link and run.plan.problem.between_sites[link]:
             return {process for process, name in self._link_to.items() if name == link}
         own, places = self._peers.rank, run.places
         others = (process for process in range(places.num_processes) if process != own)

@@ -23,7 +23,7 @@ def mesh_of(run: RunSpec) -> "DeviceMesh | None":
         return None
     from farpipe.engine.site.mesh import stage_mesh  # FSDP2 takes a second, which other runs need not wait for
 
-    return stage_mesh(run.device, data=run.num_sharing, context=run.context, tensor=run.tensor)
+    return stage_mesh(run.device, data=run.num_sharing, context=run.plan.context, tensor=run.plan.tensor)
 
 
 def twins_in(mesh: "DeviceMesh | None") -> "DeviceMesh | None":
@@ -62,13 +62,13 @@ def check_twins(run: RunSpec, twins: "DeviceMesh | None", *, on_chunks: bool = F
     from farpipe.engine.site.self_check import check_divided, check_divided_chunks
     from farpipe.engine.stages.hugging_face_weights import read_config
 
-    assert run.model is not None
-    assert run.model.hugging_face is not None
-    config = read_config(run.model.hugging_face)
+    assert run.plan.model is not None
+    assert run.plan.model.hugging_face is not None
+    config = read_config(run.plan.model.hugging_face)
     if on_chunks:
         check_divided_chunks(config, twins)
         return
-    for mode in sorted({*run.recompute} or {"none"}):
+    for mode in sorted({*run.plan.recompute} or {"none"}):
         check_divided(config, twins, mode)
 
 
@@ -114,8 +114,8 @@ def divided_stages(
     from farpipe.engine.site.shared_weights import SharedWeights
 
     limit_collectives(longest_collective_s(run.transport))
-    assert run.training is not None
-    zero = run.training.zero
+    assert run.plan.training is not None
+    zero = run.plan.training.zero
     assert zero != "auto"
     across, found = Rings(run.places.ring_levels(peers.rank)[1:], peers.rank), {}
     for number, stage in stages.items():

@@ -9,7 +9,7 @@ from farpipe.fleet.policies.protocol import View
 from farpipe.fleet.quotes import Devices
 from farpipe.fleet.snapshot import Space
 from farpipe.planning.cost.money import SECONDS_PER_HOUR
-from farpipe.planning.planner.placement import MAX_SITES as MAX_PLANNED
+from farpipe.planning.workload.layout import MAX_SITES as MAX_PLANNED
 
 Preference = Callable[[str], float]
 """Order of sites: the least figure is filled first."""

@@ -22,9 +22,9 @@ from farpipe.planning.cost.links import ring_links
 from farpipe.planning.cost.transfer import ring_bytes
 from farpipe.planning.planner.candidates import strongest
 from farpipe.planning.planner.evaluate import Evaluated
-from farpipe.planning.planner.placement import slowest_rate
 from farpipe.planning.planner.refinement import identical, moved
 from farpipe.planning.planner.search import BEST_ONLY, search
+from farpipe.planning.workload.layout import slowest_rate
 
 MAX_SITES: Final = 4
 """Largest number of sites in one exchange; those that compute most are tried."""

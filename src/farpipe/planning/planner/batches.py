@@ -12,24 +12,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from farpipe.core.errors import FarpipeError, InfeasibleError, InputError
-from farpipe.core.spec import Job, Site
+from farpipe.core.spec import Job
 from farpipe.planning.cost.chunks import ChunkCosts
-from farpipe.planning.planner.candidates import ZERO_STAGES
-from farpipe.planning.planner.site_sets import site_sets_of_batch
+from farpipe.planning.planner.candidates import ZERO_STAGES, Candidate, decided, figures, placed
+from farpipe.planning.planner.document_layouts import document_layouts, jobs_of_groups
 from farpipe.planning.workload.batch_options import BatchOptions
 from farpipe.planning.workload.batch_plan import BatchPlan, exchange_s, plan_whole
 from farpipe.planning.workload.candidate_cuts import estimated_cuts
 from farpipe.planning.workload.checkpointing import token_limit
 from farpipe.planning.workload.chunk import Ints, SliceTable
 from farpipe.planning.workload.device_groups import plan_groups
-from farpipe.planning.workload.layout import ChunkLayout, chunk_layout, sequence_seconds, shares
+from farpipe.planning.workload.layout import pinned_layout, placed_layout, sequence_seconds, shares
 from farpipe.planning.workload.pipelines import planning_time
-from farpipe.planning.workload.sequence_plan import SequencePlan, plan_sequences, plan_with_cut
+from farpipe.planning.workload.sequence_plan import plan_sequences, plan_with_cut
 
 MAX_PLANNED: Final = 5
 """Number of layouts of each kind that are planned to the end and come out about as estimated; they share the budget of
@@ -44,15 +44,6 @@ _TOLD: Final = 2.0
 """Ratio to the fastest plan up to which the best groups of each use of the sites are planned, to be told beside it."""
 _SMALL_STATE: Final = 1 / 8
 """Share of memory up to which parameters and optimizer leave so much that ZeRO-3 is not tried."""
-
-
-class _Candidate(NamedTuple):
-    """A layout with costs, the sequences of each replica, the hardest first, and a bound of the step."""
-
-    zero: int
-    layout: ChunkLayout
-    parts: list[Ints]
-    bound_s: float
 
 
 def plan_batch(
@@ -72,6 +63,10 @@ def plan_batch(
         best = _searched(candidates, sizes, part, errors)
         if not best:
             raise errors[-1]
+        if job.layout.sites is None:
+            reverse = [other for plan in best.values() for other in _reversed(job, plan, sizes)]
+            for kind, plan in _searched(reverse, sizes, part, errors).items():
+                best[kind] = min(best[kind], plan, key=lambda one: one.step_s)
         near_s = _NEAR * min(plan.step_s for plan in best.values())
         plans = [_finished(plan, sizes, options) if plan.step_s <= near_s else plan for plan in best.values()]
         if devices_per_stage is None and options.packs_to_memory:
@@ -83,7 +78,7 @@ def plan_batch(
 
 
 def _searched(
-    candidates: Sequence[_Candidate], sizes: Ints, options: BatchOptions, errors: list[FarpipeError]
+    candidates: Sequence[BatchPlan], sizes: Ints, options: BatchOptions, errors: list[FarpipeError]
 ) -> dict[str, BatchPlan]:
     """The best plan of every kind; `errors` gets why layouts do not fit.
 
@@ -102,7 +97,7 @@ def _searched(
     while open_ones:
         least_s, index, is_estimated = heapq.heappop(open_ones)
         one = candidates[index]
-        kind = one.layout.kind
+        kind = one.kind
         is_far = least_s >= min([_FAR * plan.step_s for plan in best.values()], default=math.inf)
         if kind in best or (is_far and any(plan.kind == kind for plan in begun.values())):
             continue
@@ -114,10 +109,10 @@ def _searched(
                 continue
             if index not in begun:
                 num_tried[kind] += 1
-                begun[index] = _begun(one, sizes, options)
+                begun[index] = _continued(one, sizes, options)
                 num_planned[kind] += begun[index].step_s <= _FAR * least_s
-            elif len(begun[index].replicas) < len(one.parts):
-                begun[index] = _continued(begun[index], one, sizes, options)
+            elif begun[index].is_open:
+                begun[index] = _continued(begun[index], sizes, options)
             else:  # and no other of its kind can be faster
                 best[kind] = begun[index]
                 continue
@@ -125,13 +120,12 @@ def _searched(
         except InfeasibleError as error:
             begun.pop(index, None)
             errors.append(error)
-    return best | _far_ones(best, begun, candidates, sizes, options)
+    return best | _far_ones(best, begun, sizes, options)
 
 
 def _far_ones(
     best: Mapping[str, BatchPlan],
     begun: Mapping[int, BatchPlan],
-    candidates: Sequence[_Candidate],
     sizes: Ints,
     options: BatchOptions,
 ) -> dict[str, BatchPlan]:
@@ -143,26 +137,23 @@ def _far_ones(
         _, index, plan = heapq.heappop(open_ones)
         if plan.kind in found:
             continue
-        if len(plan.replicas) == len(candidates[index].parts):
+        if not plan.is_open:
             found[plan.kind] = plan
             continue
         with suppress(InfeasibleError):
-            plan = _continued(plan, candidates[index], sizes, options)
+            plan = _continued(plan, sizes, options)
             heapq.heappush(open_ones, (plan.step_s, index, plan))
     return found
 
 
-def _candidates(job: Job, sizes: Ints, devices_per_stage: int | None) -> tuple[list[_Candidate], list[FarpipeError]]:
+def _candidates(job: Job, sizes: Ints, devices_per_stage: int | None) -> tuple[list[BatchPlan], list[FarpipeError]]:
     """(layouts that can be, errors of the others); the error of the last where the pins leave none."""
-    found: list[_Candidate] = []
+    found: list[BatchPlan] = []
     errors: list[FarpipeError] = []
-    if devices_per_stage is None:
-        choices = list(_choices(job)) or [(job, job.layout.context or 1)]
-    else:
-        choices = [(job, devices_per_stage)]
-    for one, context in choices:
+    choices = document_layouts(job, sizes, sizes.size) if devices_per_stage is None else []
+    for one in choices or [_pinned(job, devices_per_stage or job.layout.context or 1)]:
         try:
-            found += _with_zero(one, context, sizes)
+            found += _with_zero(job, one, sizes)
         except FarpipeError as error:
             errors.append(error)
     if not found:
@@ -170,96 +161,54 @@ def _candidates(job: Job, sizes: Ints, devices_per_stage: int | None) -> tuple[l
     return found, errors
 
 
-def _choices(job: Job) -> Iterator[tuple[Job, int]]:
-    """Jobs with all degrees pinned, and devices that share chunks."""
-    for site_set in site_sets_of_batch(job):
-        sites, homes = [job.cluster.sites[index] for index in site_set.sites], max(1, len(site_set.homes))
-        where = {"sites": tuple(site.name for site in sites), "replicas": "across" if site_set.homes else "inside"}
-        for tensor, context, data in _degrees(job, sites):
-            if job.layout.data not in (None, data * homes):
-                continue
-            pins = {"tensor": tensor, "data": data * homes, "context": None} | where
-            settled = job.layout.model_copy(
-                update=pins | {"pipeline": _num_ranks(job, sites, tensor * context * data, homes)}
-            )
-            if settled.pipeline:
-                yield job.model_copy(update={"layout": settled}), context
+def _pinned(job: Job, context: int) -> Candidate:
+    layout, sites = pinned_layout(job, context)
+    return Candidate(layout, tuple(sites))
+
+
+def _reversed(job: Job, plan: BatchPlan, sizes: Ints) -> Iterator[BatchPlan]:
+    """The layout of a pipeline over several sites, on these in reverse, where that is not the same in all but names."""
+    order, at = [*plan.layout.devices], plan.layout.layout
+    if at.replica_sites or figures(job.cluster, order) == figures(job.cluster, order[::-1]):
+        return
+    candidate = placed(job, [job.cluster.site(name) for name in order[::-1]], at, in_v=False)
+    with suppress(FarpipeError):
+        if candidate is not None:
+            yield _open_plan(decided(job, plan.zero), candidate, sizes)
 
 
 def _in_groups(job: Job, sizes: Ints, options: BatchOptions, below_s: float) -> list[BatchPlan]:
     """The best plan on groups of devices at one site, and the best across the sites, of those below `below_s`."""
     by_use: dict[str | None, list[Job]] = {}
-    for one in _jobs_of_groups(job):
+    for one in jobs_of_groups(job, sizes):
         by_use.setdefault(one.layout.replicas, []).append(one)
     found = (plan_groups(jobs, sizes, options, below_s) for jobs in by_use.values())
     return [plan for plan in found if plan is not None]
 
 
-def _jobs_of_groups(job: Job) -> list[Job]:
-    """Jobs with one stage and a replica on every device, for ZeRO-1 and 3 where that is open; none for pinned degrees
-    or several stages on a rank.
-
-    Tensors are divided only where that is pinned.
-    """
-    pins = job.layout
-    if {pins.context, pins.data} != {None} or (pins.virtual or 1) > 1:
-        return []
-    plain = job.model_copy(update={"layout": pins.model_copy(update={"tensor": pins.tensor or 1})})
-    settled = [one for one, context in _choices(plain) if context == 1 and one.layout.pipeline == 1]
-    widest = {(one.layout.sites, one.layout.replicas): one for one in settled}
-    trainings = dict.fromkeys((job.training.decided(), job.training.decided(ZERO_STAGES[1])))
-    return [one.model_copy(update={"training": each}) for one in widest.values() for each in trainings]
-
-
-def _degrees(job: Job, sites: Sequence[Site]) -> Iterator[tuple[int, int, int]]:
-    """(tensor, devices that share chunks, replicas on each site) that divide heads, machines and the smallest site."""
-    least, pins = min(site.num_devices for site in sites), job.layout
-    machine = min(site.devices_per_machine for site in sites)
-    for tensor in _divisors(least, pins.tensor):
-        if tensor > machine or (tensor > 1 and not job.model.divides_heads(tensor)):
-            continue
-        for context in _divisors(least // tensor, pins.context):
-            both = tensor * context
-            if context > 1 and not (job.model.divides_heads(both) and all(s.num_devices % both == 0 for s in sites)):
-                continue
-            yield from ((tensor, context, data) for data in _divisors(least // both))
-
-
-def _divisors(number: int, pinned: int | None = None) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0 and pinned in (None, d)]
-
-
-def _num_ranks(job: Job, sites: Sequence[Site], each: int, homes: int) -> int:
-    """Ranks of a pipeline of `each` devices a rank; 0: too few layers or devices, or fewer ranks than sites."""
-    count = [site.num_devices // each for site in sites]
-    most, virtual = (min(count) if homes > 1 else sum(count)), job.layout.virtual or 1
-    wanted = job.layout.pipeline or (len(job.layout.layers) // virtual if job.layout.layers else most)
-    needs = len(sites) if homes == 1 else 1
-    return wanted if needs <= wanted <= min(most, job.model.num_layers // virtual) else 0
-
-
-def _with_zero(job: Job, context: int, sizes: Ints) -> Iterator[_Candidate]:
+def _with_zero(job: Job, at: Candidate, sizes: Ints) -> Iterator[BatchPlan]:
     """The layout with the job's stage of ZeRO; where that is open with 1, and 3 if it divides much more."""
-    first = _candidate(job, context, sizes)
+    first = _open_plan(job, at, sizes)
     yield first
-    at, ranks = first.layout.layout, first.layout.costs.base.ranks
+    ranks = first.layout.costs.base.ranks
     is_small = all(rank.static_bytes <= _SMALL_STATE * (rank.memory_bytes or math.inf) for rank in ranks)
-    if job.training.zero == "auto" and at.data_inside * context > 1 and not is_small:
-        yield _candidate(job.model_copy(update={"training": job.training.decided(ZERO_STAGES[1])}), context, sizes)
+    if job.training.zero == "auto" and at.layout.num_shares > 1 and not is_small:
+        yield _open_plan(decided(job, ZERO_STAGES[1]), at, sizes)
 
 
-def _candidate(job: Job, context: int, sizes: Ints) -> _Candidate:
-    settled = job.training.decided()
-    layout = chunk_layout(job.model_copy(update={"training": settled}), int(sizes.max()), context)
+def _open_plan(job: Job, at: Candidate, sizes: Ints) -> BatchPlan:
+    """A layout with its costs and the documents of each replica, the hardest first, none of which is planned yet."""
+    settled = decided(job)
+    layout = placed_layout(settled, at.layout, at.sites, int(sizes.max()))
     costs, parts = layout.costs, shares(layout.costs, sizes, layout.layout.data)
     work_s = [float(sequence_seconds(costs, sizes[mine]).sum()) for mine in parts]
     hardest = sorted(range(len(parts)), key=lambda index: (-sizes[parts[index]].max(), -work_s[index]))
-    assert settled.zero != "auto"
+    assert settled.training.zero != "auto"
     bound_s = max(work_s) + costs.overhead_s + exchange_s(layout)
-    return _Candidate(settled.zero, layout, [parts[index] for index in hardest], bound_s)
+    return BatchPlan(settled.training.zero, layout, (), parts=[parts[index] for index in hardest], bound_s=bound_s)
 
 
-def _estimated_s(one: _Candidate, sizes: Ints, options: BatchOptions) -> float:
+def _estimated_s(one: BatchPlan, sizes: Ints, options: BatchOptions) -> float:
     """The best of all cuts with about what it recomputes; InfeasibleError where the longest sequence fits in none."""
     costs, mine = one.layout.costs.folded, sizes[one.parts[0]]
     cuts = estimated_cuts(costs, mine, token_limit(costs, int(sizes.max())), options)
@@ -282,28 +231,18 @@ def _recomputed_s(costs: ChunkCosts, batch: SliceTable, *, keeps_attention: bool
     return seconds
 
 
-def _begun(one: _Candidate, sizes: Ints, options: BatchOptions) -> BatchPlan:
-    """A layout with the plan of its hardest replica."""
-    return BatchPlan(one.zero, one.layout, (_replica(one, 0, sizes, options),))
-
-
-def _continued(plan: BatchPlan, one: _Candidate, sizes: Ints, options: BatchOptions) -> BatchPlan:
-    """The same with the plan of one replica more.
+def _continued(plan: BatchPlan, sizes: Ints, options: BatchOptions) -> BatchPlan:
+    """The same with the plan of one replica more, of the hardest first.
 
     Cut as the hardest one where that ends no later than all so far: a shorter plan would not shorten the step.
     """
-    costs, mine, cut = one.layout.costs, one.parts[len(plan.replicas)], plan.replicas[0].cut
-    found = None
-    with suppress(InfeasibleError):
-        found = plan_with_cut(costs, sizes[mine], cut, options) if options.num_slices is None else None
+    costs, mine, found = plan.layout.costs, plan.parts[len(plan.replicas)], None
+    if plan.replicas and options.num_slices is None:
+        with suppress(InfeasibleError):
+            found = plan_with_cut(costs, sizes[mine], plan.replicas[0].cut, options)
     if found is None or found.step_s > plan.step_s:
         found = plan_sequences(costs, sizes[mine], options)
     return replace(plan, replicas=(*plan.replicas, found.numbered(mine)))
-
-
-def _replica(one: _Candidate, index: int, sizes: Ints, options: BatchOptions) -> SequencePlan:
-    mine = one.parts[index]
-    return plan_sequences(one.layout.costs, sizes[mine], options).numbered(mine)
 
 
 def _finished(plan: BatchPlan, sizes: Ints, options: BatchOptions) -> BatchPlan:

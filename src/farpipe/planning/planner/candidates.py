@@ -15,8 +15,8 @@ from farpipe.core.units import counted
 from farpipe.planning.cost import Layout, Profile, round_robin, v_shape
 from farpipe.planning.cost.chunk_profile import ChunkProfile
 from farpipe.planning.planner.orders import V_ORDERS
-from farpipe.planning.planner.placement import place_ranks
 from farpipe.planning.search import SEARCHES
+from farpipe.planning.workload.layout import place_ranks
 
 MICROBATCH_SIZES: Final = (1, 2, 4, 8, 16)
 """Sizes that are tried where the job pins neither the size nor the number of microbatches."""
@@ -130,13 +130,25 @@ def shares_experts(job: Job, num_shares: int, tensor: int, expert: int) -> bool:
 def context_degrees(job: Job, num_devices: int) -> list[int]:
     """The pinned number of devices that share a sequence, or powers of two that leave each of them enough tokens.
 
-    Chunks of documents are shared by other rules; there only a pin says.
+    Of documents only a pin says: see `context_degrees_of_chunks`.
     """
     if job.layout.context is not None or job.data.packing is not None:
         return [job.layout.context or 1]
     length, batch = job.training.sequence_length, job.training.global_batch
     most = max(length // SHARED_TOKENS, min(length // FEWEST_TOKENS, num_devices // batch), 1)
     return [c for c in _powers_of_two(min(most, num_devices)) if c == 1 or length % (2 * c) == 0]
+
+
+def context_degrees_of_chunks(job: Job, tensor: int, num_devices: int) -> list[int]:
+    """The pinned number of devices that share a chunk, or powers of two, and parts of `num_devices`, that divide the
+    heads (Ulysses)."""
+    wanted = job.layout.context
+    every = (
+        sorted({*_powers_of_two(num_devices), *_divisors(num_devices)})
+        if wanted is None
+        else [wanted] * (wanted <= num_devices)
+    )
+    return [c for c in every if c == 1 or job.model.divides_heads(tensor * c)]
 
 
 def expert_degrees(job: Job) -> list[int]:
@@ -170,11 +182,14 @@ def shapes(job: Job) -> list[Shape]:
 
 
 def tensor_degrees(job: Job, order: Iterable[Site]) -> list[int]:
-    """Powers of two that divide heads and MLP, within a machine of every site of `order`; or the pinned degree."""
+    """Powers of two, and parts of a machine that are none, that divide heads and MLP, within a machine of every site of
+    `order`; or the pinned degree."""
     if job.layout.tensor is not None:
         return [job.layout.tensor]
     most = min(min(site.devices_per_machine, site.num_devices) for site in order)
-    return [t for t in _powers_of_two(most) if not job.model.num_heads % t and not job.model.ffn_hidden % t]
+    twos = [t for t in _powers_of_two(most) if not job.model.num_heads % t]
+    every = sorted({*twos, *(t for t in _divisors(most) if job.model.divides_heads(t))})
+    return [t for t in every if not job.model.ffn_hidden % t]
 
 
 def data_degrees(job: Job, most: int) -> list[int]:
@@ -193,8 +208,11 @@ def microbatches(job: Job, data: int) -> list[tuple[int, int]]:
     return [(s, m) for s, m in pairs if count in (None, m)]
 
 
-def pipeline_degrees(job: Job, order: Sequence[Site], most: int, virtual: int, fewest: int | None = None) -> list[int]:
-    """Numbers of pipeline ranks up to `most`, at least one per site of `order`, or `fewest`."""
+def pipeline_degrees(
+    job: Job, order: Sequence[Site], most: int, virtual: int, fewest: int | None = None, *, every: bool = False
+) -> list[int]:
+    """Numbers of pipeline ranks up to `most`, at least one per site of `order`, or `fewest`: above 16 multiples of 4,
+    or `every` one."""
     pins = job.layout
     wanted = pins.pipeline
     if pins.layers is not None:
@@ -205,8 +223,14 @@ def pipeline_degrees(job: Job, order: Sequence[Site], most: int, virtual: int, f
     if wanted is not None:
         return [wanted] if 0 < wanted <= most else []
     return [
-        p for p in range(fewest or len(order), min(most, job.model.num_layers // virtual) + 1) if p <= 16 or p % 4 == 0
+        p
+        for p in range(fewest or len(order), min(most, job.model.num_layers // virtual) + 1)
+        if every or p <= 16 or p % 4 == 0
     ]
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def _powers_of_two(most: int) -> list[int]:

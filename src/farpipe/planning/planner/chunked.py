@@ -30,6 +30,7 @@ from farpipe.planning.workload import (
 from farpipe.planning.workload.checkpointing import token_limit
 from farpipe.planning.workload.chunk import Ints
 from farpipe.planning.workload.device_groups import group_layouts
+from farpipe.planning.workload.group_steps import degrees_of
 from farpipe.planning.workload.layout import ChunkLayout, chunk_layout
 
 METHOD: Final = "chunk-1f1b"
@@ -100,11 +101,11 @@ def _plan_in_groups(job: Job, lengths: Ints, longest: int, profiles: Sequence[Ch
         raise InfeasibleError("no number of devices can share documents in one stage; pin layout.context and data")
     costs, options = tuple(one.costs for one in layouts), options_of("elastic")
     plan_group_step(costs, np.array([longest]), site.num_devices, options)
-    step = plan_group_step(costs, lengths, site.num_devices, options)
-    all_in_one = replace(layouts[-1].layout, data=1)
+    placed, step = plan_group_step(costs, lengths, site.num_devices, options)
+    all_in_one = replace(layouts[-1].layout, data=1, context=site.num_devices, context_exchange="ulysses")
     found = ChunkLayout(all_in_one, layouts[-1].placements, replace(costs[-1], context=site.num_devices))
-    batch = FirstBatch(lengths, longest, profiles, found, costs, step.plan, groups=step.degrees)
-    return _plan(job, batch, group_problem(step.plan, costs)), batch
+    batch = FirstBatch(lengths, longest, profiles, found, costs, step, groups=degrees_of(placed))
+    return _plan(job, batch, group_problem(step, costs)), batch
 
 
 def _plan(job: Job, batch: FirstBatch, problem: Problem) -> Plan:
@@ -114,12 +115,7 @@ def _plan(job: Job, batch: FirstBatch, problem: Problem) -> Plan:
     prediction = predict(job, problem, step.schedule, timeline, found.costs.overhead_s, num_tokens)
     return Plan(
         job=job,
-        layout=replace(
-            found.layout,
-            num_microbatches=len(step.chunks),
-            context=found.costs.context,
-            context_exchange="ring" if found.costs.context == 1 else "ulysses",
-        ),
+        layout=replace(found.layout, num_microbatches=len(step.chunks)),
         placements=found.placements,
         problem=problem,
         schedule=step.schedule,

@@ -5,18 +5,16 @@ else is closed forms over arrays (`lattice_kernel`). The estimates order the sea
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import pairwise, permutations
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Cluster, ContextExchange, Job, Site, differing_keys
-from farpipe.planning.cost import JobCosts, Layout, memory
-from farpipe.planning.planner.candidates import Candidate, context_exchanges, figures, num_stages, placed, shapes
+from farpipe.core.spec import ContextExchange, Job
+from farpipe.planning.cost import JobCosts, Layout
+from farpipe.planning.planner.candidates import Candidate, context_exchanges, num_stages, placed, shapes
 from farpipe.planning.planner.lattice_tables import (
     Bounds,
     Floats,
@@ -34,9 +32,7 @@ from farpipe.planning.planner.lattice_tables import (
     tables_of,
 )
 from farpipe.planning.planner.partition import coarse_modes
-from farpipe.planning.planner.placement import MAX_SITES
-from farpipe.planning.planner.site_paths import best_paths
-from farpipe.planning.planner.site_sets import MAX_ORDERED, SiteSet
+from farpipe.planning.planner.site_sets import Left, Sites, SiteSet
 
 
 class Estimate(NamedTuple):
@@ -48,16 +44,7 @@ class Estimate(NamedTuple):
     in_v: bool
 
 
-@dataclass(frozen=True)
-class Left:
-    """The rest of a cluster: devices per site and bytes per second per directed link, by the sites' numbers."""
-
-    num_devices: Ints
-    rate: Floats
-    """[S, S]; 0 where there is no link."""
-
-
-class Lattice:
+class Lattice(Sites):
     """The lattice of one job (its training decided) over the sites of its cluster; costs are asked for once."""
 
     def __init__(self, job: Job, costs: JobCosts) -> None:
@@ -66,42 +53,10 @@ class Lattice:
                 f"data.packing = {job.data.packing!r}: layouts are compared for sequences of one length only; plan the "
                 "documents (`farpipe plan`, `planning.plan`), or leave out data.packing"
             )
-        self.job, self.costs = _measured_only(job, costs), costs
-        self.sites = tuple(site for _, site in job.used_sites())
-        self.number = {site.name: index for index, site in enumerate(self.sites)}
-        self.kind_of_site, self._kinds = _kinds(self.sites)
+        super().__init__(_measured_only(job, costs), job.training.tokens_per_step)
+        self.costs = costs
         self.most_tensor = np.array([most_tensor(job, site) for site in self.sites])
-        self._last: tuple[Left, list[list[int]]] | None = None
-        self._identical: dict[tuple[int, int], bool] = {}
         self._exchanges: dict[Split, ContextExchange] = {}
-
-    @cached_property
-    def latency_s(self) -> Floats:
-        """[S, S] of every directed link."""
-        latency = np.zeros((len(self.sites), len(self.sites)))
-        for link in _links(self.job.cluster, self.number):
-            latency[self.number[link.source], self.number[link.target]] = link.latency_s
-        return latency
-
-    @cached_property
-    def whole(self) -> Left:
-        """All of the cluster."""
-        rate = np.zeros((len(self.sites), len(self.sites)))
-        for link in _links(self.job.cluster, self.number):
-            rate[self.number[link.source], self.number[link.target]] = link.bandwidth_bytes_per_s
-        return Left(np.array([site.num_devices for site in self.sites]), rate)
-
-    def left(self, devices: Mapping[str, int], bytes_per_s: Mapping[str, float]) -> Left:
-        """The rest of a cluster where these figures replace its own; names of sites and of links (``a>b``)."""
-        num_devices, rate = self.whole.num_devices.copy(), self.whole.rate.copy()
-        for name, number in devices.items():
-            if name in self.number:
-                num_devices[self.number[name]] = max(0, number)
-        for name, value in bytes_per_s.items():
-            source, _, target = name.partition(">")
-            if source in self.number and target in self.number:
-                rate[self.number[source], self.number[target]] = max(0.0, value)
-        return Left(num_devices, rate)
 
     @cached_property
     def rows(self) -> Rows:
@@ -121,7 +76,7 @@ class Lattice:
     @cached_property
     def tables(self) -> LatticeTables:
         """Costs by kind of site and row, as `lattice_kernel.estimate` reads them."""
-        return tables_of(self.job, self.costs, self._kinds, self.rows, self._table_rows, self.one_rank)
+        return tables_of(self.job, self.costs, self.kinds, self.rows, self._table_rows, self.one_rank)
 
     def one_rank(self, split: Split, data: int) -> Layout:
         """Layout of one rank and one microbatch."""
@@ -137,17 +92,9 @@ class Lattice:
         return self._exchanges[split]
 
     def _layer_s(self, split: Split, exchange: ContextExchange) -> float:
-        at, site = Layout(1, 1, split.tensor, 1, split.size, 1, (), split.context, exchange), self._kinds[0]
+        at, site = Layout(1, 1, split.tensor, 1, split.size, 1, (), split.context, exchange), self.kinds[0]
         none, one = self.costs.apart(at, site, coarse_modes(self.costs, [site])[0], embedding=False, head=False)
         return one.seconds - none.seconds
-
-    def likeness(self, site: int) -> tuple[int, int]:
-        """Equal for sites that differ in name, prices and links alone."""
-        return int(self.kind_of_site[site]), self.sites[site].num_devices
-
-    def figures(self, site_set: SiteSet) -> tuple[object, ...]:
-        """Equal for pipelines over sites that differ in their names alone."""
-        return figures(self.job.cluster, [self.sites[index].name for index in site_set.order])
 
     @property
     def allow(self) -> tuple[bool, bool]:
@@ -159,72 +106,6 @@ class Lattice:
     def _virtual(self) -> int:
         """Stages on each rank where they are in no V."""
         return self.job.layout.stages_per_rank or 1
-
-    def site_sets(self, left: Left, every_order: bool = False) -> list[SiteSet]:
-        """The best order of every set of sites for one pipeline, and every set for whole pipelines at each.
-
-        With `every_order` all orders of up to MAX_ORDERED sites, in one direction each, and rings in the job's.
-        Pipelines over the most sites come last: estimates that share a best begin there.
-        """
-        wanted, pinned = self.job.layout.replicas, self.job.layout.sites
-        found = self._rings(left, pinned, every_order) if wanted != "inside" else []
-        if wanted != "across":
-            paths = self._paths(left, pinned)
-            if every_order and pinned is None:
-                paths = [order for path in paths for order in self._orders(path, left)]
-            found += [SiteSet(tuple(path)) for path in paths]
-        return found
-
-    def _paths(self, left: Left, pinned: Sequence[str] | None) -> list[list[int]]:
-        if pinned is not None:
-            path = [self.number[name] for name in pinned]
-            linked = all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in pairwise(path))
-            return [path] if linked else []
-        return self._best_paths(left)
-
-    def _orders(self, path: list[int], left: Left) -> Iterator[list[int]]:
-        """`path`, and the other linked orders of its sites that are no reverse of one before."""
-        yield path
-        for order in permutations(path) if 2 < len(path) <= MAX_ORDERED else []:
-            linked = all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in pairwise(order))
-            if linked and order[0] > order[-1] and list(order) not in (path, path[::-1]):
-                yield list(order)
-
-    def _best_paths(self, left: Left) -> list[list[int]]:
-        """The best order of every set of sites; the answer for the last `left` is kept."""
-        if self._last is None or self._last[0] is not left:
-            self._last = left, best_paths(self._weight(left), left.num_devices, MAX_SITES)
-        return self._last[1]
-
-    def _weight(self, left: Left) -> Floats:
-        """Seconds that a link takes of a step, about: all activations of the batch once, and its latency."""
-        training = self.job.training
-        sent = training.tokens_per_step * self.job.model.hidden * memory.element_bytes(training.precision)
-        with np.errstate(divide="ignore"):
-            return np.where(left.rate > 0, self.latency_s + sent / left.rate, np.inf)
-
-    def _rings(self, left: Left, pinned: Sequence[str] | None, in_order: bool) -> list[SiteSet]:
-        """Sets of identical sites with links around them, the smallest first in each; pinned sites in their order.
-
-        `in_order`: in the direction of their numbers, as far as that can be.
-        """
-        found = []
-        orders = self._best_paths(left) if pinned is None else [[self.number[name] for name in pinned]]
-        for order in orders if len(self.sites) > 1 else []:
-            path = order[::-1] if pinned is None and in_order and order[0] > order[-1] else order
-            ring = list(zip(path, path[1:] + path[:1], strict=True))
-            linked = len(path) > 1 and all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in ring)
-            if linked and all(self._are_identical(path[0], other) for other in path[1:]):
-                first = min(range(len(path)), key=lambda place: left.num_devices[path[place]])
-                found.append(SiteSet((path[first],), tuple(path[first:] + path[:first])))
-        return found
-
-    def _are_identical(self, one: int, other: int) -> bool:
-        """True if a whole pipeline at one of two sites stands for one at the other."""
-
-        if (one, other) not in self._identical:
-            self._identical[one, other] = not differing_keys(self.sites[one], self.sites[other])
-        return self._identical[one, other]
 
     def estimates(
         self,
@@ -347,21 +228,3 @@ def _measured_only(job: Job, costs: JobCosts) -> Job:
     if not costs.profiles or not open_keys:
         return job
     return job.model_copy(update={"layout": job.layout.model_copy(update=dict.fromkeys(open_keys, 1))})
-
-
-def _links(cluster: Cluster, number: Mapping[str, int]) -> Iterator[Any]:
-    return (link for link in cluster.links if link.source in number and link.target in number)
-
-
-def _kinds(sites: Sequence[Site]) -> tuple[Ints, list[Site]]:
-    """The kind of every site, and one site of each kind; the same but for name, devices and prices."""
-    kinds: list[Site] = []
-    bare: list[Site] = []
-    numbers = []
-    for site in sites:
-        same = site.model_copy(update={"name": "", "num_devices": 0, "prices": None})
-        if same not in bare:
-            bare.append(same)
-            kinds.append(site)
-        numbers.append(bare.index(same))
-    return np.array(numbers), kinds

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.core.step.jit import inner, jit
-from farpipe.planning.planner import placement
+from farpipe.planning.workload import layout
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class Path(NamedTuple):
     """Seconds of one message over all hops inside sites."""
 
 
-share_ranks = inner(placement.share_ranks)
+share_ranks = inner(layout.share_ranks)
 
 
 @jit(inline="always")

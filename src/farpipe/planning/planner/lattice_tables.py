@@ -26,7 +26,7 @@ from farpipe.planning.planner.candidates import (
     tensor_degrees,
 )
 from farpipe.planning.planner.partition import coarse_modes
-from farpipe.planning.planner.placement import MAX_SITES
+from farpipe.planning.workload.layout import MAX_SITES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -11,9 +11,10 @@ from farpipe.planning.cost import JobCosts, Profile
 from farpipe.planning.planner.candidates import Candidate, decided, placed
 from farpipe.planning.planner.evaluate import Evaluated, evaluate, peak_bytes, whole
 from farpipe.planning.planner.find import MeasuredDevices, as_plan, plan
-from farpipe.planning.planner.lattice import Estimate, Lattice, Left
+from farpipe.planning.planner.lattice import Estimate, Lattice
 from farpipe.planning.planner.orders import QUICK
 from farpipe.planning.planner.quote import Quote, inter_site_bytes, quote_of, quote_of_candidate
+from farpipe.planning.planner.site_sets import Left
 
 NEAR: Final = 1.1
 """Factor over the best estimate up to which a quote considers others; if none of them fits in memory, all points."""

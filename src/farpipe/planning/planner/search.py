@@ -6,7 +6,6 @@ estimates showed so far; so a candidate can be missed whose estimate is off by m
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -53,8 +52,6 @@ NEARLY_IN_V: Final = 0.25
 ``wave`` need not."""
 MAX_FINISHED_ACTIONS: Final = 20_000
 """Largest number of actions in a step that is simulated in every named order."""
-MAX_IDENTICAL: Final = 2
-"""Largest number of site sets that differ in names and links alone."""
 
 
 class Budget(NamedTuple):
@@ -198,29 +195,10 @@ class Search:
         self._finish()
 
     def _chosen(self, estimates: Sequence[list[Estimate]]) -> list[list[Estimate]]:
-        """The best site sets of each kind; of those that are identical but for their links the best MAX_IDENTICAL, and
-        of pipelines in a large search the first of those whose links are, too."""
-        # Sets of identical sites tie, and without MAX_IDENTICAL one pair of many would use up the budget of its kind.
-        # Half of the site sets gave the same thirty frozen plans; the others stay for random clusters of unequal sites,
-        # which brute force checks, and for 3 x 1024 devices.
-        chosen: list[list[Estimate]] = []
-        known = set[object]()
-        count: Counter[str] = Counter()
-        identical: Counter[object] = Counter()
-        for of_set in sorted(estimates, key=lambda of_set: of_set[0].step_s):
-            site_set, most = of_set[0].site_set, self._budget.per_kind
-            sites = (site_set.kind, *sorted(map(self.lattice.likeness, site_set.sites)))
-            if self._budget.climbs:
-                most = most if site_set.kind != "replicas" else MAX_IDENTICAL
-            if count[site_set.kind] < most and (identical[sites] < MAX_IDENTICAL or not self._budget.climbs):
-                if self._budget.climbs and site_set.kind == "pipelines":
-                    if (figures := self.lattice.figures(site_set)) in known:
-                        continue
-                    known.add(figures)
-                identical[sites] += 1
-                count[site_set.kind] += 1
-                chosen.append(of_set)
-        return chosen
+        """The best site sets of each kind."""
+        by_set = {of_set[0].site_set: of_set for of_set in sorted(estimates, key=lambda of_set: of_set[0].step_s)}
+        budget = self._budget
+        return [by_set[one] for one in self.lattice.chosen(by_set, budget.per_kind, for_large=budget.climbs)]
 
     def _near(self, estimates: Sequence[Estimate]) -> None:
         """Evaluate estimates near the best: the first of every kind that nothing was simulated of, then the others.

@@ -1,18 +1,29 @@
-"""Sets of sites that a job is planned on: one pipeline over them in an order, or whole pipelines at each."""
+"""Sets of sites that a job is planned on, whatever its workload: one pipeline over them in an order, or whole pipelines
+at each."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, combinations, pairwise, permutations
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, permutations
 from typing import Final, NamedTuple
 
-from farpipe.core.spec import Cluster, Job, Site, differing_keys
-from farpipe.planning.planner.candidates import power, strongest
+import numpy as np
+from numpy.typing import NDArray
+
+from farpipe.core.spec import Cluster, Job, Site, SiteLink, differing_keys
+from farpipe.planning.cost import memory
+from farpipe.planning.planner.candidates import figures
+from farpipe.planning.planner.site_paths import best_paths
+from farpipe.planning.workload.layout import MAX_SITES
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 MAX_ORDERED: Final = 3
 """Largest number of sites of which every order is tried."""
-_MAX_SITES: Final = 8
-"""Sites of which sets for a batch of documents are made, those that compute most."""
-_MAX_SETS: Final = 24
-"""Most sets and orders of several sites that are tried for each use, those that compute most first."""
+MAX_IDENTICAL: Final = 2
+"""Largest number of site sets that differ in names and links alone."""
 
 
 class SiteSet(NamedTuple):
@@ -33,64 +44,165 @@ class SiteSet(NamedTuple):
         return self.homes or self.order
 
 
-def site_sets_of_batch(job: Job) -> list[SiteSet]:
-    """Site sets for a batch of documents, whose sites are counted as in the job's cluster.
+@dataclass(frozen=True)
+class Left:
+    """The rest of a cluster: devices per site and bytes per second per directed link, by the sites' numbers."""
 
-    The pinned sites in their order; else every set and order of linked sites, of alike ones one. Whole pipelines at
-    each need identical sites. What nothing can be planned on is there if the pins leave no more.
+    num_devices: Ints
+    rate: Floats
+    """[S, S]; 0 where there is no link."""
+
+
+class Sites:
+    """The sites that a job may use, by number, and the sets of them that are tried.
+
+    `num_tokens`: tokens of a step, as the workload says.
     """
-    pins, cluster, found = job.layout, job.cluster, list[tuple[Sequence[Site], bool]]()
-    inside, across = pins.replicas != "across", pins.replicas != "inside"
-    if pins.sites is not None or len(cluster.sites) == 1:
-        every = [cluster.site(name) for name in pins.sites] if pins.sites else cluster.sites
-        found += [(every, False)] * (inside or len(every) == 1) + [(every, True)] * (across and len(every) > 1)
-    else:
-        alone = ((site,) for site in cluster.sites)
-        orders = (alone, _orders(cluster)) if inside else ()
-        found += [(one, False) for some in orders for one in _different(cluster, some)]
-        found += [(one, True) for one in _different(cluster, _identical(cluster))] if across else []
-    number = {site.name: index for index, site in enumerate(cluster.sites)}
-    numbered = [
-        (tuple(number[site.name] for site in sites), each) for sites, each in found or [(cluster.sites, not inside)]
-    ]
-    return [SiteSet(sites[:1], sites) if each else SiteSet(sites) for sites, each in numbered]
+
+    def __init__(self, job: Job, num_tokens: int) -> None:
+        self.job, self._num_tokens = job, num_tokens
+        self.sites = tuple(site for _, site in job.used_sites())
+        self.number = {site.name: index for index, site in enumerate(self.sites)}
+        self.kind_of_site, self.kinds = _kinds(self.sites)
+        self._last: tuple[Left, list[list[int]]] | None = None
+        self._identical: dict[tuple[int, int], bool] = {}
+
+    @cached_property
+    def latency_s(self) -> Floats:
+        """[S, S] of every directed link."""
+        latency = np.zeros((len(self.sites), len(self.sites)))
+        for link in _links(self.job.cluster, self.number):
+            latency[self.number[link.source], self.number[link.target]] = link.latency_s
+        return latency
+
+    @cached_property
+    def whole(self) -> Left:
+        """All of the cluster."""
+        rate = np.zeros((len(self.sites), len(self.sites)))
+        for link in _links(self.job.cluster, self.number):
+            rate[self.number[link.source], self.number[link.target]] = link.bandwidth_bytes_per_s
+        return Left(np.array([site.num_devices for site in self.sites]), rate)
+
+    def left(self, devices: Mapping[str, int], bytes_per_s: Mapping[str, float]) -> Left:
+        """The rest of a cluster where these figures replace its own; names of sites and of links (``a>b``)."""
+        num_devices, rate = self.whole.num_devices.copy(), self.whole.rate.copy()
+        for name, number in devices.items():
+            if name in self.number:
+                num_devices[self.number[name]] = max(0, number)
+        for name, value in bytes_per_s.items():
+            source, _, target = name.partition(">")
+            if source in self.number and target in self.number:
+                rate[self.number[source], self.number[target]] = max(0.0, value)
+        return Left(num_devices, rate)
+
+    def likeness(self, site: int) -> tuple[int, int]:
+        """Equal for sites that differ in name, prices and links alone."""
+        return int(self.kind_of_site[site]), self.sites[site].num_devices
+
+    def figures(self, site_set: SiteSet) -> tuple[object, ...]:
+        """Equal for pipelines over sites that differ in their names alone."""
+        return figures(self.job.cluster, [self.sites[index].name for index in site_set.order])
+
+    def site_sets(self, left: Left, every_order: bool = False) -> list[SiteSet]:
+        """The best order of every set of sites for one pipeline, and every set for whole pipelines at each.
+
+        With `every_order` all orders of up to MAX_ORDERED sites, in one direction each, and rings in the job's.
+        Pipelines over the most sites come last: estimates that share a best begin there.
+        """
+        wanted, pinned = self.job.layout.replicas, self.job.layout.sites
+        found = self._rings(left, pinned, every_order) if wanted != "inside" else []
+        if wanted != "across":
+            paths = self._paths(left, pinned)
+            if every_order and pinned is None:
+                paths = [order for path in paths for order in self._orders(path, left)]
+            found += [SiteSet(tuple(path)) for path in paths]
+        return found
+
+    def chosen(self, site_sets: Iterable[SiteSet], per_kind: int, *, for_large: bool = True) -> list[SiteSet]:
+        """The first `per_kind` of each kind, given the best first; of those that are identical but for their links, and
+        of replicas, MAX_IDENTICAL in a large search, and of pipelines the first of those whose links are, too."""
+        # Sets of identical sites tie, and without MAX_IDENTICAL one pair of many would use up the budget of its kind.
+        # Half of the site sets gave the same thirty frozen plans; the others stay for random clusters of unequal sites,
+        # which brute force checks, and for 3 x 1024 devices.
+        found, known = list[SiteSet](), set[object]()
+        count, identical = Counter[str](), Counter[object]()
+        for one in site_sets:
+            alike = (one.kind, *sorted(map(self.likeness, one.sites)))
+            most = MAX_IDENTICAL if for_large and one.kind == "replicas" else per_kind
+            if count[one.kind] >= most or (for_large and identical[alike] >= MAX_IDENTICAL):
+                continue
+            if for_large and one.kind == "pipelines":
+                if (its := self.figures(one)) in known:
+                    continue
+                known.add(its)
+            identical[alike] += 1
+            count[one.kind] += 1
+            found.append(one)
+        return found
+
+    def _paths(self, left: Left, pinned: Sequence[str] | None) -> list[list[int]]:
+        if pinned is not None:
+            path = [self.number[name] for name in pinned]
+            linked = all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in pairwise(path))
+            return [path] if linked else []
+        return self._best_paths(left)
+
+    def _orders(self, path: list[int], left: Left) -> Iterator[list[int]]:
+        """`path`, and the other linked orders of its sites that are no reverse of one before."""
+        yield path
+        for order in permutations(path) if 2 < len(path) <= MAX_ORDERED else []:
+            linked = all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in pairwise(order))
+            if linked and order[0] > order[-1] and list(order) not in (path, path[::-1]):
+                yield list(order)
+
+    def _best_paths(self, left: Left) -> list[list[int]]:
+        """The best order of every set of sites; the answer for the last `left` is kept."""
+        if self._last is None or self._last[0] is not left:
+            self._last = left, best_paths(self.weight(left), left.num_devices, MAX_SITES)
+        return self._last[1]
+
+    def weight(self, left: Left) -> Floats:
+        """Seconds that a link takes of a step, about: all activations of the batch once, and its latency."""
+        sent = self._num_tokens * self.job.model.hidden * memory.element_bytes(self.job.training.precision)
+        with np.errstate(divide="ignore"):
+            return np.where(left.rate > 0, self.latency_s + sent / left.rate, np.inf)
+
+    def _rings(self, left: Left, pinned: Sequence[str] | None, in_order: bool) -> list[SiteSet]:
+        """Sets of identical sites with links around them, the smallest first in each; pinned sites in their order.
+
+        `in_order`: in the direction of their numbers, as far as that can be.
+        """
+        found = []
+        orders = self._best_paths(left) if pinned is None else [[self.number[name] for name in pinned]]
+        for order in orders if len(self.sites) > 1 else []:
+            path = order[::-1] if pinned is None and in_order and order[0] > order[-1] else order
+            ring = list(zip(path, path[1:] + path[:1], strict=True))
+            linked = len(path) > 1 and all(left.rate[a, b] > 0 and left.rate[b, a] > 0 for a, b in ring)
+            if linked and all(self._are_identical(path[0], other) for other in path[1:]):
+                first = min(range(len(path)), key=lambda place: left.num_devices[path[place]])
+                found.append(SiteSet((path[first],), tuple(path[first:] + path[:first])))
+        return found
+
+    def _are_identical(self, one: int, other: int) -> bool:
+        """True if a whole pipeline at one of two sites stands for one at the other."""
+        if (one, other) not in self._identical:
+            self._identical[one, other] = not differing_keys(self.sites[one], self.sites[other])
+        return self._identical[one, other]
 
 
-def _orders(cluster: Cluster) -> Iterator[tuple[Site, ...]]:
-    """Sites one behind the other, linked both ways: the first holds most activations, the last has the loss."""
-    # Sets of a batch are few because their layouts are planned to the end: every order of three sites, both directions
-    # of more. A lattice estimates hundreds of sets within 0.1 s, and goes over the best path of each instead.
-    for chosen in _subsets(cluster.sites):
-        few = len(chosen) <= MAX_ORDERED
-        for order in permutations(chosen) if few else (chosen, chosen[::-1]):
-            if cluster.missing_link(order) is None:
-                yield order
+def _links(cluster: Cluster, number: Mapping[str, int]) -> Iterator[SiteLink]:
+    return (link for link in cluster.links if link.source in number and link.target in number)
 
 
-def _identical(cluster: Cluster) -> Iterator[tuple[Site, ...]]:
-    """Sites of which one stands for all, in a ring of links."""
-    for chosen in _subsets(cluster.sites):
-        linked = cluster.missing_link((*chosen, chosen[0])) is None
-        if linked and not any(differing_keys(chosen[0], site) for site in chosen[1:]):
-            yield chosen
-
-
-def _subsets(sites: Sequence[Site]) -> Iterator[tuple[Site, ...]]:
-    """Sets of two or more sites, those that compute most first."""
-    able = sorted(strongest(sites, _MAX_SITES), key=sites.index)
-    every = chain.from_iterable(combinations(able, count) for count in range(len(able), 1, -1))
-    yield from sorted(every, key=lambda chosen: -sum(map(power, chosen)))
-
-
-def _different(cluster: Cluster, orders: Iterable[tuple[Site, ...]]) -> Iterator[tuple[Site, ...]]:
-    """The first sets that differ in more than names and prices."""
-    seen: list[object] = []
-    for order in orders:
-        sites = [site.model_copy(update={"name": "", "prices": None}) for site in order]
-        hops = [cluster.link(a.name, b.name) for a, b in chain.from_iterable((p, p[::-1]) for p in pairwise(order))]
-        bare = [hop and hop.model_copy(update={"source": "", "target": "", "egress_usd_per_gb": None}) for hop in hops]
-        if (sites, bare) not in seen:
-            seen.append((sites, bare))
-            yield order
-        if len(seen) == _MAX_SETS:
-            return
+def _kinds(sites: Sequence[Site]) -> tuple[Ints, list[Site]]:
+    """The kind of every site, and one site of each kind; the same but for name, devices and prices."""
+    kinds: list[Site] = []
+    bare: list[Site] = []
+    numbers = []
+    for site in sites:
+        same = site.model_copy(update={"name": "", "num_devices": 0, "prices": None})
+        if same not in bare:
+            bare.append(same)
+            kinds.append(site)
+        numbers.append(bare.index(same))
+    return np.array(numbers), kinds

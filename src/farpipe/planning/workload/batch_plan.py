@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -10,8 +11,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from farpipe.core.errors import InfeasibleError
+from farpipe.core.spec.training import Zero
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.workload.batch_options import BatchOptions
+from farpipe.planning.workload.chunk import Ints
 from farpipe.planning.workload.layout import ChunkLayout
 from farpipe.planning.workload.sequence_plan import SequencePlan, plan_sequences
 
@@ -21,21 +24,31 @@ _WHY_GROUPS: Final = (
 )
 
 
-class GroupPlace(NamedTuple):
-    """Place of a group of neighbouring devices, which share its documents (Ulysses), in devices and time."""
+class PlacedPlan(NamedTuple):
+    """Plan of the documents that neighbouring devices share (Ulysses), and its place in devices and time."""
 
     first_device: int
     begin_s: float
     """Moment at which all of its devices are done with larger groups' documents."""
-    layout: ChunkLayout
-    """All devices in groups of that size."""
+    costs: ChunkCosts
+    plan: SequencePlan
+
+    @property
+    def degree(self) -> int:
+        """Number of the devices."""
+        return self.costs.context
+
+    @property
+    def end_s(self) -> float:
+        """Moment at which its step ends."""
+        return self.begin_s + self.plan.step_s
 
 
 @dataclass(frozen=True)
 class BatchPlan:
     """One batch: a layout, the plan of every replica, and what other kinds of layouts would take."""
 
-    zero: int
+    zero: Zero
     layout: ChunkLayout
     replicas: tuple[SequencePlan, ...]
     """The hardest first: the longest sequence, then most work. Sequences have the numbers of the whole batch."""
@@ -45,25 +58,34 @@ class BatchPlan:
     whole_step_s: float | None = None
     """Step of the hardest replica in this layout with every sequence whole, infinite where that does not fit; None: not
     asked."""
-    places: tuple[GroupPlace, ...] = ()
+    places: tuple[PlacedPlan, ...] = ()
     """Place of every replica where each is a group of devices with a context degree of its own; `layout` is then the
     one of the highest degree that divides all devices."""
+    parts: Sequence[Ints] = ()
+    """Documents of every replica, the hardest first, of a layout whose replicas are planned one by one."""
+    bound_s: float = 0.0
+    """Lower bound of the step."""
 
     @property
     def step_s(self) -> float:
         """Seconds of a step: those of the replica that ends last."""
-        begins_s = [place.begin_s for place in self.places] or [0.0] * len(self.replicas)
-        return max(begin_s + plan.step_s for begin_s, plan in zip(begins_s, self.replicas, strict=True))
+        ends_s = [place.end_s for place in self.places] or [plan.step_s for plan in self.replicas]
+        return max(ends_s, default=0.0)
 
     @property
-    def layouts(self) -> list[ChunkLayout]:
-        """The layout of every replica."""
-        return [place.layout for place in self.places] or [self.layout] * len(self.replicas)
+    def is_open(self) -> bool:
+        """True if there are replicas without a plan."""
+        return len(self.replicas) < len(self.parts)
+
+    @property
+    def costs(self) -> list[ChunkCosts]:
+        """What chunks cost in every replica."""
+        return [place.costs for place in self.places] or [self.layout.costs] * len(self.replicas)
 
     @property
     def contexts(self) -> dict[int, int]:
         """Number of groups of every context degree, ascending; none where all replicas have one layout."""
-        return dict(sorted(Counter(place.layout.costs.context for place in self.places).items()))
+        return dict(sorted(Counter(place.degree for place in self.places).items()))
 
     @property
     def num_tokens(self) -> int:
@@ -140,7 +162,7 @@ class BatchPlan:
             "planning_s": self.planning_s,
             **self.to_figures(),
             "groups": [
-                {"first_device": place.first_device, "context": place.layout.costs.context, "begin_s": place.begin_s}
+                {"first_device": place.first_device, "context": place.degree, "begin_s": place.begin_s}
                 for place in self.places
             ],
             "why": self.why,

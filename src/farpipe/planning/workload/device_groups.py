@@ -17,9 +17,10 @@ import numpy as np
 
 from farpipe.core.errors import FarpipeError, InfeasibleError
 from farpipe.core.spec import Job
+from farpipe.core.spec.training import Zero
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.workload.batch_options import BatchOptions
-from farpipe.planning.workload.batch_plan import BatchPlan, GroupPlace, exchange_s
+from farpipe.planning.workload.batch_plan import BatchPlan, PlacedPlan, exchange_s
 from farpipe.planning.workload.checkpointing import unrecomputed_tokens
 from farpipe.planning.workload.chunk import Floats, Ints, as_load
 from farpipe.planning.workload.layout import ChunkLayout, Profiles, chunk_layout, sequence_seconds
@@ -46,14 +47,6 @@ class DeviceGroup(NamedTuple):
     documents: Ints
 
 
-class PlacedPlan(NamedTuple):
-    """Plan of a group's documents, which it begins with `begin_s` seconds after the step."""
-
-    group: DeviceGroup
-    begin_s: float
-    plan: SequencePlan
-
-
 class DocumentTimes(NamedTuple):
     """Seconds of every document in every context degree, ascending, and what whole chunks take beside them."""
 
@@ -78,7 +71,7 @@ class DocumentTimes(NamedTuple):
 class Family:
     """Layouts of one stage of ZeRO that differ in their context degree alone, ascending, and what documents take."""
 
-    zero: int
+    zero: Zero
     layouts: list[ChunkLayout]
     times: DocumentTimes
 
@@ -297,16 +290,13 @@ def plan_assigned(
     family: Family, groups: Sequence[DeviceGroup], sizes: Ints, options: BatchOptions, below_s: float = math.inf
 ) -> BatchPlan | None:
     """`placed_plans` of a family; None where the step is not below `below_s`."""
-    by_degree = dict(zip(family.degrees, family.layouts, strict=True))
-    costs = {degree: layout.costs for degree, layout in by_degree.items()}
+    costs = {layout.costs.context: layout.costs for layout in family.layouts}
     placed = placed_plans(costs, groups, family.num_devices, sizes, options, below_s)
     if not placed:
         return None
-    found = [(GroupPlace(one.group.first_device, one.begin_s, by_degree[one.group.degree]), one.plan) for one in placed]
-    found.sort(key=lambda one: (-int(one[1].batch.sequence_length.max()), -one[1].step_s))
-    places, plans = zip(*found, strict=True)
-    widest = family.dividing.layouts[-1]
-    return BatchPlan(family.zero, widest, plans, places=places)
+    placed.sort(key=lambda one: (-int(one.plan.batch.sequence_length.max()), -one.plan.step_s))
+    plans = tuple(one.plan for one in placed)
+    return BatchPlan(family.zero, family.dividing.layouts[-1], plans, places=tuple(placed))
 
 
 def placed_plans(
@@ -331,7 +321,7 @@ def placed_plans(
         if begin_s + plan.step_s >= below_s:
             return []
         free_s[devices] = begin_s + _work_s(plan)
-        found[index] = PlacedPlan(group, begin_s, plan)
+        found[index] = PlacedPlan(group.first_device, begin_s, costs[group.degree], plan)
     return [found[index] for index in range(len(groups))]
 
 

@@ -7,7 +7,6 @@ others of a group has nothing before that chunk left to do, nor have they what w
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, cast
 
 import numpy as np
@@ -16,12 +15,12 @@ from farpipe.core.errors import InfeasibleError
 from farpipe.core.step import Action, Problem, Schedule
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.workload.batch_options import BatchOptions
+from farpipe.planning.workload.batch_plan import PlacedPlan
 from farpipe.planning.workload.chunk import Chunk, Floats, Ints, Slice, load_of
 from farpipe.planning.workload.device_groups import (
     DeviceGroup,
     Devices,
     DocumentTimes,
-    PlacedPlan,
     assignments,
     document_times,
     placed_plans,
@@ -31,28 +30,21 @@ from farpipe.planning.workload.step_plan import StepPlan, joined, step_plan
 _ONE_CHUNK: Final = Schedule(1, ((Action(0, "F", 0), Action(0, "B", 0)),), "chunk-1f1b")
 
 
-@dataclass(frozen=True)
-class GroupStep:
-    """One batch in groups of processes."""
-
-    placed: tuple[PlacedPlan, ...]
-    """Plans of the groups, the largest first."""
-    plan: StepPlan
-    """The same for the engine."""
-
-    @property
-    def makespan_s(self) -> float:
-        """Seconds until the last group is done."""
-        return max(begin_s + plan.step_s - plan.overhead_s for _, begin_s, plan in self.placed)
-
-    @property
-    def degrees(self) -> dict[int, int]:
-        """Number of groups of every context degree, descending."""
-        return dict(sorted(Counter(one.group.degree for one in self.placed).items(), reverse=True))
+def makespan_s(placed: Sequence[PlacedPlan]) -> float:
+    """Seconds until the last group is done."""
+    return max(one.end_s - one.plan.overhead_s for one in placed)
 
 
-def plan_group_step(costs: Sequence[ChunkCosts], sizes: Ints, num_processes: int, options: BatchOptions) -> GroupStep:
-    """The fastest found step of documents of these `sizes`; `costs`: of every degree, ascending.
+def degrees_of(placed: Sequence[PlacedPlan]) -> dict[int, int]:
+    """Number of groups of every context degree, descending."""
+    return dict(sorted(Counter(one.degree for one in placed).items(), reverse=True))
+
+
+def plan_group_step(
+    costs: Sequence[ChunkCosts], sizes: Ints, num_processes: int, options: BatchOptions
+) -> tuple[list[PlacedPlan], StepPlan]:
+    """The fastest found step of documents of these `sizes`: plans of the groups, the largest first, and the same for
+    the engine. `costs`: of every degree, ascending.
 
     InfeasibleError where a document fits whole on no number of processes.
     """
@@ -62,16 +54,16 @@ def plan_group_step(costs: Sequence[ChunkCosts], sizes: Ints, num_processes: int
             f"a document of {int(sizes.max())} tokens fits whole on no group of up to {costs[-1].context} devices; "
             "cut documents shorter (training.sequence_length), or pin layout.context to train in slices"
         )
-    of_degree, best, errors = {one.context: one for one in costs}, None, list[InfeasibleError]()
+    of_degree, best, errors = {one.context: one for one in costs}, list[PlacedPlan](), list[InfeasibleError]()
     for groups in _assigned(times, [*of_degree], num_processes):
-        below_s = math.inf if best is None else max(one.begin_s + one.plan.step_s for one in best)
+        below_s = max((one.end_s for one in best), default=math.inf)
         try:
             best = placed_plans(of_degree, groups, num_processes, sizes, options, below_s) or best
         except InfeasibleError as error:
             errors.append(error)
-    if best is None:
+    if not best:
         raise errors[-1]
-    return GroupStep(tuple(best), _joined(best, num_processes, sizes.size))
+    return best, _joined(best, num_processes, sizes.size)
 
 
 def _assigned(times: DocumentTimes, degrees: list[int], num_processes: int) -> list[list[DeviceGroup]]:
@@ -92,9 +84,9 @@ def _joined(placed: Sequence[PlacedPlan], num_processes: int, num_documents: int
     Each process without documents has a chunk of one token that does not count, of a document of its own behind the
     last: FSDP2 sums gradients of processes that all have some.
     """
-    parts, groups = [step_plan(plan) for _, _, plan in placed], list[tuple[int, int]]()
-    for (group, _, _), part in zip(placed, parts, strict=True):
-        groups += [(group.first_device, group.degree)] * len(part.chunks)
+    parts, groups = [step_plan(one.plan) for one in placed], list[tuple[int, int]]()
+    for one, part in zip(placed, parts, strict=True):
+        groups += [(one.first_device, one.degree)] * len(part.chunks)
     busy = {process for first, degree in groups for process in range(first, first + degree)}
     idle = sorted({*range(num_processes)} - busy)
     keeps = [part.keeps_attention for part in parts if part.recomputed.any()]

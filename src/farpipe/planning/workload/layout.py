@@ -1,20 +1,26 @@
-"""Layout of a job that trains on chunks: ranks over sites, layers over stages, sequences over replicas."""
+"""Ranks over sites, for every workload; of a job that trains on chunks layers over stages, sequences over replicas."""
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from farpipe.core.errors import InfeasibleError, InputError
-from farpipe.core.spec import Job, Site, differing_keys
+from farpipe.core.spec import Cluster, ContextExchange, Job, Site, differing_keys
 from farpipe.core.units import counted
 from farpipe.planning.cost import JobCosts, Layout, Placement, place_evenly
 from farpipe.planning.cost.chunk_profile import ChunkProfile
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.cost.job_chunks import job_chunk_costs
 from farpipe.planning.workload.chunk import Floats, Ints
+
+MAX_SITES: Final = 6
+"""Largest number of sites in one pipeline."""
 
 
 class ChunkLayout(NamedTuple):
@@ -39,7 +45,7 @@ class ChunkLayout(NamedTuple):
     @property
     def devices_per_stage(self) -> int:
         """Devices that have each stage of one replica: tensor degree x devices that share chunks."""
-        return self.layout.tensor * self.costs.context
+        return self.layout.tensor * self.layout.context
 
     @property
     def devices(self) -> dict[str, int]:
@@ -86,15 +92,41 @@ def chunk_layout(
     InputError for pins that chunks can't keep and a `context` that divides neither heads nor devices (`uneven`: that
     does not divide devices or exceeds the heads), InfeasibleError when there are too few devices.
     """
-    layout, sites = _layout(job, context, uneven)
+    return placed_layout(job, *pinned_layout(job, context, uneven=uneven), longest, profiles)
+
+
+def placed_layout(
+    job: Job, layout: Layout, sites: Sequence[Site], longest: int, profiles: Profiles | None = None
+) -> ChunkLayout:
+    """Degrees on the site of every rank, with layers and costs; errors as for `chunk_layout`."""
     costs = JobCosts(job.model, job.training)
-    layers = job.layout.layers or _balanced(job, costs, layout, sites, longest, context, profiles)
+    layers = job.layout.layers or _balanced(job, costs, layout, sites, longest, profiles)
     placements = place_evenly([site.name for site in sites], layers)
-    found = job_chunk_costs(costs, layout, placements, job.cluster, longest, context, profiles)
-    return ChunkLayout(layout, placements, found)
+    return ChunkLayout(layout, placements, _costs(job, costs, layout, placements, longest, profiles))
 
 
-def _layout(job: Job, context: int, uneven: bool) -> tuple[Layout, list[Site]]:
+def _costs(
+    job: Job,
+    costs: JobCosts,
+    layout: Layout,
+    placements: tuple[Placement, ...],
+    longest: int,
+    profiles: Profiles | None,
+) -> ChunkCosts:
+    whole = replace(layout, context=1, context_exchange="ring")  # laws of chunks are divided by `context` themselves
+    return job_chunk_costs(costs, whole, placements, job.cluster, longest, layout.context, profiles)
+
+
+def degrees_of_chunks(
+    num_ranks: int, data: int, tensor: int, context: int, virtual: int, homes: tuple[str, ...]
+) -> Layout:
+    """Layout with these degrees, whose chunks `context` devices share by Ulysses."""
+    exchange: ContextExchange = "ring" if context == 1 else "ulysses"
+    return Layout(num_ranks, data, tensor, virtual, 1, 1, homes, context, exchange)
+
+
+def pinned_layout(job: Job, context: int, *, uneven: bool = False) -> tuple[Layout, list[Site]]:
+    """Degrees of `chunk_layout`, and the site of every rank."""
     pins = job.layout
     tensor, data, virtual = pins.tensor or 1, pins.data or 1, pins.virtual or 1
     order = [job.cluster.site(name) for name in pins.sites or [site.name for site in job.cluster.sites]]
@@ -104,20 +136,22 @@ def _layout(job: Job, context: int, uneven: bool) -> tuple[Layout, list[Site]]:
     if data % max(1, len(homes)):
         raise InputError(f"layout.data: {data} replicas can't be shared out evenly over {len(homes)} sites")
     each = tensor * context * (data // max(1, len(homes)))
-    ranks = [site.num_devices // each for site in order]
+    room = {site.name: site.num_devices // each for site in order}
     if homes:
-        order, ranks = order[:1], [min(ranks)]
-    most = min(sum(ranks), job.model.num_layers // virtual)
+        order, room = order[:1], {order[0].name: min(room.values())}
+    most = min(sum(room.values()), job.model.num_layers // virtual)
     num_ranks = pins.pipeline or (len(pins.layers) // virtual if pins.layers else most)
-    if num_ranks > sum(ranks) or num_ranks < 1:
+    if num_ranks > sum(room.values()) or num_ranks < 1:
         raise InfeasibleError(
             f"no place for {counted(num_ranks or 1, 'rank')} of {counted(each, 'device')} each: there is room for "
-            f"{sum(ranks)} at {', '.join(f'{site.name} ({site.num_devices})' for site in order)}"
+            f"{sum(room.values())} at {', '.join(f'{site.name} ({site.num_devices})' for site in order)}"
         )
     if not (uneven and job.model.num_kv_heads >= tensor * context):
         _expect_shared(job, tensor, context, order)
-    sites = [site for site, count in zip(order, _shared_out(num_ranks, ranks), strict=True) for _ in range(count)]
-    return Layout(num_ranks, data, tensor, virtual, 1, 1, homes), sites
+    roomy = sorted((site for site in order if room[site.name]), key=lambda site: -room[site.name])[:num_ranks]
+    sites = place_ranks([site for site in order if site in roomy], num_ranks, each)
+    assert sites is not None
+    return degrees_of_chunks(num_ranks, data, tensor, context, virtual, homes), sites
 
 
 def _expect_identical(sites: Sequence[Site]) -> None:
@@ -147,22 +181,12 @@ def _is_shared(job: Job, num_devices: int, sites: Sequence[Site]) -> bool:
     return job.model.divides_heads(num_devices) and not any(site.num_devices % num_devices for site in sites)
 
 
-def _shared_out(num_ranks: int, most: Sequence[int]) -> list[int]:
-    """Ranks of every site, in proportion to what it can have; each site that can gets one if there are enough."""
-    found = [0] * len(most)
-    for _ in range(num_ranks):
-        open_sites = [i for i, limit in enumerate(most) if found[i] < limit]
-        found[min(open_sites, key=lambda i: ((found[i] + 1) / most[i], i))] += 1
-    return found
-
-
 def _balanced(
     job: Job,
     costs: JobCosts,
     layout: Layout,
     sites: Sequence[Site],
     longest: int,
-    context: int,
     profiles: Profiles | None,
 ) -> tuple[int, ...]:
     """Layers one by one to the stage that stays fastest: the least time of the slowest, for layers are identical."""
@@ -170,9 +194,7 @@ def _balanced(
     if count > num_layers:
         raise InfeasibleError(f"{count} stages are too many for {num_layers} layers; pin layout.pipeline lower")
     start = [num_layers // count + (i < num_layers % count) for i in range(count)]
-    one = job_chunk_costs(
-        costs, layout, place_evenly([s.name for s in sites], start), job.cluster, longest, context, profiles
-    )
+    one = _costs(job, costs, layout, place_evenly([site.name for site in sites], start), longest, profiles)
     tokens = float(job.training.sequence_length)
     total = [stage.laws.total for stage in one.stages]
     of_layer = [stage.layer.total for stage in one.stages]
@@ -220,3 +242,50 @@ def sequence_seconds(costs: ChunkCosts, lengths: Ints) -> Floats:
     laws = [stage.laws.total for stage in costs.folded.stages]
     rows = [law.token_s * tokens + law.pair_s * pairs for law in laws]
     return max(rows, key=lambda row: float(row.sum()))
+
+
+def slowest_rate(cluster: Cluster, ring: Sequence[Site]) -> float:
+    """Bytes per second of the slowest link around; 0 where one is missing, in either direction."""
+    links = [
+        cluster.link(*ends) for a, b in pairwise((*ring, ring[0])) for ends in ((a.name, b.name), (b.name, a.name))
+    ]
+    there = [link.bandwidth_bytes_per_s for link in links[::2] if link is not None]
+    return min(there) if None not in links else 0.0
+
+
+def place_ranks(order: Sequence[Site], num_ranks: int, devices_per_rank: int) -> list[Site] | None:
+    """The site of every pipeline rank, in proportion to what the sites hold; None when they can't hold them.
+
+    A rank with all its tensor- and data-parallel devices is on one site. Every site of `order` gets at least one rank.
+    """
+    counts = [0] * len(order)
+    if not share_ranks(num_ranks, [site.num_devices // devices_per_rank for site in order], counts):
+        return None
+    return [site for site, count in zip(order, counts, strict=True) for _ in range(count)]
+
+
+def share_ranks(num_ranks: int, most: Sequence[int], counts: list[int]) -> bool:
+    """Fill `counts`: ranks of every site, in proportion to `most` of them; False where that many don't fit.
+
+    Every site gets one rank at least, and `most` at most. Plain loops, for `lattice_kernel` compiles them.
+    """
+    total, given = 0, 0
+    for number in most:
+        if number < 1:
+            return False
+        total += number
+    if total < num_ranks or num_ranks < len(most):
+        return False
+    for k in range(len(most)):
+        counts[k] = max(1, int(num_ranks * most[k] / total))
+        given += counts[k]
+    while given != num_ranks:
+        step = 1 if given < num_ranks else -1
+        best, gain = -1, -math.inf
+        for k in range(len(most)):
+            lack = step * (num_ranks * most[k] / total - counts[k])
+            if (counts[k] < most[k] if step > 0 else counts[k] > 1) and lack > gain:
+                best, gain = k, lack
+        counts[best] += step
+        given += step
+    return True
