@@ -101,7 +101,7 @@ def test_several_policies_have_a_row_for_every_tenant_and_small_figures_show(fil
     run = CliRunner().invoke(app, ["fleet", "compare", str(files[0]), "--jobs", str(files[1]), "--policy", "fcfs,sjf"])
     rows = [line.split()[:2] for line in run.stdout.splitlines() if line.split()[:1] in (["ada"], ["bob"])]
     assert rows == [["ada", "fcfs"], ["bob", "fcfs"], ["ada", "sjf"], ["bob", "sjf"]]
-    assert "656.1 Wh" in run.stdout
+    assert "657.2 Wh" in run.stdout
     assert "$0.02" in run.stdout
 
 

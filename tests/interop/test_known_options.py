@@ -170,11 +170,6 @@ def test_shapes_in_files_of_every_framework_stop_the_import(content, name, place
         ),
         (TITAN + "enable_cpu_offload = true\n", "x.toml", "training.enable_cpu_offload"),
         (TITAN + '[optimizer]\nname = "Muon"\n', "x.toml", "optimizer.name"),
-        (
-            TITAN + "[parallelism]\ndata_parallel_replicate_degree = 2\n",
-            "x.toml",
-            "parallelism.data_parallel_replicate",
-        ),
     ],
 )
 def test_what_changes_bytes_or_seconds_and_is_not_planned_is_said_in_the_first_lines(content, name, place, read):

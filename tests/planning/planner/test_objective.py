@@ -116,7 +116,7 @@ def test_layers_of_more_stages_than_two_a_rank_follow_from_the_pinned_ranks():
 
 def test_a_job_that_fits_with_zero_3_alone_has_choices():
     small = priced("one", 1.0)
-    small = small.model_copy(update={"device": small.device.model_copy(update={"memory_bytes": 6.3 * 2**30})})
+    small = small.model_copy(update={"device": small.device.model_copy(update={"memory_bytes": 3.8 * 2**30})})
     sharded = TRAINING.model_copy(update={"zero": "auto"})
     asked = job([small], training=sharded, tensor=1, pipeline=1)
     plan = planning.plan(asked)

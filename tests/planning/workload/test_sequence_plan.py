@@ -251,9 +251,9 @@ def test_where_no_slices_of_equal_time_fit_slices_of_equal_tokens_do(monkeypatch
 
 
 def short_of_memory():
-    """Llama 13B on eight stages of four A100 with 30 % of their memory."""
+    """Llama 13B on eight stages of four A100 with 27 % of their memory."""
     site = preset_site("a", "a100-80gb", 32)
-    device = site.device.model_copy(update={"memory_bytes": 0.3 * site.device.memory_bytes})
+    device = site.device.model_copy(update={"memory_bytes": 0.269 * site.device.memory_bytes})
     job = Job(
         model=preset_model("llama-2-13b"),
         training=Training(sequence_length=98304, global_batch=512, zero1=True),
