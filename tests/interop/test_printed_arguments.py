@@ -12,6 +12,7 @@ ARGUMENTS = {
     "attention_dropout": 0.0,
     "bf16": True,
     "cp_comm_type": "['p2p']",
+    "data_parallel_size": 2,
     "data_path": "['corpus_text_document']",
     "dino_head_hidden_size": 4096,
     "encoder_num_layers": 24,
