@@ -77,6 +77,12 @@ def test_printed_arguments_become_a_job(log):
     assert [*draft.missing(), *draft.shapes, *draft.changes, *draft.not_understood, *draft.notes] == []
 
 
+def test_groups_of_queries_count_where_they_are_switched_on(log):
+    draft = read_draft([log(printed(group_query_attention=False, num_query_groups=1, bf16=False, fp16=True))])
+    assert draft.value("model", "num_kv_heads") is None
+    assert draft.tables["training"]["precision"].origin == "fp16"
+
+
 def test_the_last_start_counts_and_a_rank_may_stand_before_each_line(log):
     path = log(printed(num_layers=12) + printed("[default0]:", num_layers=48))
     assert read_draft([path]).value("model", "num_layers") == 48
