@@ -44,9 +44,10 @@ class ProbeOptions:
     ] = None
     seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0
     message: Annotated[
-        str | None, typer.Option(help="Size of single messages to measure as well, such as '8 MB'; see --gap.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Size of single messages to measure as well, such as '8 MB'; see --gap."),
     ] = None
-    gap: Annotated[str, typer.Option(help="With --message: pause before each.")] = "100 ms"
+    gap: Annotated[str, typer.Option(metavar="TIME", help="With --message: pause before each.")] = "100 ms"
     plan: Annotated[
         Path | None, typer.Option(help="Plan whose messages between sites, with their pauses, are measured as well.")
     ] = None
@@ -71,6 +72,8 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
         refuse(typed(context, **of_the_other_side), "is for the side that measures, not with --listen")
         _listen(host, port, options)
         return
+    if options.message is None:
+        refuse(typed(context, gap="--gap"), "needs --message: it is the pause before each")
     sides = _sides(host, options.certs, options.allow_plaintext, options.token)
     source, target = ("", "") if write is None else _ends(write, str(options.link))
     messages = _messages(options)

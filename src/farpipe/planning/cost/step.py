@@ -96,7 +96,7 @@ class _Step:
     def overhead_parts(self) -> dict[str, float]:
         return {
             "optimizer of the slowest rank": self.optimizer_s(),
-            "norm for clipping, told to everybody": self.clipping_s(),
+            "norm for clipping, sent to all ranks": self.clipping_s(),
             "waiting for the slowest replica": self.slowest_s(),
             "exchange of tied embeddings": self.late_tied_exchange_s(),
             "around the exchange between sites": self.around_inter_site_s(),
