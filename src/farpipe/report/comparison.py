@@ -122,6 +122,7 @@ def compare(
         if methods is not None or search_s is not None:
             raise UsageError("methods and search_s are for the schedules of a Problem or a Plan, not for timelines")
         expect_list("compare: others", others, Timeline, "a Timeline, such as plan.timeline or run.timeline")
+        expect_list("compare: names", names, str, "a text")
         return _side_by_side((step, *others), names)
     if others or names:
         raise UsageError("a Problem or a Plan is compared alone; give timelines to compare several steps")

@@ -4,7 +4,7 @@ import copy
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from farpipe.core.arguments import expect_kind
 from farpipe.core.catalog import device_row, model_row
@@ -16,6 +16,8 @@ from farpipe.core.spec.model import Model
 from farpipe.core.spec.write import as_toml
 from farpipe.core.spec.written import WrittenClusterFile, WrittenDevice, WrittenJob, WrittenModel, WrittenSite
 from farpipe.core.strict import key_path, parse_toml, read_text, seen_from, validate
+
+_VALUES: Final = (str, int, float, list, tuple, Mapping, type(None))
 
 
 def load_job(source: Path | str | Job, changes: Mapping[str, Any] | None = None, *, option: str = "") -> Job:
@@ -30,6 +32,9 @@ def load_job(source: Path | str | Job, changes: Mapping[str, Any] | None = None,
     """
     expect_kind("load_job: source", source, (str, Path, Job), "the path of a job.toml, or a Job")
     expect_kind("load_job: changes", changes or {}, Mapping, 'keys and values, such as {"training.num_steps": 7}')
+    for key, value in (changes or {}).items():
+        expect_kind("load_job: changes", key, str, 'keys and values, such as {"training.num_steps": 7}')
+        expect_kind(f"load_job: changes: {key}", value, _VALUES, "a value as in job.toml, or None to remove the key")
     if isinstance(source, Job):
         return _changed(parse_toml(source.to_toml(), "job"), changes, "job", option) if changes else source
     if changes:
