@@ -213,6 +213,11 @@ def test_the_engine_refuses_what_the_filter_names():
         ("training", {"precision": "fp16"}, 'training.precision = "fp16"; plan again with training.precision = "bf16"'),
         ("training", {"zero": 3}, "training.zero = 3"),
         ("training", {"cuda_graphs": True}, "training.cuda_graphs = true"),
+        (
+            "training",
+            {"zero_group_size": 4},
+            "training.zero_group_size = 4; plan again with no training.zero_group_size",
+        ),
         ("training", {"lora": Lora(rank=8)}, "training.lora; plan again with a training of all weights"),
         (
             "training",

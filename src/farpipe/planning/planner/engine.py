@@ -59,7 +59,8 @@ def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str,
         found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
     for key, able in ABLE.items():
         if getattr(training, key) != able:
-            found[f"training.{key} = {json.dumps(getattr(training, key))}"] = f"training.{key} = {json.dumps(able)}"
+            remedy = f"no training.{key}" if able is None else f"training.{key} = {json.dumps(able)}"
+            found[f"training.{key} = {json.dumps(getattr(training, key))}"] = remedy
     return found
 
 
