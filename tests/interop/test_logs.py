@@ -101,7 +101,7 @@ def test_every_framework_s_steps_are_read(name, end, tmp_path):
     assert log.framework == name
     assert found.step_s == pytest.approx(2.25, rel=1e-4)
     assert found.num_steps == 17
-    assert found.notes == ("2 steps of warm-up and 1 outliers left out",)
+    assert found.notes == ("2 steps of warm-up and 1 outlier left out",)
 
 
 def test_samples_a_second_become_seconds(tmp_path):
@@ -310,7 +310,7 @@ def test_a_log_without_steps_is_refused(lines, tmp_path):
 
 
 def test_the_first_step_alone_is_refused_and_few_are_judged_with_a_note(tmp_path):
-    with pytest.raises(InputError, match="1 steps of warm-up and none after it"):
+    with pytest.raises(InputError, match="1 step of warm-up and none after it"):
         measured(read(tmp_path, [megatron(1)]), "x")
     few = measured(read(tmp_path, [megatron(1, 9000), megatron(2), megatron(3)]), "x")
     assert (few.step_s, few.num_steps) == (2.25, 2)

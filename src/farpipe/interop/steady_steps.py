@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.core.errors import InputError
+from farpipe.core.units import counted
 from farpipe.interop.step_log import StepLog
 
 FEW_STEPS: Final = 3
@@ -38,7 +39,7 @@ def measured(log: StepLog, source: str) -> Measured:
     kept = np.concatenate([np.array(attempt.seconds) for attempt in log.attempts])[kinds == "steady"]
     num_warm_up, num_outliers = int((kinds == "warm-up").sum()), int((kinds == "outlier").sum())
     if not len(kept):
-        raise InputError(f"{source}: {num_warm_up} steps of warm-up and none after it: too few to judge by")
+        raise InputError(f"{source}: {counted(num_warm_up, 'step')} of warm-up and none after it: too few to judge by")
     notes = list[str]()
     if len(log.attempts) > 1:
         notes.append(f"{len(log.attempts) - 1} restarts: step numbers fall back")
@@ -48,7 +49,7 @@ def measured(log: StepLog, source: str) -> Measured:
             f"the steps of global batch {log.batch} count; {num_others} of other batches "
             f"({', '.join(str(size or 'not told') for size in sizes[:8])}{', ...' if len(sizes) > 8 else ''}) left out"
         )
-    notes.append(f"{num_warm_up} steps of warm-up and {num_outliers} outliers left out")
+    notes.append(f"{counted(num_warm_up, 'step')} of warm-up and {counted(num_outliers, 'outlier')} left out")
     if len(kept) < FEW_STEPS:
         notes.append(f"only {len(kept)} steady steps: too few for more than a first look")
     if log.num_unreadable:
