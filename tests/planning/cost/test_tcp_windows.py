@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
@@ -95,3 +96,12 @@ def test_a_step_over_cold_connections_takes_longer_than_over_warm_ones():
         return simulate(step.problem, order("1f1b", step.problem)).makespan_s
 
     assert step_s(", slow_start = true") > step_s(", slow_start = true, streams = 16") > step_s("") * 1.01
+
+
+@pytest.mark.parametrize("batch", [64, 4096])
+def test_jobs_over_cold_connections_are_planned(batch):
+    text = TWO.format(more=", slow_start = true").replace("global_batch = 16", f"global_batch = {batch}")
+    pins = '[layout]\nsites = ["a", "b"]\npipeline = 2\ndata = 4\ntensor = 2\nreplicas = "inside"\n'
+    plan = planning.plan(parse_job(f"{text}{pins}num_microbatches = {batch // 4}"))
+
+    assert len(plan.problem.hops[0].forward.occupies_s) == batch // 4

@@ -167,6 +167,17 @@ class Problem(Document, ProblemPart):
         """The same step with other `fields`, checked again; a copy would keep the old one's cached results."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | fields)
 
+    def part(self, microbatches: slice) -> Self:
+        """The step of some of its microbatches: messages keep their own figures, all else is alike in a plan's step."""
+
+        def cut(transfer: Transfer | None) -> Transfer | None:
+            own = {name: value[microbatches] for name, value in transfer or () if isinstance(value, tuple)}
+            return transfer.model_copy(update=own) if transfer and own else transfer
+
+        hops = tuple(hop and Hop.computed(forward=cut(hop.forward), backward=cut(hop.backward)) for hop in self.hops)
+        count = len(range(self.num_microbatches)[microbatches])
+        return self.model_copy(update={"num_microbatches": count, "hops": hops})
+
     def over(self, links: Mapping[str, Link], hops: Sequence[tuple[LinkNames, LinkNames] | None]) -> Self:
         """The same step with its messages over `links`, those named in `hops` (forward, backward), and no others.
 

@@ -191,7 +191,7 @@ def _extrapolated(
     """A step extrapolated from two shorter ones, of `count` microbatches and half as many more; `limit_s` as for
     `best_order`."""
     problem, counts = step.problem, (count, count + count // 2)
-    short, long = (problem.model_copy(update={"num_microbatches": number}) for number in counts)
+    short, long = (problem.part(slice(number)) for number in counts)
     wanted_s = _short_limit_s(problem, short, long, limit_s)
     schedule, timeline = best_order(short, QUICK, wanted_s)
     pair = timeline, best_order(long, schedule.method)[1]

@@ -50,8 +50,9 @@ def _filling(layout: Layout) -> InFlight:
 
 
 def _hiding(layout: Layout, problem: Problem) -> list[int]:
-    """Extra ones by stage: the sum over the hops downstream. Microbatches of a plan are identical: one is enough."""
-    problem = problem.model_copy(update={"num_microbatches": 1})
+    """Extra ones by stage: the sum over the hops downstream. One microbatch is enough: the last, whose messages
+    find warm connections."""
+    problem = problem.part(slice(-1, None))
     pace_s = _pace_s(problem)
     hops = [math.ceil(_round_trip_s(problem, hop) / pace_s - 1e-9) for hop in range(len(problem.hops))]
     return [min(layout.num_microbatches, sum(hops[stage:])) for stage in range(problem.num_stages)]
