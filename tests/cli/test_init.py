@@ -42,6 +42,7 @@ def test_one_link_may_differ():
     [
         ("llama-3-8", "a=8xh100", [], "model: 'llama-3-8' is neither .* did you mean 'llama-3-8b'"),
         ("tiny", "a=8h100", [], "expected NAME=COUNTxDEVICE such as zurich=8xh100, found 'a=8h100'"),
+        ("tiny", "a=0xh100", [], "expected NAME=COUNTxDEVICE such as zurich=8xh100, found 'a=0xh100'"),
         ("tiny", "a=8xh1000", [], "a: there is no device 'h1000'; did you mean 'h200'"),
         ("tiny", "", [], "sites: give at least one"),
         ("tiny", "a=8xh100,b=8xh100", [], "give the one between a and b, as 20ms,100G"),
@@ -50,7 +51,7 @@ def test_one_link_may_differ():
         ("tiny", "a=8xh100,b=8xh100", ["a:c=2ms,1G"], "'a:c' is no pair of sites; expected one of a:b"),
         ("tiny", "a=8xh100,b=8xh100", ["2ms,1G", "3ms,1G"], "'3ms,1G': one was given for all pairs"),
         ("tiny", "a=8xh100", ["2ms,1G"], "there is one site, so no link"),
-        ("tiny", "a=8xh100,a=8xh100", ["2ms,1G"], "there is already a site called 'a'"),
+        ("tiny", "a=8xh100,a=8xh100", ["2ms,1G"], "sites: there is already a site called 'a'; give each"),
     ],
 )
 def test_a_word_that_can_not_be_read_is_named(model, sites, links, message):

@@ -12,6 +12,7 @@ ARGUMENTS = {
     "attention_dropout": 0.0,
     "bf16": True,
     "cp_comm_type": "['p2p']",
+    "data_parallel_size": 2,
     "data_path": "['corpus_text_document']",
     "dino_head_hidden_size": 4096,
     "encoder_num_layers": 24,
@@ -74,6 +75,12 @@ def test_printed_arguments_become_a_job(log):
     assert [value("training", key) for key in keys] == [4096, 128, 2, "bf16", 1, False]
     assert [value("layout", key) for key in ("tensor", "pipeline", "data")] == [4, 2, 2]
     assert [*draft.missing(), *draft.shapes, *draft.changes, *draft.not_understood, *draft.notes] == []
+
+
+def test_groups_of_queries_count_where_they_are_switched_on(log):
+    draft = read_draft([log(printed(group_query_attention=False, num_query_groups=1, bf16=False, fp16=True))])
+    assert draft.value("model", "num_kv_heads") is None
+    assert draft.tables["training"]["precision"].origin == "fp16"
 
 
 def test_the_last_start_counts_and_a_rank_may_stand_before_each_line(log):

@@ -1,6 +1,8 @@
 """Arguments of the Python interface: one of another type, or that can't be, is an InputError that names it."""
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
@@ -55,3 +57,10 @@ def expect_seconds(place: str, value: object) -> float:
         return finite(value)
     except ValueError as error:
         raise InputError(f"{place}: {error}") from None
+
+
+def plain_signature(model: type) -> inspect.Signature:
+    """The signature of a model's class with plain types: what validates them is for the documents."""
+    found = inspect.signature(model)
+    plain = get_type_hints(SimpleNamespace(__annotations__={n: one.annotation for n, one in found.parameters.items()}))
+    return found.replace(parameters=[one.replace(annotation=plain[n]) for n, one in found.parameters.items()])

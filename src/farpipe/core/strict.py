@@ -7,7 +7,6 @@ nearest good word. Nothing unknown is accepted and nothing is guessed.
 import csv
 import difflib
 import glob
-import inspect
 import io
 import json
 import math
@@ -19,14 +18,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, tzinfo
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from farpipe.core.errors import InputError, RunError
 
 MAX_FILE_BYTES = 1 << 30
+_KINDS = re.compile(r"literal\[.*|bool|int|str|float", re.DOTALL)
+_MESSAGES = {  # the class behind a table means nothing to the user
+    **dict.fromkeys(("model_type", "dict_type"), "expected a table"),
+    **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
+    "too_short": "expected {min_length} or more entries",
+    "too_long": "expected {max_length} entries",
+}
 
 ModelType = TypeVar("ModelType", bound=BaseModel)
 
@@ -302,6 +307,11 @@ def explain(model: type[BaseModel], error: ValidationError, source: str, prefix:
     location = first["loc"]
     if location[-1:] == ("[key]",) and first["type"] != "extra_forbidden":
         location = location[:-1]  # pydantic's mark for an error in the key itself, which precedes it
+    expected = str(first["msg"])
+    if location and _KINDS.fullmatch(str(location[-1])):  # its mark for one kind of a value that may be of several
+        location = location[:-1]
+        messages = [str(e["msg"]) for e in error.errors(include_url=False) if e["loc"][:-1] == location]
+        expected = " or ".join([messages[0], *(text.removeprefix("Input should be ") for text in messages[1:])])
     path = key_path([prefix, *location] if prefix else location)
     place = f"{source}: {path}" if path else source
     if first["type"] == "extra_forbidden":
@@ -310,16 +320,9 @@ def explain(model: type[BaseModel], error: ValidationError, source: str, prefix:
         return f"{place}: unknown key{hint}"
     if first["type"] == "missing":
         return f"{place}: missing"
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] in ("model_type", "dict_type"):  # the class behind a table means nothing to the user
-        message = "expected a table"
-    if first["type"] in ("tuple_type", "list_type"):
-        message = "expected a list"
-    if first["type"] in ("too_short", "too_long"):
-        message = (
-            "expected {min_length} or more entries" if first["type"] == "too_short" else "expected {max_length} entries"
-        )
-        message = message.format(**first["ctx"])
+    message = expected.removeprefix("Value error, ")
+    if first["type"] in _MESSAGES:
+        message = _MESSAGES[first["type"]].format(**first.get("ctx", {}))
     if first["type"] == "value_error":  # our own validators show the value where it helps, and may begin with a name
         return f"{place}: {message}"
     message = message[:1].lower() + message[1:]
@@ -391,10 +394,3 @@ def finite(value: Any, *, minimum: float = 0.0, exclusive: bool = False) -> floa
     if number < minimum or (exclusive and number == minimum):
         raise ValueError(f"must be {'more than' if exclusive else 'at least'} {minimum:g}, found {show(value)}")
     return number
-
-
-def plain_signature(model: type) -> inspect.Signature:
-    """The signature of a model's class with plain types: what validates them is for the documents."""
-    found = inspect.signature(model)
-    plain = get_type_hints(SimpleNamespace(__annotations__={n: one.annotation for n, one in found.parameters.items()}))
-    return found.replace(parameters=[one.replace(annotation=plain[n]) for n, one in found.parameters.items()])

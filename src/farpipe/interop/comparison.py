@@ -23,26 +23,34 @@ _MORE_MEMORY: Final = 16.0
 """Factor on the devices' memory with which a training is predicted that ran, but would not fit by the model."""
 _CALIBRATED: Final = 1e-3
 """Relative error of the step at which a calibration ends."""
+_VISIBLE: Final = 1e-3
+"""Share of a step below which a setting explains nothing."""
 _MAX_CALIBRATIONS: Final = 32
 _CHANGES: Final[Mapping[str, Mapping[Any, str]]] = {
     "overlap": {
         True: "replicas' collectives are not hidden behind compute (overlap = false)",
-        False: "they are hidden",
+        False: "replicas' collectives are hidden behind compute (overlap = true)",
     },
     "kernels": {
         "fused": 'operations between matrix products run unfused (kernels = "eager")',
-        "eager": "they are fused",
+        "eager": 'operations between matrix products are fused (kernels = "fused")',
     },
-    "flash_attention": {True: "attention keeps its scores (flash_attention = false)", False: "it does not keep them"},
-    "sequence_parallel": {True: "norms are not divided (sequence_parallel = false)", False: "norms are divided"},
+    "flash_attention": {
+        True: "attention keeps its scores (flash_attention = false)",
+        False: "attention does not keep its scores (flash_attention = true)",
+    },
+    "sequence_parallel": {
+        True: "norms are not divided (sequence_parallel = false)",
+        False: "norms are divided (sequence_parallel = true)",
+    },
     "tp_comm_overlap": {
         False: "tensor-parallel collectives run beside products (tp_comm_overlap = true)",
-        True: "tensor-parallel collectives do not run beside products",
+        True: "tensor-parallel collectives do not run beside products (tp_comm_overlap = false)",
     },
     "cuda_graphs": {
         True: "the host launches every kernel (cuda_graphs = false)",
         "part": "the host launches every kernel (cuda_graphs = false)",
-        False: "CUDA graphs are used",
+        False: "the host launches no kernel by itself (cuda_graphs = true)",
     },
 }
 """Settings of a training that a run may have otherwise than its job says, with the words for the other value."""
@@ -154,7 +162,7 @@ def _with_own_memory(plan: Plan, asked: Job) -> Plan:
 
 
 def _suspects(job: Job, plan: Plan, measured: Measured) -> tuple[Suspect, ...]:
-    """Settings that would bring the prediction nearer to the measurement, the nearest first."""
+    """Settings that would bring the prediction nearer to the measurement by a thousandth of it, the nearest first."""
     missing_s = measured.step_s - plan.prediction.step_s
     found = []
     for key, words in _CHANGES.items():
@@ -162,7 +170,8 @@ def _suspects(job: Job, plan: Plan, measured: Measured) -> tuple[Suspect, ...]:
         if value == "auto" or value not in _OTHERS:
             continue
         effect_s = _effect_s(job, plan, {key: _OTHERS[value]})
-        if effect_s is not None and effect_s * missing_s > 0 and abs(missing_s - effect_s) < abs(missing_s):
+        nearer_s = 0.0 if effect_s is None else abs(missing_s) - abs(missing_s - effect_s)
+        if effect_s is not None and nearer_s > _VISIBLE * measured.step_s:
             found.append(Suspect(words[value], effect_s))
     return tuple(sorted(found, key=lambda suspect: abs(missing_s - suspect.effect_s)))
 

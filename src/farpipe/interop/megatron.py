@@ -165,7 +165,8 @@ def _model(settings: Settings, draft: Draft) -> None:
     switches = [settings.flag(name) for name in _GATES]
     gated = any(switches) or any(text.endswith(("swiglu", "geglu")) or text == "reglu" for text in unit)
     groups = settings.take("num_query_groups", as_count)
-    is_switched = settings.flag("group_query_attention") or not settings.origin("hidden_size").startswith("--")
+    has_switch = settings.has("group_query_attention") or settings.origin("hidden_size").startswith("--")
+    is_switched = settings.flag("group_query_attention") or not has_switch
     if groups is not None and is_switched:  # files of NeMo have no switch
         draft.put("model", "num_kv_heads", groups, settings.origin("num_query_groups"))
     elif settings.has("num_key_value_heads"):  # Megatron-DeepSpeed

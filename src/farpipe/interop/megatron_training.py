@@ -133,7 +133,7 @@ def _precision(settings: Settings, draft: Draft) -> None:
     named = str(settings.take("precision", str, "") or settings.take("mixed_precision", str, ""))
     narrow = next((kind for kind in ("bf16", "fp16") if settings.flag(kind) or kind in named), None)
     narrow = narrow or ("fp16" if named in ("16", "16-mixed") else "fp32")
-    draft.put("training", "precision", narrow, settings.origin("bf16", "fp16", "precision", "mixed_precision"))
+    draft.put("training", "precision", narrow, settings.origin(narrow, "bf16", "fp16", "precision", "mixed_precision"))
     recipe = settings.take("fp8_recipe", str, "delayed")
     form = str(settings.take("fp8_format", str, "")).lower()
     if form not in ("", "false", "none"):

@@ -87,6 +87,8 @@ def _telling(arguments: dict[str, Any]) -> dict[str, Any]:
         unused += ("moe_", "num_experts")
     if not arguments.get("deepspeed"):
         unused += ("zero_",)
+    if "world_size" in arguments:  # what is left of them by the other degrees
+        unused += ("data_parallel_size",)
     if "virtual_pipeline_model_parallel_size" not in arguments:  # off for every order that is not interleaved
         unused += ("overlap_p2p_comm",)
     return {

@@ -22,6 +22,8 @@ from job_files import changed
             r"training\.evaluate_every_steps: no text is held out for it; set data",
         ),
         ("checkpoint_every_minutes = -1", r"training\.checkpoint_every_minutes: must be at least 0"),
+        ('zero = "2"', r"training\.zero: input should be 'auto' or 0, 1, 2 or 3, found '2'"),
+        ('cuda_graphs = "all"', r"training\.cuda_graphs: input should be a valid boolean or 'part', found 'all'"),
         ("keep_checkpoints = 1.5", r"training\.keep_checkpoints: "),
         ("checkpoint_every = 10", r"training\.checkpoint_every: unknown key; did you mean 'checkpoint_every_"),
     ],

@@ -87,6 +87,8 @@ def test_a_link_says_that_its_connections_start_slowly():
     assert plain.links[0].bandwidth_bytes_per_s == 125e6  # windows are counted for each message
     with pytest.raises(InputError, match='"rdma" has no slow_start'):
         _job(', slow_start = true, kind = "rdma"')
+    with pytest.raises(InputError, match=r"links\[0\].mtu: packets are counted with slow_start = true only"):
+        _job(", mtu = 9001")
 
 
 def test_a_step_over_cold_connections_takes_longer_than_over_warm_ones():

@@ -17,7 +17,7 @@ from farpipe.core.units import BYTES_PER_S, SECONDS, parse
 SEQUENCE_LENGTH: Final = 4096
 TOKENS_PER_STEP: Final = 1 << 20
 """Tokens of one optimizer step where the batch is not given: about 1 M, as models of 7 to 70 B parameters train."""
-_SITE: Final = re.compile(r"\s*(?P<name>[^=\s]+)\s*=\s*(?P<count>\d[\d_]*)\s*[x*]\s*(?P<device>\S+)\s*")
+_SITE: Final = re.compile(r"\s*(?P<name>[^=\s]+)\s*=\s*(?P<count>[1-9][\d_]*)\s*[x*]\s*(?P<device>\S+)\s*")
 _SHORT_RATE: Final = re.compile(r"(?P<number>[\d.]+)\s*(?P<prefix>[kMGT])")
 _ASSUMED: Final = "assumed"
 SCHEMA_LINE: Final = "#:schema https://github.com/farpipe/farpipe/raw/main/docs/reference/job.schema.json"
@@ -44,6 +44,9 @@ def first_job(
     given = [_site(word) for text in sites for word in text.split(",") if word.strip()]
     if not given:
         raise InputError("sites: give at least one, as zurich=8xh100")
+    names = [name for name, _, _ in given]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"sites: there is already a site called {twice[0]!r}; give each a name of its own")
     key, shape = _model(model)
     length = sequence_length or min(SEQUENCE_LENGTH, shape.max_sequence_length or SEQUENCE_LENGTH)
     batch = global_batch or max(1, TOKENS_PER_STEP // length)
@@ -54,7 +57,7 @@ def first_job(
     }
     tables: list[tuple[str, Table]] = [("[model]", {key: (model, shape.size_text)}), ("[training]", training)]
     tables += [("[[cluster.sites]]", _site_table(*site)) for site in given]
-    tables += [("[[cluster.links]]", table) for table in _links([name for name, _, _ in given], links)]
+    tables += [("[[cluster.links]]", table) for table in _links(names, links)]
     head = f'{SCHEMA_LINE}\n# Lines marked "{_ASSUMED}" are a guess: check them. All keys: docs/reference/job.md.\n'
     text = "\n".join([head, *(_section(header, table) for header, table in tables)])
     parse_job(text, "the job")

@@ -367,6 +367,8 @@ class WrittenLink(WrittenSpeed, Written):
         if otn and (self.window is not None or at_source):
             key = "window" if self.window is not None else "acknowledged"
             raise fault('the equipment of a lossless OTN paces RDMA: leave this out, or take kind = "rdma"', key)
+        if "mtu" in self.model_fields_set and not self.slow_start:
+            raise fault("packets are counted with slow_start = true only: set it, or leave this out", "mtu")
         if self.kind != "tcp":
             for key in ("streams", "loss", "jitter", "slow_start"):
                 if getattr(self, key):

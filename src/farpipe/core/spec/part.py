@@ -17,7 +17,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from farpipe.core.strict import finite, plain_signature
+from farpipe.core.arguments import plain_signature
+from farpipe.core.strict import finite
 from farpipe.core.units import BYTES, BYTES_PER_S, FLOPS, SECONDS, WATTS, parse
 
 Quantity = str | Literal[0]

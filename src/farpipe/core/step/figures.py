@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from farpipe.core.arguments import Checked
-from farpipe.core.strict import finite, plain_signature
+from farpipe.core.arguments import Checked, plain_signature
+from farpipe.core.strict import finite
 
 MAX_SECONDS: Final = 1e15
 """Largest seconds of one action or message, thirty million years; sums of longer ones overflow."""
