@@ -100,7 +100,12 @@ def range_lines(document: PlanDocument) -> Iterator[str]:
     why = document.explanation
     if why.such_jobs:
         low, high = map(format_seconds, document.step_range_s)
-        yield f"8 of 10 such jobs took {low} to {high} a step ({why.such_jobs})."
+        if why.is_rough:  # nothing like it was ever measured: the range is that of other predictions' errors
+            yield (
+                f"Expect {low} to {high} a step, a guess: so far off were 8 of 10 other predictions ({why.such_jobs})."
+            )
+        else:
+            yield f"8 of 10 such jobs took {low} to {high} a step ({why.such_jobs})."
     if why.links_s > 0.001 * document.plan.prediction.step_s:
         low, high = map(format_seconds, why.links_range_s)
         yield f"Links between sites cost {format_seconds(why.links_s)} of it, {low} to {high} in 8 of 10."
