@@ -7,6 +7,7 @@ from farpipe.core.spec import Cluster, preset_site
 from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import (
     CheckpointCopied,
+    Happened,
     JobStarted,
     JobSubmitted,
     LinkChanged,
@@ -74,6 +75,10 @@ def test_a_lost_site_takes_its_checkpoints_along_and_the_job_goes_on_from_a_copy
     done = state.jobs["j"].done_at(7000.0)
     state, (stop, start) = state.handle(SiteLost(7000.0, "a", 900.0))
     assert (type(stop), stop.why, type(start)) == (Preempt, "a is lost", Start)
+    assert state.done == (
+        Happened("j", "preempt", "queued", why="a is lost"),
+        Happened("j", "start", "starting", start.placement),
+    )
     job = state.jobs["j"]
     assert (job.num_done, job.num_stored, job.stored_at) == (40.0, 40.0, "c")
     assert job.copies == {}, f"steps from 40 to {done} are done again, so their checkpoint at a is void"
@@ -103,6 +108,7 @@ def test_the_loss_of_the_site_with_the_copies_stops_nobody():
     state, commands = state.handle(SiteLost(4000.0, "c"))
     assert commands == []
     assert state.jobs["j"].placement.copied_bytes_per_s == {"a>b": STATE_BYTES / 3600}
+    assert state.done == (Happened("j", "copy", "running", state.jobs["j"].placement),)
     state, commands = state.handle(LinkChanged(4100.0, "a>b", 1e6))
     assert commands == []
     assert state.jobs["j"].placement.copied_bytes_per_s == {}, "too thin"

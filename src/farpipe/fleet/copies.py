@@ -6,6 +6,7 @@ takes its checkpoints along until it is back.
 
 from collections.abc import Callable, Iterable, Mapping
 
+from farpipe.fleet.events import Happened
 from farpipe.fleet.job import JobPlacement, JobState
 from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import Snapshot, State, placed, settled
@@ -42,6 +43,19 @@ def with_copying(state: State, names: Iterable[str]) -> State:
         if job is not None and job.phase == "running" and job.placement is not None:
             state = _copying(state, name, _copies_sent(state, job, job.placement.sites[0]))
     return state
+
+
+def copies_moved(before: Snapshot, now: Snapshot) -> list[Happened]:
+    """Running jobs that go on as before, and send their copies elsewhere now, or none any more."""
+    found = list[Happened]()
+    for name, job in now.jobs.items() if now.world.stops.copy_every_s else ():
+        was = before.jobs.get(name)
+        if was is None or was is job or was.placement is None or job.placement is None:
+            continue
+        goes_on = (was.phase, was.attempt, was.placement.step_s) == (job.phase, job.attempt, job.placement.step_s)
+        if goes_on and was.placement.copied_bytes_per_s != job.placement.copied_bytes_per_s:
+            found.append(Happened(name, "copy", "running", job.placement))
+    return found
 
 
 def _copying(state: State, name: str, copied_bytes_per_s: Mapping[str, float]) -> State:

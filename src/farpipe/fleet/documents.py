@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from farpipe.core.errors import InputError
 from farpipe.core.strict import expect_format, key_path, nearest, parse_json
 from farpipe.fleet import events
-from farpipe.fleet.events import Command, Event, JobSubmitted
+from farpipe.fleet.events import Command, Event
 from farpipe.fleet.job import FleetJob
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import Quotes, StopCosts
@@ -87,15 +87,12 @@ class Entry:
     @classmethod
     def of(cls, before: FleetState, events: Iterable[Event], after: FleetState, commands: Iterable[Command]) -> "Entry":
         """The entry of ``after, commands = before.handle(*events)``."""
-        events = tuple(events)
         change: Data = {name: _plain(getattr(after, name)) for name in _WHOLE}
         for name in _MAPPINGS:
             if different := _difference(getattr(before, name), getattr(after, name)):
                 change[name] = different
-        submitted = {event.job.name for event in events if isinstance(event, JobSubmitted)}
-        gone = [name for name in dict.fromkeys((*before.jobs, *sorted(submitted))) if name not in after.jobs]
-        jobs = [job for name in gone if name not in before.ended and (job := after.ended.job(name))]
-        return cls(events, tuple(commands), change | ({"ended": _plain(jobs)} if jobs else {}))
+        jobs = [after.ended.job(one.name) for one in after.done if one.phase is None]
+        return cls(tuple(events), tuple(commands), change | ({"ended": _plain(jobs)} if jobs else {}))
 
     def to_line(self) -> str:
         """A line of the log, with its end."""

@@ -15,6 +15,7 @@ from farpipe.fleet.events import (
     Command,
     DevicesChanged,
     Event,
+    Happened,
     JobCancelled,
     JobEnded,
     JobFailed,
@@ -67,8 +68,10 @@ def _submitted(state: State, event: JobSubmitted) -> Result[State]:
             raise InputError(f"job {job.name!r}: there is another job of that name; give each its own")
         return state, []  # the same submission again
     if why := why_refused(state, job):
-        return replace(state, ended=state.ended.plus(job)), [Cancel(job.name, 0, f"job {job.name!r}: {why}")]
-    return state.with_job(JobState(job, since_s=state.now_s)), []
+        why = f"job {job.name!r}: {why}"
+        state = state.noted(Happened(job.name, "submit", "queued"), Happened(job.name, "refuse", why=why))
+        return replace(state, ended=state.ended.plus(job)), [Cancel(job.name, 0, why)]
+    return state.with_job(JobState(job, since_s=state.now_s), "submit"), []
 
 
 def _attempt(state: State, event: AttemptEvent) -> JobState | None:
@@ -86,7 +89,8 @@ def _started(state: State, event: JobStarted) -> Result[State]:
     if job is None or job.placement is None or job.phase != "starting":
         return state, []
     account = replace(placed(job, job.placement, "running"), stored_at=job.placement.sites[0])
-    return with_copying(state.with_job(account), [job.name]), []
+    state = with_copying(state.with_job(account), [job.name])
+    return state.noted(Happened(job.name, "run", "running", state.jobs[job.name].placement)), []
 
 
 def _reported(state: State, event: StepReported) -> Result[State]:
@@ -103,7 +107,7 @@ def _ended(state: State, event: JobEnded) -> Result[State]:
     if job is None:
         return state, []
     _expect_running(job, "has ended")
-    return state.without_job(replace(job, num_done=float(job.job.num_steps))), []
+    return state.without_job(replace(job, num_done=float(job.job.num_steps)), "finish"), []
 
 
 def _expect_running(job: JobState, what: str) -> None:
@@ -122,14 +126,15 @@ def _failed(state: State, event: JobFailed) -> Result[State]:
     if job is None:
         return state, []
     if event.is_final or job.leaves:
-        return state.without_job(job), []
+        return state.without_job(job, "fail"), []
     job = _paused(state, replace(queued(job, event.num_lost), reserved=None))
     if job.num_failures < state.world.stops.max_failures:
-        return state.with_job(job), []
+        return state.with_job(job, "fail"), []
     why = (
         f"given up at {job.num_done / job.job.num_steps:.0%} of its steps after {job.num_failures:,} failures in a row"
     )
-    return state.without_job(job), [Cancel(job.name, job.attempt, why)]
+    state = state.without_job(job, "fail", why).noted(Happened(job.name, "fail", "queued"))
+    return state, [Cancel(job.name, job.attempt, why)]
 
 
 def _paused(state: Snapshot, job: JobState) -> JobState:
@@ -147,9 +152,10 @@ def _cancelled(state: State, event: JobCancelled) -> Result[State]:
     if job.leaves:
         return state, []
     if job.placement is None or not state.world.stops.holds:
-        return state.without_job(job), [Cancel(event.name, job.attempt, why)]
+        return state.without_job(job, "cancel", why), [Cancel(event.name, job.attempt, why)]
     job = job if job.phase == "stopping" else stopped(state, job)
-    return state.with_job(replace(job, reserved=None, leaves=True)), [Cancel(event.name, job.attempt, why)]
+    job = replace(job, reserved=None, leaves=True)
+    return state.with_job(job, "cancel", why), [Cancel(event.name, job.attempt, why)]
 
 
 def _copied(state: State, event: CheckpointCopied) -> Result[State]:
@@ -167,12 +173,12 @@ def _stopped(state: State, event: JobStopped) -> Result[State]:
     _expect(f"job {event.name!r}: num_lost", event.num_lost, 0.0, MAX_STEPS)
     job = _attempt(state, event)
     if job is None:
-        return state, []
+        return state.noted(Happened(event.name, "stopped", "queued")) if event.name in state.jobs else state, []
     if job.phase != "stopping":
         raise InputError(f"job {job.name!r} has stopped its attempt {job.attempt} without having been told to")
     if job.leaves:
-        return state.without_job(job), []
-    return state.with_job(go_on_from_newest(state, queued(job, event.num_lost))), []
+        return state.without_job(job, "cancel"), []
+    return state.with_job(go_on_from_newest(state, queued(job, event.num_lost)), "stopped"), []
 
 
 def _link(state: State, event: LinkChanged) -> Result[State]:
@@ -212,8 +218,9 @@ def _fit_job(state: State, job: JobState, link: str, share: float) -> tuple[Stat
     account = settled(state, job.name)
     if fitted is None:
         account = replace(stopped(state, account), num_preemptions=job.num_preemptions + 1)
-        return state.with_job(account), Preempt(job.name, job.attempt, "a link it needs is too slow")
-    return state.with_job(placed(account, fitted, job.phase)), Replan(job.name, job.attempt, fitted)
+        why = "a link it needs is too slow"
+        return state.with_job(account, "preempt", why), Preempt(job.name, job.attempt, why)
+    return state.with_job(placed(account, fitted, job.phase), "replan"), Replan(job.name, job.attempt, fitted)
 
 
 def _start_left(state: Snapshot, job: JobState, fitted: JobPlacement, link: str, share: float) -> JobPlacement | None:
@@ -276,12 +283,13 @@ def _site(state: State, name: str, lost_s: float = 0.0, **change: Any) -> Result
         account = settled(state, job.name)
         num_lost = _steps_in(job, job.placement, lost_s)
         account = stopped(state, account, num_lost) if is_up else queued(account, num_lost)
-        if job.leaves:
-            state = state.without_job(account)
-        else:
-            state = state.with_job(replace(account, num_preemptions=job.num_preemptions + 1))
         why = f"{name} has no devices for it any more" if is_up else f"{name} is lost"
-        commands += [Preempt(job.name, job.attempt, why)] if job.phase != "stopping" else []
+        if job.leaves:
+            state = state.without_job(account, "cancel")
+            continue  # it was stopping already
+        what = "" if job.phase == "stopping" else "preempt"
+        state = state.with_job(replace(account, num_preemptions=job.num_preemptions + 1), what, why)
+        commands += [Preempt(job.name, job.attempt, why)] if what else []
     for job in [job for job in state.jobs.values() if job.copies and job.phase == "queued" and job.reserved is None]:
         state = state.with_job(go_on_from_newest(state, settled(state, job.name)))
     return with_copying(state, copying), commands

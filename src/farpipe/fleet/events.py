@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farpipe.fleet.job import FleetJob, JobPlacement
+from farpipe.fleet.job import FleetJob, JobPlacement, Phase
 
 
 @dataclass(frozen=True)
@@ -185,4 +185,19 @@ class Replan(Command):
 class Cancel(Command):
     """End the job, or don't take it at all."""
 
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What a call of `FleetState.handle` did to one job."""
+
+    name: str
+    """The job; empty: a request of the policy was not possible."""
+    what: str
+    """One word, as in OUT.jsonl."""
+    phase: Phase | None = None
+    """Phase that the job came into; None: it has ended, or was not taken."""
+    placement: JobPlacement | None = None
+    """Devices that it has from then on."""
     why: str = ""

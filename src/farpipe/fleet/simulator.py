@@ -9,24 +9,18 @@ from itertools import count
 from typing import Final, TextIO
 
 from farpipe.fleet.events import (
-    Cancel,
     CheckpointCopied,
-    Command,
     Event,
+    Happened,
     JobEnded,
     JobFailed,
     JobStarted,
     JobStopped,
     JobSubmitted,
-    Migrate,
-    Preempt,
     PriceChanged,
-    Replan,
-    Resize,
-    Start,
     Tick,
 )
-from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Phase
+from farpipe.fleet.job import FleetJob, JobState
 from farpipe.fleet.meter import JOULES_PER_KWH
 from farpipe.fleet.outcome import Allocation, FleetOutcome, JobRecord
 from farpipe.fleet.snapshot import settled
@@ -34,17 +28,10 @@ from farpipe.fleet.state import FleetState
 from farpipe.fleet.waiting import why_unstarted
 from farpipe.planning.cost.money import SECONDS_PER_HOUR
 
-NAMES: Final[Mapping[type[Command], str]] = {
-    Start: "start",
-    Resize: "resize",
-    Migrate: "migrate",
-    Preempt: "preempt",
-    Replan: "replan",
-    Cancel: "cancel",
-}
 MAX_IDLE_S: Final = 60 * 86400.0
 """Longest time in seconds that an idle fleet is simulated while jobs still wait."""
-ENDS: Final = ("finish", "fail", "cancel", "refuse")
+ENDS: Final = {"finish": "finish", "fail": "fail", "cancel": "cancel", "refuse": "refused"}
+"""States of jobs that have ended, by what happened."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +111,12 @@ class Simulator:
                 if self.prices[site][-1][0] == event.time_s:
                     self.prices[site].pop()
                 self.prices[site].append((event.time_s, price.usd_per_mwh))
-        self._record_event(event, before)
-        for why in self.state.refusals:
-            self._log("reject", "", "queued", None, why)
-        for command in commands:
-            self._record_command(command)
-        self._record_copying(before)
+        if isinstance(event, JobSubmitted):
+            self.records.setdefault(event.job.name, JobRecord(event.job))
+        for ended in self.state.closed:
+            self.records[ended.name].final = ended
+        for one in self.state.done:
+            self._record(one)
         for name in dict.fromkeys((getattr(event, "name", ""), *(command.name for command in commands))):
             job = self.state.jobs.get(name)
             if job is not None and job is not before.get(name):
@@ -194,90 +181,34 @@ class Simulator:
             more = max(0, free[site]) * watts * tariff.pue * seconds / JOULES_PER_KWH
             self._idle[site] = kwh + more, usd + more / 1e3 * tariff.price.usd_per_mwh
 
-    def _record_event(self, event: Event, before: Mapping[str, JobState]) -> None:
-        """Record what the event itself changes of a job, before the commands that follow."""
-        if isinstance(event, JobSubmitted):
-            record = self.records.setdefault(event.job.name, JobRecord(event.job))
-            record.states.append((event.time_s, "queued"))
-            self._record_allocation("submit", event.job.name, "queued", None)
-        elif isinstance(event, JobStarted):
-            now = self.state.jobs.get(event.name)  # the policy may have stopped it in the same moment
-            runs = now is not None and now.phase == "running"
-            self._record_phase(event.name, "run", "running", (now if now and runs else before[event.name]).placement)
-        elif isinstance(event, JobStopped) and event.name in self.state.jobs:
-            self._record_phase(event.name, "stopped", "queued")
-        for job in self.state.closed:
-            record = self.records[job.name]
-            record.final = job
-            finished = isinstance(event, JobEnded)
-            record.finished_s = event.time_s if finished else None
-            what = "finish" if finished else "fail" if isinstance(event, JobFailed) else "cancel"
-            record.states.append((event.time_s, what))
-            self._record_allocation(what, job.name, "queued", None)
-        if isinstance(event, JobFailed) and not event.is_final:
-            self._record_phase(event.name, "fail", "queued")
-
-    def _record_command(self, command: Command) -> None:
-        what = NAMES[type(command)]
-        job = self.state.jobs.get(command.name)
-        if job is not None and job.phase == "stopping" and isinstance(command, Preempt | Cancel):
-            self._record_phase(command.name, what, "stopping", job.placement)
-            return
-        if command.name in self.records and isinstance(command, Cancel):
-            if self.state.closed:
-                self.records[command.name].unfinished = command.why
-            else:
-                self.records[command.name].states.append((self.state.now_s, "refused"))
-                self.records[command.name].refused = command.why
-                self._record_allocation("refuse", command.name, "queued", None, command.why)
-            return
-        placement: JobPlacement | None = getattr(command, "placement", None)
-        starts = placement is not None and (placement.startup_s > 0 or not isinstance(command, Replan))
-        phase: Phase = "queued" if placement is None else "starting" if starts else "running"
-        self._record_phase(command.name, what, phase, placement)
-
-    def _record_copying(self, before: Mapping[str, JobState]) -> None:
-        """Record running jobs that send copies elsewhere now, or none any more."""
-        if not self.state.world.stops.copy_every_s:
-            return
-        for name, job in self.state.jobs.items():
-            was = before.get(name)
-            if was is None or was.placement is None or job.placement is None or was is job:
-                continue
-            goes_on = (was.phase, was.attempt, was.placement.step_s) == (job.phase, job.attempt, job.placement.step_s)
-            if goes_on and was.placement.copied_bytes_per_s != job.placement.copied_bytes_per_s:
-                self._record_allocation("copy", name, "running", job.placement)
-
-    def _record_phase(self, name: str, what: str, phase: Phase, placement: JobPlacement | None = None) -> None:
-        """Record a phase that begins, and what the job has in it; another may begin in the same moment."""
-        self.records[name].states.append((self.state.now_s, phase))
-        self._record_allocation(what, name, phase, placement)
-
-    def _record_allocation(
-        self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str = ""
-    ) -> None:
-        """Keep the devices and links that the job has from now on, and log them."""
-        devices, rates = (dict(placement.devices), placement.links(phase)) if placement else ({}, {})
-        known = self.state.jobs.get(name) or self.records[name].final
-        usd = known.spent.total_usd if known else 0.0
-        self.changes.append(Allocation(self.state.now_s, name, devices, phase == "starting", rates, usd, what))
-        self._log(what, name, phase, placement, why)
-
-    def _log(self, what: str, name: str, phase: Phase, placement: JobPlacement | None, why: str) -> None:
+    def _record(self, one: Happened) -> None:
+        """Keep and log what has happened; something else may follow in the same moment."""
+        now_s, here, phase, record = self.state.now_s, one.placement, one.phase, self.records.get(one.name)
+        devices, rates = (dict(here.devices), here.links(phase)) if here and phase else ({}, {})
+        if record is not None:
+            if one.what != "copy":
+                record.states.append((now_s, phase or ENDS[one.what]))
+            if one.what == "refuse":
+                record.refused = one.why
+            elif phase is None:
+                record.unfinished, record.finished_s = one.why, now_s if one.what == "finish" else None
+            job = self.state.jobs.get(one.name) or record.final
+            usd = job.spent.total_usd if job else 0.0
+            self.changes.append(Allocation(now_s, one.name, devices, phase == "starting", rates, usd, one.what))
         if self.log is None:
             return
         line = {
-            "time_s": self.state.now_s,
-            "event": what,
-            "job": name,
-            "phase": "ended" if what in ENDS else phase,
-            "devices": dict(placement.devices) if placement else {},
-            "reserved_bytes_per_s": dict(placement.links(phase)) if placement else {},
-            "sent_bytes_per_s": dict(placement.sent(phase)) if placement else {},
-            "step_s": placement.step_s if placement and phase == "running" else None,
-            "power_w": dict(placement.power_w) if placement else {},
+            "time_s": now_s,
+            "event": one.what,
+            "job": one.name,
+            "phase": "ended" if one.what in ENDS else phase,
+            "devices": devices,
+            "reserved_bytes_per_s": dict(rates),
+            "sent_bytes_per_s": dict(here.sent(phase)) if here and phase else {},
+            "step_s": here.step_s if here and phase == "running" else None,
+            "power_w": dict(here.power_w) if here else {},
         }
-        self.log.write(json.dumps(line | ({"why": why} if why else {})) + "\n")
+        self.log.write(json.dumps(line | ({"why": one.why} if one.what in ("refuse", "reject") else {})) + "\n")
 
     def _outcome(self, begin_s: float, end_s: float) -> FleetOutcome:
         for name in self.state.jobs:

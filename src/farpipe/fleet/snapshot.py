@@ -3,12 +3,13 @@
 `state.py` moves it on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from farpipe.core.errors import InputError
 from farpipe.core.strict import nearest
+from farpipe.fleet.events import Happened
 from farpipe.fleet.job import FleetJob, JobPlacement, JobState, Kind, Phase
 from farpipe.fleet.meter import Reading, SiteTariff, bill
 from farpipe.fleet.quotes import Devices, Quotes, StopCosts
@@ -139,6 +140,8 @@ class Snapshot:
     """Jobs that the last event has ended, with all that they have used."""
     refusals: tuple[str, ...] = ()
     """Requests of the last decision that were refused, with the reason."""
+    done: tuple[Happened, ...] = ()
+    """What the last events and the decision after them did, in this order; state documents leave it out."""
 
     def job(self, name: str) -> JobState:
         """The job of that name; InputError if there is none, or not any more."""
@@ -164,21 +167,33 @@ class Snapshot:
                 rates[link] -= rate
         return space
 
-    def with_job(self, job: JobState) -> Self:
-        """Replace the job of that name; its meters are read now."""
+    def with_job(self, job: JobState, what: str = "", why: str = "") -> Self:
+        """Replace the job of that name; its meters are read now. `what`: what has happened to it, for `done`."""
         jobs = {**self.jobs, job.name: job}
         meters = dict(self.meters)
         meters.pop(job.name, None)
         if job.placement is not None:
             meters[job.name] = {site: self.tariffs[site].read(self.now_s) for site in job.placement.sites}
-        return replace(self, jobs=jobs, meters=meters)
+        done = (*self.done, Happened(job.name, what, job.phase, job.placement, why)) if what else self.done
+        return replace(self, jobs=jobs, meters=meters, done=done)
 
-    def without_job(self, job: JobState) -> Self:
+    def noted(self, *happened: Happened) -> Self:
+        """The same with these at the end of `done`."""
+        return replace(self, done=(*self.done, *happened))
+
+    def refusing(self, refusals: Iterable[str], place: int) -> Self:
+        """The same with `refusals`, in `done` at `place`: before what else the decision did."""
+        rejects = [Happened("", "reject", "queued", why=why) for why in refusals]
+        done = (*self.done[:place], *rejects, *self.done[place:])
+        return replace(self, refusals=tuple(one.why for one in rejects), done=done)
+
+    def without_job(self, job: JobState, what: str, why: str = "") -> Self:
         """Remove a settled job, which has ended."""
         jobs, meters = dict(self.jobs), dict(self.meters)
         del jobs[job.name]
         meters.pop(job.name, None)
-        return replace(self, jobs=jobs, meters=meters, ended=self.ended.plus(job.job), closed=(*self.closed, job))
+        ended, done = self.ended.plus(job.job), (*self.done, Happened(job.name, what, why=why))
+        return replace(self, jobs=jobs, meters=meters, ended=ended, closed=(*self.closed, job), done=done)
 
 
 State = TypeVar("State", bound=Snapshot)

@@ -11,6 +11,7 @@ from itertools import chain
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster
+from farpipe.fleet.copies import copies_moved
 from farpipe.fleet.event_effects import apply_event
 from farpipe.fleet.events import Cancel, CheckpointCopied, Command, Event, Migrate, Preempt, Price, Resize, Start
 from farpipe.fleet.job import JobPlacement, JobState, devices_in_words
@@ -32,10 +33,11 @@ class FleetState(Snapshot):
     def handle(self, *events: Event) -> tuple["FleetState", list[Command]]:
         """The state after `events`, in this order, and after the policy's one decision, and the commands of both.
 
+        `done` of the state says what they did, `closed` and `refusals` whom they ended and what they refused.
         InputError for an event that can't be: of an earlier time, about a job, site or link that nobody knows; then
         none of them has happened. An event of an attempt that is over changes nothing.
         """
-        state, commands = replace(self, closed=(), refusals=()), list[Command]()
+        state, commands = replace(self, closed=(), refusals=(), done=()), list[Command]()
         for event in events:
             state, further = apply_event(state.at(event), event)
             commands += further
@@ -46,7 +48,7 @@ class FleetState(Snapshot):
         if len(events) == 1 and state.jobs is self.jobs and any(isinstance(command, Cancel) for command in commands):
             return state, commands  # nothing that the policy could act on
         state, further = decide(state, self.policy)
-        return state, commands + further
+        return state.noted(*copies_moved(self, state)), commands + further
 
     def at(self, event: Event) -> "FleetState":
         """The state at the time of `event`; InputError if that is before the fleet's clock."""
@@ -78,13 +80,13 @@ def first_state(cluster: Cluster, policy: Policy, quotes: Quotes, stops: StopCos
 
 def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
     """The state after what the policy decides, and the commands for it; what can't be is in `refusals`."""
-    seen, state = planned(state), replace(state, decided_s=state.now_s, refusals=())
+    seen, state, num_before = planned(state), replace(state, decided_s=state.now_s, refusals=()), len(state.done)
     try:
         view = View(seen)
         decisions = list(policy.decide(view))
         known = [_known(seen, decision) for decision in decisions]
     except Exception as error:
-        return replace(state, refusals=(f"{policy.name} failed: {type(error).__name__}: {error}",)), []
+        return state.refusing([f"{policy.name} failed: {type(error).__name__}: {error}"], num_before), []
     if not decisions:
         return state, []
     space, commands, refusals = view.space(), list[Command](), [why for why in known if why]
@@ -95,7 +97,7 @@ def decide(state: State, policy: Policy) -> tuple[State, list[Command]]:
         elif done is not None:
             state, command = done
             commands += [command] if command is not None else []
-    return replace(state, refusals=tuple(refusals)), commands
+    return state.refusing(refusals, num_before), commands
 
 
 def _known(state: State, decision: Decision) -> str:
@@ -150,7 +152,7 @@ def _stop(state: State, space: Space, job: JobState, why: str) -> tuple[State, C
         return state.with_job(replace(settled(state, job.name), reserved=None)), None
     account = stopped(state, settled(state, job.name))
     account = replace(account, num_preemptions=job.num_preemptions + 1)
-    return state.with_job(account), Preempt(job.name, job.attempt, why)
+    return state.with_job(account, "preempt", why), Preempt(job.name, job.attempt, why)
 
 
 def _reserve(state: State, job: JobState, placement: JobPlacement) -> tuple[State, Command | None]:
@@ -162,15 +164,16 @@ def _reserve(state: State, job: JobState, placement: JobPlacement) -> tuple[Stat
         return state.with_job(account), None
     assert job.placement is not None
     account = replace(account, num_moves=job.num_moves + (set(job.placement.sites) != set(placement.sites)))
-    return state.with_job(stopped(state, account)), Preempt(job.name, job.attempt, f"it moves to {placement.where}")
+    why = f"it moves to {placement.where}"
+    return state.with_job(stopped(state, account), "preempt", why), Preempt(job.name, job.attempt, why)
 
 
 def _go(state: State, job: JobState, placement: JobPlacement) -> tuple[State, Command]:
     account = started(settled(state, job.name), placement)
     if job.placement is None:
         account = replace(account, num_starts=job.num_starts + 1)
-        return state.with_job(account), Start(job.name, account.attempt, placement)
+        return state.with_job(account, "start"), Start(job.name, account.attempt, placement)
     if set(job.placement.sites) == set(placement.sites):
-        return state.with_job(account), Resize(job.name, account.attempt, placement)
+        return state.with_job(account, "resize"), Resize(job.name, account.attempt, placement)
     account = replace(account, num_moves=job.num_moves + 1)
-    return state.with_job(account), Migrate(job.name, account.attempt, placement)
+    return state.with_job(account, "migrate"), Migrate(job.name, account.attempt, placement)

@@ -61,7 +61,7 @@ def start_reserved(state: State) -> tuple[State, list[Command]]:
             continue
         account = started(account, placement)
         account = replace(account, num_starts=account.num_starts + 1)
-        state = state.with_job(account)
+        state = state.with_job(account, "start")
         commands.append(Start(name, account.attempt, placement))
     return state, commands
 
