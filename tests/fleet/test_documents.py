@@ -18,7 +18,7 @@ from farpipe.fleet.documents import (
     state_data,
     state_of,
 )
-from farpipe.fleet.events import JobFailed, JobSubmitted, Price, PriceChanged, SiteLost, Tick
+from farpipe.fleet.events import Happened, JobFailed, JobSubmitted, Price, PriceChanged, SiteLost, Tick
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import PlannerQuotes, StopCosts
@@ -179,6 +179,7 @@ def test_a_failing_job_pauses_for_longer_each_time_and_is_given_up():
     assert cancel.why == "given up at 0% of its steps after 5 failures in a row"
     assert not state.jobs
     assert [job.name for job in state.closed] == ["j"]
+    assert state.done == (Happened("j", "fail", why=cancel.why),)
 
 
 def test_what_is_started_carries_the_layout_that_was_quoted():

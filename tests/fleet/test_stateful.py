@@ -47,6 +47,10 @@ class Fleet(RuleBasedStateMachine):
     def give(self, event):
         before = self.state
         self.state, commands = before.handle(event)
+        known = {name: job.phase for name, job in before.jobs.items()}
+        known |= {one.name: one.phase for one in self.state.done}
+        phases = {name: job.phase for name, job in self.state.jobs.items()}
+        assert {name: phase for name, phase in known.items() if phase} == phases, "done says all that has happened"
         assert before.jobs is not self.state.jobs or before.jobs == self.state.jobs, "states are never changed in place"
         assert not self.state.refusals, self.state.refusals
         for job in self.state.closed:

@@ -12,6 +12,7 @@ from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import (
     Cancel,
     DevicesChanged,
+    Happened,
     JobCancelled,
     JobEnded,
     JobFailed,
@@ -143,7 +144,9 @@ def test_a_reservation_at_a_lost_site_or_over_a_changed_link_is_dropped():
     _, state, _ = stopping()
     lost, commands = state.handle(SiteLost(210.0, "a"))
     assert (lost.jobs["short"].reserved, lost.jobs["long"].phase, commands) == (None, "queued", [])
-    assert lost.handle(JobStopped(250.0, "long", 1))[1] == [], "the attempt is over"
+    assert lost.done == (Happened("long", "stopped", "queued", why="a is lost"),)
+    late, commands = lost.handle(JobStopped(250.0, "long", 1))
+    assert (late.done, commands) == ((), []), "the attempt is over"
     fewer, _ = state.handle(DevicesChanged(210.0, "a", 4))
     assert (fewer.jobs["short"].reserved, fewer.jobs["long"].phase) == (None, "stopping")
     held = replace(state.jobs["short"].reserved, startup_bytes_per_s={"a>b": 1.0})

@@ -133,8 +133,7 @@ def _failed(state: State, event: JobFailed) -> Result[State]:
     why = (
         f"given up at {job.num_done / job.job.num_steps:.0%} of its steps after {job.num_failures:,} failures in a row"
     )
-    state = state.without_job(job, "fail", why).noted(Happened(job.name, "fail", "queued"))
-    return state, [Cancel(job.name, job.attempt, why)]
+    return state.without_job(job, "fail", why), [Cancel(job.name, job.attempt, why)]
 
 
 def _paused(state: Snapshot, job: JobState) -> JobState:
@@ -173,7 +172,7 @@ def _stopped(state: State, event: JobStopped) -> Result[State]:
     _expect(f"job {event.name!r}: num_lost", event.num_lost, 0.0, MAX_STEPS)
     job = _attempt(state, event)
     if job is None:
-        return state.noted(Happened(event.name, "stopped", "queued")) if event.name in state.jobs else state, []
+        return state, []
     if job.phase != "stopping":
         raise InputError(f"job {job.name!r} has stopped its attempt {job.attempt} without having been told to")
     if job.leaves:
@@ -287,9 +286,9 @@ def _site(state: State, name: str, lost_s: float = 0.0, **change: Any) -> Result
         if job.leaves:
             state = state.without_job(account, "cancel")
             continue  # it was stopping already
-        what = "" if job.phase == "stopping" else "preempt"
+        what = "stopped" if job.phase == "stopping" else "preempt"
         state = state.with_job(replace(account, num_preemptions=job.num_preemptions + 1), what, why)
-        commands += [Preempt(job.name, job.attempt, why)] if what else []
+        commands += [Preempt(job.name, job.attempt, why)] if what == "preempt" else []
     for job in [job for job in state.jobs.values() if job.copies and job.phase == "queued" and job.reserved is None]:
         state = state.with_job(go_on_from_newest(state, settled(state, job.name)))
     return with_copying(state, copying), commands
