@@ -23,12 +23,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.cost_model.families import STRANGERS, Row, quantile
+from benchmarks.cost_model.families import STRANGERS, Row, quantile, row_of
 from benchmarks.cost_model.far_links import link_ratios
 from benchmarks.cost_model.fit_efficiency import Step
 from benchmarks.cost_model.published_steps import SOURCES
 from benchmarks.shared.data import data_folder
-from farpipe.core.errors import FarpipeError
 from farpipe.core.strict import validate
 from farpipe.planning.cost import JobCosts, calibration_of
 from farpipe.planning.cost.calibration import REFERENCE
@@ -45,8 +44,8 @@ from farpipe.planning.cost.trust import (
     uncompared,
     unmeasured,
 )
-from farpipe.planning.planner.reference_points import ReferenceJob, ReferencePoint, load_points
-from farpipe.planning.planner.validation import errors_table, predict
+from farpipe.planning.planner.reference_points import ReferencePoint, load_points
+from farpipe.planning.planner.validation import errors_table
 
 ROOT: Final = Path(__file__).parents[2]
 RANGES: Final = ROOT / "src/farpipe/core/catalog/error_ranges.toml"
@@ -76,20 +75,10 @@ FAMILIES: Final[dict[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Row):
     """A measured step of one source, and what is predicted of it."""
 
-    source: str
-    point: ReferencePoint
-    job: ReferenceJob | None = None
-    predicted_s: float = 0.0
-    fits: bool = True
-    refused: str = ""
-
-    @property
-    def error(self) -> float:
-        """(predicted - measured) / measured."""
-        return self.predicted_s / self.point.step_s - 1
+    source: str = ""
 
     @property
     def ratio(self) -> float:
@@ -105,33 +94,24 @@ class Case:
     @cached_property
     def kind(self) -> str:
         """Kind of job."""
-        assert self.job is not None
-        model, layout = self.job.model, self.job.layout
-        return kind_of(model, JobCosts(model, self.job.training).settled(layout), layout)
+        assert self.predicted is not None
+        model, layout = self.predicted.model, self.predicted.layout
+        return kind_of(model, JobCosts(model, self.predicted.training).settled(layout), layout)
 
     @cached_property
     def is_marked(self) -> bool:
         """True if a plan would mark it as never compared."""
-        assert self.job is not None
-        job, sites = self.job, self.job.cluster.sites
+        assert self.predicted is not None
+        job, sites = self.predicted, self.predicted.cluster.sites
         costs = JobCosts(job.model, job.training)
         return bool(
             unmeasured(costs, sites) or uncompared(costs, sites, job.training.sequence_length, job.layout.context)
         )
 
-    @property
-    def row(self) -> Row:
-        """The same for families.py, which tells layouts of one training."""
-        return Row(self.point, self.predicted_s, self.fits, self.refused)
-
 
 def case_of(source: str, point: ReferencePoint) -> Case:
     """The prediction of a point."""
-    try:
-        found = predict(point)
-    except FarpipeError as error:
-        return Case(source, point, refused=str(error).splitlines()[0])
-    return Case(source, point, found.job, found.step_s, found.fits)
+    return Case(**vars(row_of(point)), source=source)
 
 
 def cases(base: Path) -> list[Case]:
@@ -165,11 +145,11 @@ def without_device(known: Sequence[Case]) -> ErrorRange:
     """The range where a device has the reference's law alone, scaled to its peak."""
     ratios, sources = [], []
     for case in known:
-        assert case.job is not None
-        device = case.job.cluster.sites[0].device
+        assert case.predicted is not None
+        device = case.predicted.cluster.sites[0].device
         if device.name != REFERENCE:
             law = calibration_of(device.model_copy(update={"name": "never compared"}))
-            ratios.append(-math.log1p(Step(case.point, case.job).exact({device.name: law})))
+            ratios.append(-math.log1p(Step(case.point, case.predicted).exact({device.name: law})))
             sources.append(case.source)
     return error_range(UNCOMPARED, ratios, sources)
 
@@ -243,7 +223,7 @@ def pairs(known: Sequence[Case]) -> list[Pair]:
     """Every two layouts of the same training; a training's pairs weigh as much as one."""
     jobs: dict[tuple[object, ...], list[Case]] = {}
     for case in known:
-        jobs.setdefault((case.source, case.row.job), []).append(case)
+        jobs.setdefault((case.source, case.job), []).append(case)
     found = []
     for same in jobs.values():
         both = [(a, b) for a, b in combinations(same, 2) if a.predicted_s != b.predicted_s]

@@ -21,7 +21,7 @@ from benchmarks.cost_model.strangers import READERS, async_tp, strangers
 from benchmarks.shared.data import data_folder
 from farpipe.core.errors import FarpipeError
 from farpipe.core.strict import validate
-from farpipe.planning.planner.reference_points import ReferencePoint
+from farpipe.planning.planner.reference_points import ReferenceJob, ReferencePoint
 from farpipe.planning.planner.validation import predict
 
 STRANGERS: Final = {name: partial(strangers, name) for name in READERS} | {"torchtitan-2025": async_tp}
@@ -35,6 +35,8 @@ class Row:
     """One measured step and its prediction; `refused` says why there is none."""
 
     point: ReferencePoint
+    predicted: ReferenceJob | None = None
+    """The job that was predicted."""
     predicted_s: float = 0.0
     fits: bool = True
     refused: str = ""
@@ -54,14 +56,13 @@ class Row:
         return (words, num_devices, *shape, *(str(getattr(point, key)) for key in SAME_NUMBERS))
 
 
-def row_of(written: dict[str, Any], place: str) -> Row:
+def row_of(point: ReferencePoint) -> Row:
     """The prediction of a point."""
-    point = validate(ReferencePoint, written, place)
     try:
         found = predict(point)
     except FarpipeError as error:
         return Row(point, refused=str(error).splitlines()[0])
-    return Row(point, found.step_s, found.fits)
+    return Row(point, found.job, found.step_s, found.fits)
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -118,7 +119,7 @@ HEAD: Final = (
 def families(base: Path, readers: dict[str, Any], word: str) -> dict[str, list[Row]]:
     """Rows by family, of the families whose name has `word`."""
     chosen = {name: read for name, read in readers.items() if word in name}
-    found = {name: [row_of(one, name) for one in read(base)] for name, read in chosen.items()}
+    found = {name: [row_of(validate(ReferencePoint, one, name)) for one in read(base)] for name, read in chosen.items()}
     return {name: rows for name, rows in found.items() if rows}
 
 
