@@ -210,7 +210,7 @@ class Trainer:
 
     @property
     def boundaries(self) -> Mapping[int, str]:
-        return {number: f"{stage.boundary}{self._part}" for number, stage in self.torch_stages.items()}
+        return {number: f"{stage.message}{self._part}" for number, stage in self.torch_stages.items()}
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:

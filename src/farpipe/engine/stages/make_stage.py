@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Model, Training
 from farpipe.core.spec.recompute import Recompute
+from farpipe.engine.stages.balanced_stage import torch_stage
 from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise
 from farpipe.engine.stages.divided_stages import divide_module, twins_in
@@ -82,7 +84,8 @@ def make_stage(
     """
     assert training.microbatch_size is not None
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
-    kind = ChunkStage if on_chunks else TorchStage
+    share = training.microbatch_size / training.global_batch
+    kind = ChunkStage if on_chunks else partial(torch_stage, share=share)
     if model.hugging_face is not None:
         theirs = _of_transformers(model, part, numerics)
         _divide(theirs, mesh, numerics, training)
@@ -93,7 +96,7 @@ def make_stage(
 
         if on_chunks:
             return twin_chunk_stage(theirs, boundary, twins, device, groups)
-        return twin_stage(theirs, boundary, twins, device)
+        return twin_stage(theirs, boundary, twins, device, share=share)
     if model.module is not None:
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
         _divide(own, mesh, numerics, training)
