@@ -1,6 +1,7 @@
 """Models of transformers in stages: loss and gradients of the whole, in every order, recomputed or not."""
 
-from functools import cache
+from copy import deepcopy
+from functools import cache, partial
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
+from farpipe.core.spec import Training
 from farpipe.engine.data.batches import Batch
 from farpipe.engine.executor.executor import Executor, stage_ranks
-from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
+from farpipe.engine.executor.optimizer import Optimizer
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build, fill
+from farpipe.engine.stages.router_bias import ROUTER_BIAS, train_router_biases
 from farpipe.engine.stages.self_check import (
     NUM_LAYERS,
     check_split,
@@ -34,6 +38,7 @@ EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")
 NAMES = ("llama", "qwen3", "gemma3_text", *EXPERTS, "gpt2", "olmo2", "phi")
 BALANCED = {name: {"output_router_logits": True, "router_aux_loss_coef": 0.5} for name in EXPERTS[:-1]}
 """A balancing loss that weighs as much as the other, for all that transformers gives one."""
+BIASED = Training(sequence_length=12, global_batch=8, moe_router_bias_update_rate=0.001)
 FLAT, VEE, ROUND = (0, 1), (0, 1, 1, 0), (0, 1, 0, 1)
 ORDERS = {"1f1b": FLAT, "zb-h1": FLAT, "zb-2p": FLAT, "wave": VEE, "interleaved": ROUND}
 NUM_MICROBATCHES = 4
@@ -212,3 +217,53 @@ def test_weight_gradients_of_experts_wait_for_w(name):
     assert all(parameter.grad is None for parameter in experts)
     stage.weight_grad(0)
     assert all(parameter.grad is not None for parameter in experts)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("method", [*ORDERS])
+def test_biases_of_routers_are_updated_by_the_choices_of_the_whole_model(method, recompute):
+    whole, batch, _ = whole_and_loss("deepseek_v3")
+    routers = {n: m for n, m in whole.named_modules() if hasattr(m, ROUTER_BIAS)}
+    counts = {n: torch.zeros(router.num_experts, dtype=torch.int64) for n, router in routers.items()}
+    listeners = [m.register_forward_hook(partial(_count, counts[n])) for n, m in routers.items()]
+    for tokens in batch.tokens:
+        whole(input_ids=tokens, use_cache=False)
+    for listener in listeners:
+        listener.remove()
+    schedule = order(method, placed_problem(ORDERS[method], NUM_MICROBATCHES))
+    ranks = stage_ranks(schedule)
+    biased = deepcopy(whole)
+    train_router_biases(biased)
+    for parameter in [p for p in biased.parameters() if p.is_meta]:
+        fill(parameter, torch.zeros(parameter.shape))
+    stages = make_stages(biased, batch, recompute, len(ranks))
+
+    def work(peers):
+        Executor(schedule, {s: stages[s] for s, rank in enumerate(ranks) if rank == peers.rank}, peers).run(0)
+
+    run_ranks(len(schedule.ranks), work)
+    found = gradients(stages, biased)
+    assert len(counts) == NUM_LAYERS - 2
+    for name, count in counts.items():
+        above = len(count) * count - count.sum()
+        assert above.any()
+        assert found[f"{name}.{ROUTER_BIAS}"].tolist() == above.tolist()
+        bias = torch.nn.Parameter(torch.zeros(len(count)))
+        bias.grad = found[f"{name}.{ROUTER_BIAS}"].float()
+        optimizer = Optimizer([bias], BIASED, router_biases=[bias])
+        assert optimizer.sum_of_squares() == 0
+        optimizer.update(0.0)
+        assert bias.tolist() == (0.001 * torch.sign(count.float().mean() - count)).tolist()
+
+
+def _count(counts, router, inputs, output):
+    counts += torch.bincount(output[2].flatten(), minlength=len(counts))
+
+
+def test_biases_of_routers_that_have_none_are_refused():
+    with pytest.raises(InputError, match="moe_router_bias_update_rate: routers of MixtralForCausalLM have no"):
+        HuggingFaceSlice(
+            build(shrunk(AutoConfig.for_model("mixtral")), torch.float32),
+            StageSlice(0, 6, True, True),
+            trains_router_biases=True,
+        )

@@ -124,6 +124,9 @@ class Training(Part):
     overlap_moe_expert_parallel_comm: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The exchange of tokens runs beside the computation of another microbatch (Megatron-LM's
     `--overlap-moe-expert-parallel-comm`)."""
+    moe_router_bias_update_rate: Annotated[NonNegative, Field(exclude_if=lambda rate: rate == 0)] = 0.0
+    """How far the routers' correction biases move in a step towards experts that were chosen less often than the mean
+    (Megatron-LM's `--moe-router-bias-update-rate`), as DeepSeek-V3 was trained; `0`: they stay."""
     lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
     """Low-rank adapters beside frozen weights, a [table](#traininglora). Planned only: the engine trains all
     weights."""

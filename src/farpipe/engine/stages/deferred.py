@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from farpipe.engine.stages.experts import ExpertsForward, has_grouped_experts
+from farpipe.engine.stages.router_bias import RouterForward, is_trained_router
 from farpipe.engine.stages.weight_grads import (
     SMALL,
     Deferred,
@@ -43,7 +44,7 @@ def _patched_forward(leaf: nn.Module, store: WeightGradStore) -> Callable[..., T
 
     None also where somebody has put another forward around that of this very layer, which would be lost.
     """
-    if not isinstance(leaf.__dict__.get("forward"), _LinearForward | _EmbeddingForward | ExpertsForward | NoneType):
+    if not isinstance(leaf.__dict__.get("forward"), _Patched | NoneType):
         return None
     if type(leaf).forward is nn.Linear.forward:
         return _LinearForward(leaf, store)
@@ -51,6 +52,8 @@ def _patched_forward(leaf: nn.Module, store: WeightGradStore) -> Callable[..., T
         return _LinearForward(leaf, store, transposed=True)
     if isinstance(leaf, nn.Embedding) and _is_plain(leaf):
         return _EmbeddingForward(leaf, store)
+    if is_trained_router(leaf):
+        return RouterForward(leaf, store)
     return ExpertsForward(leaf, store) if has_grouped_experts(leaf) else None
 
 
@@ -184,3 +187,6 @@ class _DeferredEmbedding(torch.autograd.Function):
         (rows,) = ctx.saved_tensors
         ctx.store.add(Deferred(ctx.call, rows, gy.full_tensor() if is_divided(gy) else gy))
         return None, None, None, None
+
+
+_Patched = _LinearForward | _EmbeddingForward | ExpertsForward | RouterForward

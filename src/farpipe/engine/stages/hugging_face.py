@@ -26,6 +26,7 @@ from farpipe.engine.stages.balancing import Balancing
 from farpipe.engine.stages.chunk_attention import ChunkPass
 from farpipe.engine.stages.hugging_face_chunks import ATTENTION, LayerOnChunk, chunk_attention
 from farpipe.engine.stages.recomputed import Again, again
+from farpipe.engine.stages.router_bias import train_router_biases
 from farpipe.engine.stages.slices import ModuleSlice, StageSlice
 
 RECOMPUTED: Final = ("core_attn", "mlp", "moe")
@@ -93,8 +94,17 @@ class HuggingFaceSlice(ModuleSlice):
 
     inner: PreTrainedModel
 
-    def __init__(self, model: PreTrainedModel, part: StageSlice, recompute: Recompute = "none") -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        part: StageSlice,
+        recompute: Recompute = "none",
+        *,
+        trains_router_biases: bool = False,
+    ) -> None:
         """Cut `model` to `part`, in place; InputError if it has no list of layers to cut."""
+        if trains_router_biases:
+            train_router_biases(model)
         self._shared_names = _tied_names(model)
         self._balancing = None
         super().__init__(_cut(model, part), part)

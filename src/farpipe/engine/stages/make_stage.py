@@ -87,7 +87,7 @@ def make_stage(
     share = training.microbatch_size / training.global_batch
     kind = ChunkStage if on_chunks else partial(torch_stage, share=share)
     if model.hugging_face is not None:
-        theirs = _of_transformers(model, part, numerics)
+        theirs = _of_transformers(model, training, part, numerics)
         _divide(theirs, mesh, numerics, training)
         _fill(theirs, model.hugging_face, only_times=only_times)
         if (twins := twins_in(mesh)) is None:
@@ -113,14 +113,15 @@ def _divide(module: SliceModule, mesh: "DeviceMesh | None", numerics: Numerics, 
         divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
 
 
-def _of_transformers(model: Model, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":
+def _of_transformers(model: Model, training: Training, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":
     """A slice that is computed by transformers' code; its parameters have no memory yet."""
     from farpipe.engine.stages import hugging_face as models  # takes seconds, which other runs need not wait for
     from farpipe.engine.stages.hugging_face_weights import read_config
 
     assert model.hugging_face is not None
     config = read_config(model.hugging_face)
-    module = models.HuggingFaceSlice(models.build(config, numerics.parameters), part, numerics.recompute)
+    whole, biases = models.build(config, numerics.parameters), training.moe_router_bias_update_rate > 0
+    module = models.HuggingFaceSlice(whole, part, numerics.recompute, trains_router_biases=biases)
     if bool(module.shared_names) != model.tied_embeddings:
         tied = "true" if module.shared_names else "false"
         raise InputError(f"{model.hugging_face}: embedding and head: say model.tied_embeddings = {tied}")

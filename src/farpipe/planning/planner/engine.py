@@ -43,10 +43,11 @@ PLANNED_ONLY: Final = (
 """Keys of a model that only the cost model knows; transformers and users' modules know more."""
 
 
-def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str, str]:
+def training_obstacles(training: Training, *, shares_weights: bool, is_theirs: bool) -> dict[str, str]:
     """The part of a training that the engine can't run, as ``training.dropout = true``, and what to say instead.
 
-    `shares_weights`: whether replicas of this model can share its weights, as with ZeRO-2 and 3.
+    `shares_weights`: whether replicas of this model can share its weights, as with ZeRO-2 and 3. `is_theirs`: whether
+    transformers computes it.
     """
     found = {}
     if training.precision not in TRAINABLE:
@@ -57,6 +58,8 @@ def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str,
         found["training.lora"] = "a training of all weights, without training.lora"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
         found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
+    if training.moe_router_bias_update_rate and not is_theirs:
+        found["training.moe_router_bias_update_rate"] = "training.moe_router_bias_update_rate = 0"
     for key, able in ABLE.items():
         if getattr(training, key) != able:
             remedy = f"no training.{key}" if able is None else f"training.{key} = {json.dumps(able)}"
@@ -72,7 +75,9 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     free, groups = divided(plan.job), groups_documents(plan.job)
     degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key] and key not in free]
     shares_weights, training = not is_ours and plan.job.data.packing is None, settle(plan.job.training, plan.layout)
-    of_training = training_obstacles(training, shares_weights=shares_weights)
+    of_training = training_obstacles(
+        training, shares_weights=shares_weights, is_theirs=plan.job.model.hugging_face is not None
+    )
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
     at = plan.layout
     tensor, context = (1 if key in degrees else getattr(at, key) for key in ("tensor", "context"))
