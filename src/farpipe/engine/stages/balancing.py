@@ -97,7 +97,7 @@ class Balancing:
         """The activation or gradient of this shape in a message, and what is behind it."""
         own = self.num_elements(message.dtype)
         tail = message[len(message) - own :].clone().view(torch.uint8).view(_DTYPE)
-        counts, probabilities, num_rows = tail.split([self.num_experts, self.num_experts, 1])
+        counts, probabilities, num_rows = torch.split(tail, [self.num_experts, self.num_experts, 1])
         return message[: len(message) - own].view(shape), Balance(counts, probabilities, num_rows[0])
 
 

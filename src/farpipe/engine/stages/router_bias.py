@@ -44,7 +44,7 @@ class RouterForward:
     def __init__(self, router: nn.Module, store: WeightGradStore) -> None:
         self._router, self._store = router, store
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any) -> Any:
         output = type(self._router).forward(self._router, *inputs)
         parts = list(output) if isinstance(output, tuple) else [output]
         chosen = next((part for part in parts if not part.is_floating_point()), None)
