@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.stages.test_training import TOKENS, hf_run, losses_of, write_model
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.spec import Lora
@@ -24,7 +25,6 @@ from farpipe.engine.stages.slices import StageSlice
 from farpipe.engine.stages.stage import TorchStage
 from in_process import run_ranks
 from small_models import LLAMA, placed_problem, relative_error
-from engine.stages.test_training import TOKENS, hf_run, losses_of, write_model
 from trainings import make_run, train
 
 peft = pytest.importorskip("peft")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Lora, Model
+from farpipe.core.spec.hugging_face_count import FILE_NAME
 from farpipe.core.strict import write_text
 from farpipe.engine.checkpoint.files import Checkpoint, Piece
 from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
@@ -18,9 +19,8 @@ from farpipe.engine.checkpoint.manifest import Manifest, Trained
 from farpipe.engine.figures.metrics import RUN_NAME
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.decoder import Decoder, initialise
-from farpipe.engine.stages.decoder_weights import FILE_NAME, new_folder, save_model, their_name, write_tensors
+from farpipe.engine.stages.decoder_weights import new_folder, save_model, their_name, write_tensors
 from farpipe.engine.stages.slices import SliceModule, StageSlice
-
 
 _BASE_NAME: Final = "base"
 
@@ -57,8 +57,8 @@ def parameter_shapes(model: Model, sequence_length: int) -> dict[str, torch.Size
 def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str = "float32") -> int:
     """Write the newest checkpoint of the run in `source`, or `source` if it is one itself; the steps it was trained.
 
-    Of a training of adapters it is peft's folder. InputError when there is none, when a part of it is at another site, or when the model has no form in files of
-    Hugging Face's.
+    Of a training of adapters it is peft's folder. InputError when there is none, when a part of it is at another site,
+    or when the model has no form in files of Hugging Face's.
     """
     checkpoint = _newest(Path(source))
     model = checkpoint.manifest.trained.model
@@ -102,9 +102,7 @@ def export_adapters(checkpoint: Checkpoint, lora: Lora, folder: Path | str, dtyp
     weights, name_of = CheckpointWeights(checkpoint, shapes), _their_names(trained.model)
     began_with = trained.model.hugging_face or str((Path(folder) / _BASE_NAME).resolve())
     with new_folder(folder) as new:
-        write_tensors(
-            ((adapters.their_name(name_of(name)), weights[name]) for name in shapes), new, dtype, math.inf
-        )
+        write_tensors(((adapters.their_name(name_of(name)), weights[name]) for name in shapes), new, dtype, math.inf)
         (new / FILE_NAME).rename(new / "adapter_model.safetensors")
         config.target_modules = sorted({adapters.short_name(name_of(name)) for name in names})
         config.base_model_name_or_path, config.inference_mode = began_with, True
