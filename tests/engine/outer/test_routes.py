@@ -51,8 +51,8 @@ def test_each_element_has_one_owner_at_each_site_and_crosses_once(one, other):
             back = routes(owners[1][route.process], {number: mine}, names, out=False)
             assert [part.box for part in back[0].parts] == [part.box for part in route.parts], "one order at both ends"
             for sent, taken in zip(route.parts, back[0].parts, strict=True):
-                name = mine[sent.index].name
-                assert owners[1][route.process][taken.index].name == name
+                name = mine[sent.number].name
+                assert owners[1][route.process][taken.number].name == name
                 crossing += [(name, *place) for place in _places(sent.box)]
     assert len(crossing) == len(set(crossing)) == whole
 
@@ -60,7 +60,7 @@ def test_each_element_has_one_owner_at_each_site_and_crosses_once(one, other):
 def test_names_choose_a_fragment():
     mine = [Held("a", ((0, 4), (0, 6))), Held("b", ((0, 7),))]
     (route,) = routes(mine, {3: mine}, {"b"}, out=True)
-    assert (route.process, [part.index for part in route.parts]) == (3, [1])
+    assert (route.process, [part.number for part in route.parts]) == (3, [1])
 
 
 def test_sites_with_other_models_are_refused():

@@ -154,7 +154,7 @@ class LocalExchange:
             delta = box.anchor - box.weights.to("cpu", torch.float32)
             box.sent = difference(delta, box.held.box, self._settings.wire_type)
         for route in of.out:
-            message = torch.cat([_sent(self._boxes[part.index]).part(part.box).wire() for part in route.parts])
+            message = torch.cat([_sent(self._boxes[part.number]).part(part.box).wire() for part in route.parts])
             self._outer.send(route.process, "sync", Tag(num_steps, fragment, 0), message)
             self.exchanged.sent_bytes += message.nbytes
 
@@ -187,21 +187,21 @@ class LocalExchange:
         self.exchanged.messages.append(OuterMessage(sent_after, fragment, message.row))
         site, wire_type = self._site_of[route.process], self._settings.wire_type
         lengths = [num_wire_bytes(part.box, wire_type) for part in route.parts]
-        for part, data in zip(route.parts, message.tensor.split(lengths), strict=True):
-            place = within(self._boxes[part.index].held.box, part.box)
-            found[part.index][site][place] = from_wire(data, part.box, wire_type).values
+        for part, data in zip(route.parts, torch.split(message.tensor, lengths), strict=True):
+            place = within(self._boxes[part.number].held.box, part.box)
+            found[part.number][site][place] = from_wire(data, part.box, wire_type).values
 
     def _pass_on(self, of: _Fragment, tag: Tag) -> None:
         """Give the new anchor to those of the own site that have owned boxes too, and take theirs."""
         for route in of.pass_on:
-            owners = [(self._boxes[part.index], part.box) for part in route.parts]
+            owners = [(self._boxes[part.number], part.box) for part in route.parts]
             parts = [owner.anchor[within(owner.held.box, box)].reshape(-1) for owner, box in owners]
             self._inner.send(route.process, "sync", tag, torch.cat(parts))
         for route in of.take_on:
             message = self._inner.receive(route.process, "sync", tag, waiting_for="merged weights of another process")
             sizes = [prod(sizes_of(part.box)) for part in route.parts]
-            for part, values in zip(route.parts, message.tensor.split(sizes), strict=True):
-                view = self._views[part.index]
+            for part, values in zip(route.parts, torch.split(message.tensor, sizes), strict=True):
+                view = self._views[part.number]
                 weights = view.weights[within(view.held.box, part.box)]
                 merge(weights, values.view(weights.shape).to(weights), self._settings)
 

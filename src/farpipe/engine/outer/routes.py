@@ -22,7 +22,7 @@ Holdings = Sequence[Held]
 class Part(NamedTuple):
     """A box of what a process has or owns."""
 
-    index: int
+    number: int
     """Number of the whole among the process's own."""
     box: Box
 

@@ -115,11 +115,11 @@ def _separate(job: Job, costs: JobCosts, until_s: float) -> Iterator[Strategy]:
     yield _strategy(job, costs, "local steps", rarely, _between(local))
     narrow = local.model_copy(update={"wire_type": "int8"})
     if rarely.exchange_s > WORTH_NAMING * rarely.step_s and narrow.bytes_per_param < local.bytes_per_param:
-        best = _fastest(every, narrow, job)
-        assert best is not None, "the same sites have links"
-        same = (best.sites, best.shares) == (rarely.sites, rarely.shares)
-        best = replace(best, found=rarely.found) if same else planned_in_full(job, costs, best, until_s)
-        yield _strategy(job, costs, "local steps", best, _between(narrow))
+        narrower = _fastest(every, narrow, job)
+        assert narrower is not None, "the same sites have links"
+        same = (narrower.sites, narrower.shares) == (rarely.sites, rarely.shares)
+        narrower = replace(narrower, found=rarely.found) if same else planned_in_full(job, costs, narrower, until_s)
+        yield _strategy(job, costs, "local steps", narrower, _between(narrow))
 
 
 def _fastest(every: Sequence[SeparateSites], local: LocalSteps, job: Job) -> SeparateSites | None:
