@@ -7,7 +7,7 @@ from rich.console import Console
 
 from farpipe import planning
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Cluster, Data, Lora, Training, preset_site
+from farpipe.core.spec import Cluster, Data, LocalSteps, Lora, Training, preset_site
 from farpipe.core.spec.model import Experts
 from farpipe.planning import PlanDocument
 from farpipe.planning.planner.batches import plan_batch
@@ -231,6 +231,7 @@ def test_the_engine_refuses_what_the_filter_names():
             {"lora": Lora(rank=8, base_weights="fp8")},
             'training.lora.base_weights = "fp8"; plan again with training.lora.base_weights = "same"',
         ),
+        ("training", {"local_steps": LocalSteps()}, "training.local_steps; plan again with a training without"),
         (
             "training",
             {"activation_func_fp8_input_store": True},

@@ -55,6 +55,8 @@ def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str,
         found[f'training.precision = "{training.precision}"'] = 'training.precision = "bf16"'
     if training.zero in (2, 3) and not shares_weights:
         found[f"training.zero = {training.zero}"] = "training.zero = 1"
+    if training.local_steps is not None:
+        found["training.local_steps"] = "a training without training.local_steps"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
         found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
     for key, able in ABLE.items():
