@@ -12,6 +12,7 @@ from farpipe.core.spec.part import fault
 from farpipe.core.step import LightPaths, Problem, Transfer
 from farpipe.core.strict import expect_format, parse_json, read_text, validate
 from farpipe.engine.bare_plan import BarePlan
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, site_folder
 from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.links import LinkShape, OwnPath
 from farpipe.engine.replicas.places import Places
@@ -157,6 +158,23 @@ class RunSpec(Document, RunSettings):
     def places(self) -> Places:
         """Mapping of processes to ranks and replicas."""
         return Places(self.plan.replicas or (self.plan.sites,), self.num_twins)
+
+    @property
+    def is_mirrored(self) -> bool:
+        """True if every site keeps checkpoints of its own, whole ones."""
+        return self.device != "sleep" and self.plan.training is not None and self.plan.training.mirror
+
+    def checkpoints(self, run_dir: Path, process: int) -> Path:
+        """Folder to which `process` writes checkpoints: that of its site where they are mirrored, or of all sites."""
+        place = site_folder(run_dir, self.places.site(process)) if self.is_mirrored else run_dir
+        return place / CHECKPOINTS_NAME
+
+    def mirrored_to(self, site: str) -> tuple[int, ...]:
+        """Processes elsewhere whose files `site` needs for whole checkpoints; with ZeRO-1 over sites those of all."""
+        here = self.places.at(site)
+        if self.has_gather(0):
+            return tuple(process for process in range(self.num_processes) if process not in here)
+        return self.places.missing_at(site)
 
     @property
     def num_twins(self) -> int:

@@ -180,6 +180,9 @@ class Training(Part):
     """Minutes between two checkpoints; `0`: only the steps count."""
     keep_checkpoints: Natural = 2
     """How many of the newest checkpoints are kept; `0`: none is written, not even at the end."""
+    mirror: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """Every site keeps the newest checkpoint in full, in `sites/NAME/checkpoints` of the run directory: what other
+    sites wrote is sent there meanwhile, with what a step leaves free of the link."""
 
     @model_validator(mode="before")
     @classmethod
@@ -220,6 +223,7 @@ class Training(Part):
             raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
         if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
             raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
+        self._check_mirror()
         self._check_group()
         self._check_offloading()
         self._check_decay()
@@ -228,6 +232,10 @@ class Training(Part):
     def _check_group(self) -> None:
         if self.zero_group_size is not None and self.zero in ("auto", 0):
             raise fault(f"it divides what ZeRO does; set zero = 1, 2 or 3, not {self.zero!r}", "zero_group_size")
+
+    def _check_mirror(self) -> None:
+        if self.mirror and not self.keep_checkpoints:
+            raise fault("no checkpoint is written: keep_checkpoints is 0", "mirror")
 
     def _check_offloading(self) -> None:
         if self.cpu_offloading_num_layers and self.recompute not in ("auto", "none"):

@@ -14,7 +14,14 @@ from farpipe.core.spec import Lora, Model
 from farpipe.core.spec.hugging_face_count import FILE_NAME
 from farpipe.core.strict import write_text
 from farpipe.engine.checkpoint.files import Checkpoint, Piece
-from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, MANIFEST_NAME, folder_of, whole_checkpoints
+from farpipe.engine.checkpoint.folders import (
+    CHECKPOINTS_NAME,
+    MANIFEST_NAME,
+    checkpoint_folders,
+    folder_of,
+    newest_of_run,
+    run_around,
+)
 from farpipe.engine.checkpoint.manifest import Manifest, Trained
 from farpipe.engine.figures.metrics import RUN_NAME
 from farpipe.engine.run_spec import RunSpec
@@ -145,7 +152,7 @@ def _write_base(trained: Trained, folder: Path, dtype: str) -> None:
 
 def trained_on_bytes(checkpoint: Checkpoint) -> bool:
     """True if tokens were bytes of text, which the run's ``run.json`` says; False if there is none."""
-    run = checkpoint.folder.parent.parent / RUN_NAME
+    run = run_around(checkpoint.folder) / RUN_NAME
     return (
         run.exists() and checkpoint.manifest.trained.model.hugging_face is None and RunSpec.load(run).plan.data.is_bytes
     )
@@ -174,11 +181,12 @@ def byte_tokenizer() -> dict[str, str]:
 
 def _newest(source: Path) -> Checkpoint:
     if not (source / MANIFEST_NAME).exists():
-        checkpoints = source / CHECKPOINTS_NAME
-        steps = whole_checkpoints(checkpoints)
-        if not steps:
+        newest = newest_of_run(source)
+        if newest is None:
             raise InputError(
-                f"{source}: neither a run with a whole checkpoint in {checkpoints} nor a checkpoint itself"
+                f"{source}: neither a run with a whole checkpoint in {source / CHECKPOINTS_NAME} nor a checkpoint "
+                "itself"
             )
-        source = folder_of(checkpoints, steps[0])
+        elsewhere = [folder_of(place, int(newest.name.split("-")[1])) for place in checkpoint_folders(source)]
+        return Checkpoint(newest, Manifest.load(newest), elsewhere)
     return Checkpoint(source, Manifest.load(source))

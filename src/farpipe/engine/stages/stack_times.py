@@ -150,7 +150,7 @@ def _optimizer_s_per_param(stage: TorchStage, request: ProfileRequest) -> float:
     def step() -> None:
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
-        optimizer.update(optimizer.sum_of_squares() ** 0.5)
+        optimizer.update(optimizer.sum_of_squares().total ** 0.5)
 
     samples = [time_call(request, stage, step) for _ in range(NUM_SKIPPED + 2 * MIN_REPEATS)][NUM_SKIPPED:]
     return median_s(undisturbed(samples, MIN_REPEATS)) / sum(parameter.numel() for parameter in parameters)
