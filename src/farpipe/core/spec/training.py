@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
 from farpipe.core.spec.recompute import RecomputeChoice
@@ -128,8 +129,11 @@ class Training(Part):
     """How far the routers' correction biases move in a step towards experts that were chosen less often than the mean
     (Megatron-LM's `--moe-router-bias-update-rate`), as DeepSeek-V3 was trained; `0`: they stay."""
     lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
-    """Low-rank adapters beside frozen weights, a [table](#traininglora). Planned only: the engine trains all
-    weights."""
+    """Low-rank adapters beside frozen weights, a [table](#traininglora). The engine trains them by peft, without
+    tensor and context parallelism and ZeRO-2 and 3."""
+    local_steps: Annotated[LocalSteps | None, Field(exclude_if=lambda given: given is None)] = None
+    """Train at each site by itself and exchange how far the sites have come now and then, a
+    [table](#traininglocal_steps). Planned only. Default: all sites train each step together."""
     activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
     cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
@@ -179,6 +183,9 @@ class Training(Part):
     """Minutes between two checkpoints; `0`: only the steps count."""
     keep_checkpoints: Natural = 2
     """How many of the newest checkpoints are kept; `0`: none is written, not even at the end."""
+    mirror: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """Every site keeps the newest checkpoint in full, in `sites/NAME/checkpoints` of the run directory: what other
+    sites wrote is sent there meanwhile, with what a step leaves free of the link."""
 
     @model_validator(mode="before")
     @classmethod
@@ -215,18 +222,28 @@ class Training(Part):
             raise fault("only with matmul mxfp8", "fp8_output_proj")
         if self.tp_comm_overlap and self.sequence_parallel is False:
             raise fault("it divides what sequence parallelism gathers; set sequence_parallel = true", "tp_comm_overlap")
-        if self.lora is not None and self.fp8_param_gather:
-            raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
         if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
             raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
+        self._check_mirror()
+        self._check_frozen()
         self._check_group()
         self._check_offloading()
         self._check_decay()
         return self
 
+    def _check_frozen(self) -> None:
+        if self.lora is not None and self.moe_router_bias_update_rate:
+            raise fault("frozen routers stay as they are; leave it out with lora", "moe_router_bias_update_rate")
+        if self.lora is not None and self.fp8_param_gather:
+            raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
+
     def _check_group(self) -> None:
         if self.zero_group_size is not None and self.zero in ("auto", 0):
             raise fault(f"it divides what ZeRO does; set zero = 1, 2 or 3, not {self.zero!r}", "zero_group_size")
+
+    def _check_mirror(self) -> None:
+        if self.mirror and not self.keep_checkpoints:
+            raise fault("no checkpoint is written: keep_checkpoints is 0", "mirror")
 
     def _check_offloading(self) -> None:
         if self.cpu_offloading_num_layers and self.recompute not in ("auto", "none"):

@@ -42,7 +42,7 @@ class Routing(NamedTuple):
 
     own: Balance
     probabilities: Tensor | None
-    """Sum [experts] in float32, as transformers has it, with its graph; None on a stage without experts."""
+    """Sum [experts] in float32, as transformers has it, with its graph; None where nothing before it is trained."""
 
 
 class Balancing:
@@ -76,7 +76,8 @@ class Balancing:
             summed = weights.float().sum(0)
             total, num_rows = summed if total is None else total + summed, num_rows + len(weights)
         known = torch.zeros_like(counts) if total is None else total.detach().to(_DTYPE)
-        return Routing(Balance(counts, known, counts.new_tensor(num_rows)), total)
+        has_grad = total is not None and total.requires_grad
+        return Routing(Balance(counts, known, counts.new_tensor(num_rows)), total if has_grad else None)
 
     def grad(self, whole: Balance, share: float) -> Tensor:
         """Gradient of `share` x coefficient x loss by the probabilities, in the operations of transformers' float32."""

@@ -45,18 +45,14 @@ class _Products(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, inputs: Any = (), options: Any = None) -> Any:
         options = options or {}
-        if function is not torch._grouped_mm or not self._is_deferred(*inputs[:2]):
+        if function is not torch._grouped_mm:
             return function(*inputs, **options)
         x, matrices = inputs
         weight = matrices if matrices._base is None else matrices._base
         call = _GroupedCall(weight, options["offs"], transposed=weight is not matrices)
-        return deferred_product(x, weight, call, self._store)
-
-    @staticmethod
-    def _is_deferred(x: Tensor, matrices: Tensor) -> bool:
-        """True for a product by a parameter, or by the transposed matrices of one."""
-        weight = matrices if matrices._base is None else matrices._base
-        return x.ndim == 2 and weight.ndim == 3 and can_wait(weight) and not is_divided(weight)
+        if can_wait(weight) and not is_divided(weight):
+            return deferred_product(x, weight, call, self._store)
+        return call.output(x)
 
 
 class _GroupedCall:

@@ -11,6 +11,7 @@ import torch
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Model, Training
 from farpipe.core.spec.recompute import Recompute
+from farpipe.engine.stages.adapters import add_adapters
 from farpipe.engine.stages.balanced_stage import torch_stage
 from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise
@@ -90,6 +91,7 @@ def make_stage(
         theirs = _of_transformers(model, training, part, numerics)
         _divide(theirs, mesh, numerics, training)
         _fill(theirs, model.hugging_face, only_times=only_times)
+        _adapt(theirs, training, numerics)
         if (twins := twins_in(mesh)) is None:
             return kind(theirs, boundary, device)
         from farpipe.engine.site.twin_stage import twin_chunk_stage, twin_stage
@@ -99,13 +101,20 @@ def make_stage(
         return twin_stage(theirs, boundary, twins, device, share=share)
     if model.module is not None:
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
+        _adapt(own, training, numerics)
         _divide(own, mesh, numerics, training)
         stage = kind(own, boundary, device)
         check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
         return stage
     module = Decoder(model, part, training.sequence_length, numerics)
     initialise(module, training.seed)
+    _adapt(module, training, numerics)
     return kind(module, boundary, device)
+
+
+def _adapt(module: SliceModule, training: Training, numerics: Numerics) -> None:
+    if training.lora is not None:
+        add_adapters(module, training.lora, training.seed, numerics.compute)
 
 
 def _divide(module: SliceModule, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
@@ -122,6 +131,11 @@ def _of_transformers(model: Model, training: Training, part: StageSlice, numeric
     config = read_config(model.hugging_face)
     whole, biases = models.build(config, numerics.parameters), training.moe_router_bias_update_rate > 0
     module = models.HuggingFaceSlice(whole, part, numerics.recompute, trains_router_biases=biases)
+    if module.balancing is not None and training.wire_type != "none":
+        raise InputError(
+            "training.wire_type: the loss that balances experts (output_router_logits) sends counts, which are not "
+            'rounded; say training.wire_type = "none"'
+        )
     if bool(module.shared_names) != model.tied_embeddings:
         tied = "true" if module.shared_names else "false"
         raise InputError(f"{model.hugging_face}: embedding and head: say model.tied_embeddings = {tied}")
