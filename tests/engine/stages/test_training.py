@@ -51,7 +51,7 @@ def train_whole(folder, run):
             output = model(input_ids=tokens, use_cache=False)
             loss = functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="sum")
             loss = loss / batch.num_target_tokens
-            if model.config.output_router_logits:
+            if getattr(model.config, "output_router_logits", False):
                 loss = loss + model.config.router_aux_loss_coef / len(batch.tokens) * output.aux_loss
             loss.backward()
             total += float(loss.detach())
