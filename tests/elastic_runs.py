@@ -1,5 +1,7 @@
 """Runs whose sites leave and return, and what is left of them."""
 
+from itertools import pairwise
+
 from farpipe.core.schedule.library import order
 from farpipe.core.spec import Data, Model, Training
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage
@@ -43,6 +45,6 @@ def elastic_run(*, sites=SITES, num_ranks=1, num_steps=40, latency_s=0.01, mbit_
         model=MODEL,
         training=Training(**(settings | training)),
         data=Data(held_out=0.02),
-        partition=tuple(zip(cuts, cuts[1:], strict=False)),
+        partition=tuple(pairwise(cuts)),
         **(fields or {}),
     )

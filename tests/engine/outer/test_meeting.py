@@ -67,7 +67,9 @@ def test_a_site_that_returns_is_offered_a_world_with_those_that_went_on():
     for meeting in found[:2]:
         entered(meeting, first)
     talk(found)
-    offer, *others = offers(found)
+    assert offers(found) == [None, None, None], "the others may not have said yet that they are in it"
+    talk(found, NOW + 3)
+    offer, *others = offers(found, NOW + 3.5)
     assert others == [None, None]
     assert offer.number > first.number
     assert offer.waiting == (False, False, True)
@@ -97,6 +99,18 @@ def test_the_next_offer_comes_only_after_the_first_has_failed():
     again = offers(found, NOW + 5.5)[0]
     assert again.number > offer.number
     assert again.world != offer.world
+
+
+def test_a_world_that_was_entered_and_broke_is_followed_by_another():
+    found = meetings(4, 4)
+    offer = offers(found)[0]
+    found[1].take(offer)
+    for meeting in found:
+        entered(meeting, offer)
+        meeting.report(world="", members=())
+    found[1].report(step=0, waiting=True)
+    talk(found, NOW + 5)
+    assert offers(found, NOW + 5.5)[0].waiting == (False, True)
 
 
 def test_a_site_far_behind_in_another_world_starts_again_and_is_offered_nothing_before():

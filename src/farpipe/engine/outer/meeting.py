@@ -14,9 +14,9 @@ from farpipe.core.errors import RunError
 
 ALIVE_S: Final = 2.0
 """A site that was heard of within this time can be reached."""
-OFFER_S: Final = 1.0
-"""Shortest time between two offers."""
-START_S: Final = 20.0
+OFFER_S: Final = 1.5
+"""Shortest time between two offers, and between the entry into a world and the next offer."""
+START_S: Final = 30.0
 """Time for which sites that start wait for all others, before they begin with those that are there."""
 BEHIND: Final = "this site is behind the others and starts again where they are"
 """What ranks end with that have found their site behind; its agent starts them at once."""
@@ -98,18 +98,18 @@ class Meeting:
         self.own = Status(run)
         self.offer: Offer | None = None
         """The newest offer that concerns this site."""
-        self._offered_s = -OFFER_S
-        self._failed: set[str] = set()
+        self._offered_s, self._world = -OFFER_S, ""
         self._newest = 0
         """The largest epoch of all offers that this site has seen."""
 
     def report(self, **facts: Any) -> None:
         """Take in what this site's ranks say: fields of `Status`."""
         self.own = replace(self.own, **facts)
+        if self.offer is not None and self.offer.world == self.own.world:
+            self.offer = None  # it has come to something
 
     def fail(self, world: str) -> None:
         """This site's ranks could not join that world."""
-        self._failed.add(world)
         if self.offer is not None and self.offer.world == world:
             self.offer = None
 
@@ -147,6 +147,8 @@ class Meeting:
     def propose(self, now_s: float) -> Offer | None:
         """The offer that this site should make now, if any."""
         reached = self.reached(now_s)
+        if self.own.world != self._world:
+            self._world, self._offered_s = self.own.world, now_s  # the others may not have said yet that they are in it
         if not self._should_offer(reached, now_s):
             return None
         number = 1 + max([one.number for one, _ in self._statuses.values()] + [self.own.number, self._newest])
@@ -168,8 +170,7 @@ class Meeting:
         others = [one for site, one in reached.items() if site != self._own]
         if any(not one.waiting and one.step < self.own.step - NEAR_STEPS for one in others):
             return False  # it notices by itself, and starts again
-        is_pending = self.offer is not None and self.offer.world not in self._failed | {self.own.world}
-        return not is_pending and now_s > self._offered_s + OFFER_S
+        return self.offer is None and now_s > self._offered_s + OFFER_S
 
     def _is_one_world(self, reached: Mapping[int, Status]) -> bool:
         worlds = {one.world for one in reached.values()}
