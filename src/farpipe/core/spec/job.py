@@ -176,7 +176,7 @@ class Job(Request):
 
     def _check_lora(self) -> None:
         known = possible_modules(self.model)
-        for module in self.training.lora.target_modules if self.training.lora else ():
+        for module in (self.training.lora.target_modules or ()) if self.training.lora else ():
             if module not in known:
                 raise fault(
                     f"the layers of {self.model.name} have no {module}; they have {', '.join(known)}",

@@ -8,8 +8,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Job, Lora, Model, Training
+from farpipe.core.spec import Job, Lora, Model, Training, possible_modules
 from farpipe.core.spec.hugging_face import quantization_of, type_of
+from farpipe.core.spec.lora import PARTS
 from farpipe.planning.cost import Layout, settle
 from farpipe.planning.planner.candidates import context_degrees, tensor_degrees
 
@@ -70,9 +71,13 @@ def _adapter_obstacles(lora: Lora | None, model: Model) -> dict[str, str]:
     """Obstacles to training adapters, and what to say instead."""
     if lora is None:
         return {}
-    of_experts = [module for module in EXPERTS if model.experts is not None and module in lora.target_modules]
-    others = json.dumps([module for module in lora.target_modules if module not in of_experts])
-    found = {f"adapters beside experts ({module})": f"training.lora.target_modules = {others}" for module in of_experts}
+    found = {}
+    if model.experts is not None and any(lora.adapts(module) for module in EXPERTS):
+        beside = {part for module in EXPERTS for part in (module, *PARTS[module])}
+        others = [name for name in lora.target_modules or possible_modules(model) if name not in beside]
+        if lora.target_modules is None:
+            others = [name for name in others if name not in PARTS]
+        found["adapters beside experts"] = f"training.lora.target_modules = {json.dumps(others)}"
     if lora.dropout:
         found[f"training.lora.dropout = {lora.dropout:g}"] = "training.lora.dropout = 0"
     if lora.base_weights != "same":
