@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Final
 
 CHECKPOINTS_NAME: Final = "checkpoints"
+SITES_NAME: Final = "sites"
+"""Folder in the directory of an elastic run with what each site has written, by its name."""
 MANIFEST_NAME: Final = "manifest.json"
 ABANDONED: Final = ".abandoned"
 _FOLDER: Final = re.compile(r"step-(\d{1,15})")
+
+
+def checkpoints_of(run_dir: Path) -> Path:
+    """Folder with the checkpoints of a run; where each site keeps its own, that of the site furthest on."""
+    of_sites = sorted(run_dir.glob(f"{SITES_NAME}/*/{CHECKPOINTS_NAME}"))
+    return max([run_dir / CHECKPOINTS_NAME, *of_sites], key=lambda folder: max(whole_checkpoints(folder), default=-1))
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:

@@ -16,6 +16,8 @@ from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.folders import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
+    SITES_NAME,
+    checkpoints_of,
     folder_of,
     whole_checkpoints,
 )
@@ -79,7 +81,7 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     is_checkpoint = resume is not None and (resume / MANIFEST_NAME).exists()
     if is_checkpoint and run_dir is None:
         raise UsageError("--resume with one checkpoint: give --run-dir another directory, for a run of its own")
-    if resume is not None and not is_checkpoint and not whole_checkpoints(resume / CHECKPOINTS_NAME):
+    if resume is not None and not is_checkpoint and not whole_checkpoints(checkpoints_of(resume)):
         raise InputError(
             f"no complete checkpoint in {resume / CHECKPOINTS_NAME}: so there is nothing to continue; start without "
             "--resume, in another directory"
@@ -134,7 +136,7 @@ def _is_run(path: Path) -> bool:
 def refuse_results(run_dir: Path) -> None:
     """InputError when `run_dir` has results or checkpoints of a run, whole or broken off, or is no run."""
     names = [name for name in (METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME) if (run_dir / name).exists()]
-    checkpoints = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
+    checkpoints = whole_checkpoints(checkpoints_of(run_dir))
     names += [CHECKPOINTS_NAME] if checkpoints else []
     if names:
         others = (
@@ -157,9 +159,10 @@ def reopen(spec: "RunSpec", run_dir: Path) -> None:
         done = last["step"] + 1
         beyond = "" if done == spec.num_steps else f", and {spec.num_steps} were asked for"
         raise InputError(f"{run_dir}: its {counted(done, 'step')} are done{beyond}; ask for more with --steps")
-    _check_same_training(spec, run_dir / CHECKPOINTS_NAME)
-    for name in (SUMMARY_NAME, TIMELINE_NAME):
-        (run_dir / name).unlink(missing_ok=True)
+    _check_same_training(spec, checkpoints_of(run_dir))
+    for folder in (run_dir, *run_dir.glob(f"{SITES_NAME}/*")):
+        for name in (SUMMARY_NAME, TIMELINE_NAME):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _check_same_training(spec: "RunSpec", checkpoints: Path) -> None:
@@ -226,8 +229,8 @@ def what_is_left(run_dir: Path) -> str:
         return f"while {run_dir} was removed or renamed; what it had is where it was moved to"
     last = last_line(run_dir / METRICS_NAME)
     at = "before the first step" if last is None else f"at step {last['step'] + 1}"
-    steps = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
+    steps = whole_checkpoints(checkpoints_of(run_dir))
     if not steps:
         return f"{at}. No checkpoint was written"
-    newest = folder_of(run_dir / CHECKPOINTS_NAME, steps[0])
+    newest = folder_of(checkpoints_of(run_dir), steps[0])
     return f"{at}. Newest checkpoint: {newest}; continue with --resume {run_dir}"

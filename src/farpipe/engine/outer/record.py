@@ -1,12 +1,13 @@
 """The record of an elastic run: one line for each step, from whichever site has done it first. Needs no torch."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.core.errors import RunError
+from farpipe.core.units import format_bytes
 from farpipe.engine.figures.follower import Follower
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
@@ -24,6 +25,22 @@ _KEPT: Final = 4096
 """Steps for which what other sites say later is compared."""
 EVENTS: Final = "site_events"
 """Field of a line with what sites have done since the line before: events with their ``site``."""
+
+
+def site_event_text(event: Mapping[str, Any]) -> str:
+    """What a site has done, in words."""
+    match event["kind"]:
+        case "broken":
+            return f"lost the others in step {event['step']}: {event['reason']}"
+        case "lost":
+            return f"goes on by itself, and completes step {event['step']}"
+        case "helps":
+            return f"sends its state after {event['step']} steps to {' and '.join(event['sites'])}"
+        case "entered":
+            sent = f", after {format_bytes(event['sent_bytes'])} from each process" if "sent_bytes" in event else ""
+            return f"from step {event['step']} on in one world with {' and '.join(event['members'])}{sent}"
+        case _:
+            return f"joined no world: {event.get('reason', '')}"
 
 
 class Record:

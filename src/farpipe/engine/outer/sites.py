@@ -1,15 +1,12 @@
 """The sites of an elastic run, and what each of them runs by itself. Needs no torch."""
 
 from pathlib import Path
-from typing import Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.step import Problem
 from farpipe.engine.bare_plan import BarePlan
+from farpipe.engine.checkpoint.folders import SITES_NAME, checkpoints_of
 from farpipe.engine.run_spec import RunSpec
-
-SITES_NAME: Final = "sites"
-"""Folder in a run directory with what each site has written, by its name."""
 
 
 def sites_of(run: RunSpec) -> tuple[str, ...]:
@@ -49,4 +46,11 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
         partition=plan.partition,
         recompute=plan.recompute,
     )
-    return run.model_copy(update={"plan": bare})
+    return run.model_copy(update={"plan": bare, "resume": _resumed(run.resume)})
+
+
+def _resumed(path: str | None) -> str | None:
+    """The run that a site goes on from: of another elastic run, what the site furthest on has written."""
+    if path is None or not (Path(path) / SITES_NAME).is_dir():
+        return path
+    return str(checkpoints_of(Path(path)).parent)
