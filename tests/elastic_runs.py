@@ -11,13 +11,14 @@ from itertools import pairwise
 from farpipe.core.schedule.library import order
 from farpipe.core.spec import Data, Model, Training
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage
+from farpipe.engine.checkpoint.folders import site_folder
 from farpipe.engine.links import LinkShape
 from farpipe.engine.outer.agent import Agent
 from farpipe.engine.outer.elastic_trainer import ElasticTrainer
 from farpipe.engine.outer.environment import Agents
 from farpipe.engine.outer.meeting import START_S
 from farpipe.engine.outer.membership import Membership
-from farpipe.engine.outer.sites import folder_of_site, run_at, sites_of
+from farpipe.engine.outer.sites import run_at, sites_of
 from farpipe.engine.outer.world import link_shapes
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.train import train_rank
@@ -100,7 +101,7 @@ class SiteThreads:
         listener = socket.socket(fileno=os.dup(self.listeners[own].fileno()))
         agent = self.agents[site] = Agent(self.run_dir, agents, listener)
         agent.meeting._start_s = time.monotonic() + self.start_s
-        inner, folder = run_at(self.run, site), folder_of_site(self.run_dir, site)
+        inner, folder = run_at(self.run, site), site_folder(self.run_dir, site)
         folder.mkdir(parents=True, exist_ok=True)
 
         def make(run, peers):
@@ -147,7 +148,7 @@ class SiteThreads:
 
     def lines(self, site):
         """The lines of the site's metrics by step."""
-        path = folder_of_site(self.run_dir, site) / "metrics.jsonl"
+        path = site_folder(self.run_dir, site) / "metrics.jsonl"
         return {line["step"]: line for line in map(json.loads, path.read_text().splitlines())}
 
     def digest(self, site):

@@ -126,7 +126,7 @@ def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[d
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farpipe.engine.figures.metrics import event_sentence, is_logged, log_line
+    from farpipe.engine.figures.metrics import event_sentence, is_logged, log_line, mirrored_text
     from farpipe.engine.outer.record import EVENTS, site_event_text
 
     shown, is_terminal = console(stderr=True), sys.stderr.isatty()
@@ -146,7 +146,8 @@ def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[d
                 shown.print(f"step {line['step']}: {event_sentence(event)}")
             for event in line.get(EVENTS, ()):
                 shown.print(f"site {event['site']}: {site_event_text(event)}")
-            bar.update(task, completed=line["step"] + 1, loss=_shown_loss(line))
+            mirrored = f", {mirrored_text(line['mirrored'])}" if line.get("mirrored") else ""
+            bar.update(task, completed=line["step"] + 1, loss=_shown_loss(line) + mirrored)
             if not is_terminal and is_logged(line["step"], num_steps, log_every):
                 log(log_line(line, num_steps))
 

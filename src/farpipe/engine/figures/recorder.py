@@ -112,6 +112,10 @@ class Recorder:
         """Put further fields into the line of `step`, before its reports are collected."""
         self._writer.notes[step] = facts
 
+    def mirrored(self, newest: dict[str, int]) -> None:
+        """Put the newest checkpoint that each site holds in full into the lines from now on."""
+        self._writer.mirrored = newest
+
     @property
     def problems(self) -> list[str]:
         """Damage in the lines of earlier attempts, in words."""
@@ -272,6 +276,7 @@ class _Writer:
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.notes: dict[int, dict[str, object]] = {}
         """Further fields of lines to come, by step."""
+        self.mirrored: dict[str, int] = {}
         self.num_steps = first_step
         """Steps whose lines are written, those of earlier attempts included."""
         with ExitStack() as opened:
@@ -342,6 +347,7 @@ class _Writer:
             "attempt": self.file.attempt,
             **({"predicted_makespan_s": self._lit_s[report.step % len(self._lit_s)]} if self._lit_s else {}),
             **(_of_chunks(planned, reports, late) if planned else {}),
+            **({"mirrored": self.mirrored} if self.mirrored else {}),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
             **self.notes.pop(report.step, {}),

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from farpipe.core.errors import DivergedError, FarpipeError, RunError, RunInterruptedError, RunStoppedError
+from farpipe.engine.checkpoint.folders import site_folder
 from farpipe.engine.figures.metrics import RUN_NAME
 from farpipe.engine.launch.directory import next_log_dir
 from farpipe.engine.launch.launcher import launch
@@ -24,7 +25,7 @@ from farpipe.engine.lock import digest_of
 from farpipe.engine.outer.calls import Caller, CallServer
 from farpipe.engine.outer.environment import Agents, listener_from_env
 from farpipe.engine.outer.meeting import BEHIND, Meeting, Offer, Status
-from farpipe.engine.outer.sites import folder_of_site, run_at
+from farpipe.engine.outer.sites import run_at
 from farpipe.engine.processes import LeaveRequest, end_at_once, end_soon, leave_request
 from farpipe.engine.run_spec import RunSpec
 
@@ -148,7 +149,7 @@ def keep_running(run_dir: Path, agents: Agents, rank_options: list[str], agent: 
     RunError where the ranks are lost MAX_FAILURES times without a step between.
     """
     site = agents.sites[agents.own]
-    inner, folder = run_at(RunSpec.load(run_dir / RUN_NAME), site), folder_of_site(run_dir, site)
+    inner, folder = run_at(RunSpec.load(run_dir / RUN_NAME), site), site_folder(run_dir, site)
     command = [sys.executable, "-m", "farpipe.engine.launch.rank_main", str(run_dir), *rank_options]
     num_failures, furthest = 0, -1
     while True:

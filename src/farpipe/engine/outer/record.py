@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from farpipe.core.errors import RunError
 from farpipe.core.units import format_bytes
+from farpipe.engine.checkpoint.folders import site_folder
 from farpipe.engine.figures.follower import Follower
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
@@ -18,7 +19,6 @@ from farpipe.engine.figures.metrics import (
     read_metrics,
     summarise,
 )
-from farpipe.engine.outer.sites import folder_of_site
 
 _COMPARED: Final = ("loss", "grad_norm")
 _KEPT: Final = 4096
@@ -57,7 +57,7 @@ class Record:
         self._run_dir, self._sites = run_dir, sites
         self._on_step, self._on_notice = on_step or (lambda line: None), on_notice
         self._followers = [
-            Follower(folder_of_site(run_dir, site) / METRICS_NAME, partial(self._take, site)) for site in sites
+            Follower(site_folder(run_dir, site) / METRICS_NAME, partial(self._take, site)) for site in sites
         ]
         self._lines: dict[int, tuple[str, dict[str, Any]]] = {}
         self._written: dict[int, tuple[str, tuple[Any, ...]]] = {}
@@ -106,7 +106,7 @@ class Record:
         if not path.exists():
             raise RunError("no site has done a step; see the logs of its ranks under sites/")
         timeline_step = None
-        for folder in (folder_of_site(self._run_dir, site) for site in self._sites):
+        for folder in (site_folder(self._run_dir, site) for site in self._sites):
             if (folder / SUMMARY_NAME).exists() and (folder / TIMELINE_NAME).exists():
                 timeline_step = Summary.load(folder / SUMMARY_NAME).timeline_step
                 shutil.copyfile(folder / TIMELINE_NAME, self._run_dir / TIMELINE_NAME)
