@@ -75,14 +75,16 @@ class Record:
     def _take(self, site: str, line: dict[str, Any]) -> None:
         """Take a line in: the first of its step counts, events of all are kept."""
         step = line["step"]
-        self._events += [{"site": site, **event} for event in line.pop(EVENTS, ())]
+        events = [{"site": site, **event} for event in line.pop(EVENTS, ())]
         figures = tuple(line.get(name) for name in _COMPARED)
         first, known = self._written.setdefault(step, (site, figures))
         if known != figures and not self._has_differed:
             self._has_differed = True
             self._on_notice(f"step {step}: {first} and {site} have computed it differently: {known} and {figures}")
-        if step >= self._next:
-            self._lines.setdefault(step, (site, line))
+        if step >= self._next and step not in self._lines:
+            self._lines[step] = site, line | ({EVENTS: events} if events else {})
+        else:
+            self._events += events
         for old in [*self._written][:-_KEPT]:
             del self._written[old]
 
@@ -93,7 +95,7 @@ class Record:
             site, line = self._lines.pop(self._next)
             if self._file is None:
                 self._file = MetricsFile(self._run_dir / METRICS_NAME, self._next)
-            events, self._events = self._events, []
+            events, self._events = [*line.get(EVENTS, ()), *self._events], []
             line = line | {"attempt": self._file.attempt, "recorded_by": site} | ({EVENTS: events} if events else {})
             self._file.write(line)
             self._on_step(line)
