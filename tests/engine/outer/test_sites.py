@@ -22,7 +22,7 @@ def test_a_site_runs_its_replicas_with_the_order_and_steps_of_the_whole_run():
     run = elastic_run(num_ranks=2, num_steps=7)
     inner = run_at(run, "lugano")
     assert (inner.num_processes, inner.num_replicas, inner.num_steps) == (2, 1, 7)
-    assert set(inner.places.site(process) for process in range(2)) == {"lugano"}
+    assert {inner.places.site(process) for process in range(2)} == {"lugano"}
     assert inner.plan.schedule == run.plan.schedule
     assert inner.plan.training.global_batch == run.plan.training.global_batch
     assert (sites_of(run), replicas_at(run, "lugano")) == (("zurich", "lugano"), (1,))
