@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
 from farpipe.core.spec.recompute import RecomputeChoice
@@ -74,8 +75,8 @@ class Training(Part):
     device needs a rate for it."""
     recompute: RecomputeChoice = "auto"
     """Activations that the backward pass computes again: `"auto"` (the planner decides for each stage), `"none"`,
-    `"full"` (all but a layer's input), or operations by name such as `"layernorm mlp"`; `"selective"` is `"core_attn"`,
-    attention's scores. `"op"`, planned only, is torchtitan's `selective_ac_option`: every second product is kept."""
+    `"full"` (all but a layer's input), operations by name such as `"layernorm mlp"` (`"selective"` is `"core_attn"`,
+    attention's scores), or `"op"`, all but every second product as in torchtitan (planned only)."""
     wire_type: WireType = "none"
     """Number format to which activations and their gradients are rounded between sites: `"none"`, `"bf16"` (for
     `precision = "fp32"` only), or `"fp8"` or `"int8"` with a scale for every 128 numbers. It changes numerics; a run
@@ -125,8 +126,11 @@ class Training(Part):
     """The exchange of tokens runs beside the computation of another microbatch (Megatron-LM's
     `--overlap-moe-expert-parallel-comm`)."""
     lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
-    """Low-rank adapters beside frozen weights, a [table](#traininglora). Planned only: the engine trains all
-    weights."""
+    """Low-rank adapters beside frozen weights, a [table](#traininglora). The engine trains them by peft, without
+    tensor and context parallelism and ZeRO-2 and 3."""
+    local_steps: Annotated[LocalSteps | None, Field(exclude_if=lambda given: given is None)] = None
+    """Train at each site by itself and exchange how far the sites have come now and then, a
+    [table](#traininglocal_steps). Planned only. Default: all sites train each step together."""
     activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
     cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
@@ -136,9 +140,8 @@ class Training(Part):
     """Kernels between matrix products: `"fused"` (Megatron-LM's, or torch.compile's) or `"eager"` (plain PyTorch, one
     kernel per operation, 2.4 times the traffic). For planning; the engine's own are eager."""
     framework: Annotated[Literal["megatron", "pytorch"] | None, Field(exclude_if=lambda name: name is None)] = None
-    """Framework whose step is planned: `"megatron"` hides tensor-parallel collectives beside weight gradients;
-    `"pytorch"` waits for them, stops a recomputed layer before its last product, and computes more slowly beside FSDP's
-    collectives. Default: `"pytorch"` with `zero = 2` or `3` or eager kernels. For planning alone."""
+    """Framework to plan for: PyTorch hides no tensor-parallel collectives beside weight gradients, does not recompute a
+    layer's last product, and slows beside FSDP's. Default: `"pytorch"` with `zero = 2` or `3` or eager kernels."""
     cuda_graphs: CudaGraphs = False
     """Replay layers from CUDA graphs, so that the host's launches never delay them; `"part"`: all of a layer but its
     experts (Megatron-Core's scopes `attn`, `moe_router` and `moe_preprocess`). Planned only."""
@@ -149,8 +152,8 @@ class Training(Part):
     stages beside the next stage's (Megatron-LM's `--overlap-grad-reduce`, `--overlap-param-gather` and, with several
     stages on a rank, `overlap_p2p_comm`)."""
     overlap_param_gather: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
-    """`false`: the parameters that ZeRO-1 divides are gathered before a step begins, whatever `overlap` says of
-    gradients (Megatron-LM without `--overlap-param-gather`). Default: as `overlap`. Planned only."""
+    """`false`: ZeRO-1 gathers parameters before a step begins (Megatron-LM without `--overlap-param-gather`). Default:
+    as `overlap`. Planned only."""
     learning_rate: Positive = 3e-4
     """Learning rate of AdamW."""
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -183,6 +186,9 @@ class Training(Part):
     """Minutes between two checkpoints; `0`: only the steps count."""
     keep_checkpoints: Natural = 2
     """How many of the newest checkpoints are kept; `0`: none is written, not even at the end."""
+    mirror: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """Every site keeps the newest checkpoint in full, in `sites/NAME/checkpoints` of the run directory: what other
+    sites wrote is sent there meanwhile, with what a step leaves free of the link."""
 
     @model_validator(mode="before")
     @classmethod
@@ -223,6 +229,7 @@ class Training(Part):
             raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
         if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
             raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
+        self._check_mirror()
         self._check_group()
         self._check_offloading()
         self._check_decay()
@@ -233,6 +240,10 @@ class Training(Part):
             raise fault("parameters are gathered by zero = 1, beside computing with overlap", "overlap_param_gather")
         if self.zero_group_size is not None and self.zero in ("auto", 0):
             raise fault(f"it divides what ZeRO does; set zero = 1, 2 or 3, not {self.zero!r}", "zero_group_size")
+
+    def _check_mirror(self) -> None:
+        if self.mirror and not self.keep_checkpoints:
+            raise fault("no checkpoint is written: keep_checkpoints is 0", "mirror")
 
     def _check_offloading(self) -> None:
         if self.cpu_offloading_num_layers and self.recompute not in ("auto", "none"):
