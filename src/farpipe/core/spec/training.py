@@ -152,8 +152,7 @@ class Training(Part):
     stages beside the next stage's (Megatron-LM's `--overlap-grad-reduce`, `--overlap-param-gather` and, with several
     stages on a rank, `overlap_p2p_comm`)."""
     overlap_param_gather: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
-    """`false`: ZeRO-1 gathers parameters before a step begins (Megatron-LM without `--overlap-param-gather`). Default:
-    as `overlap`. Planned only."""
+    """`false`: ZeRO-1's gather is exposed (no `--overlap-param-gather`). Default: as `overlap`. Planned only."""
     learning_rate: Positive = 3e-4
     """Learning rate of AdamW."""
     betas: tuple[Share, Share] = (0.9, 0.95)
