@@ -156,7 +156,8 @@ class Job(Request):
             )
 
     def _check_recompute(self) -> None:
-        known = possible_operations(self.model)
+        model = self.model
+        known = possible_operations(model) + (("op",) if not (model.experts or model.latent_attention) else ())
         for operation in operations_of(self.training.recompute):
             if operation not in known:
                 raise fault(

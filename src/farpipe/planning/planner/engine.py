@@ -34,6 +34,7 @@ TRAINABLE: Final = ("fp32", "bf16")
 ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_store": False} | {
     "cpu_offloading_num_layers": 0,
     "cuda_graphs": False,
+    "overlap_param_gather": None,
     "zero_group_size": None,
 }
 """The values of a training's keys that the engine has, of those with one alone."""
@@ -57,6 +58,8 @@ def training_obstacles(training: Training, *, shares_weights: bool, is_theirs: b
         found[f'training.precision = "{training.precision}"'] = 'training.precision = "bf16"'
     if training.zero in (2, 3) and not shares_weights:
         found[f"training.zero = {training.zero}"] = "training.zero = 1"
+    if training.recompute == "op":
+        found['training.recompute = "op"'] = 'training.recompute = "full"'
     if training.local_steps is not None:
         found["training.local_steps"] = "a training without training.local_steps"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
