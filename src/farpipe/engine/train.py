@@ -33,6 +33,7 @@ from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
 from farpipe.engine.links import LinkShape
 from farpipe.engine.lock import lock_of_rank_0
+from farpipe.engine.publish.publisher import MakePublisher, Publisher
 from farpipe.engine.replicas.replicas import PipelinePeers
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
@@ -50,14 +51,16 @@ def train_rank(
     stop: Callable[[], bool] = lambda: False,
     make_watch: MakeWatch | None = None,
     make_planner: MakePlanner | None = None,
+    make_publisher: MakePublisher | None = None,
 ) -> Summary | None:
     """Run the steps of `run` that are not done yet; rank 0 writes the figures to `run_dir` and gets the summary.
 
     `stop` is asked in every step; when it says so on any rank, all ranks write a checkpoint and leave with
-    RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that, and `make_planner` what
-    plans the steps of a training on chunks. InputError when the ranks disagree on what to run or no checkpoint can be
-    read, InfeasibleError when a step's sequences can't fit, DivergedError when the training diverges, RunError when a
-    rank is lost or the figures can't be written.
+    RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that, `make_planner` what plans
+    the steps of a training on chunks, and `make_publisher` what publishes weights, where the run asks for that.
+    InputError when the ranks disagree on what to run or no checkpoint can be read, InfeasibleError when a step's
+    sequences can't fit, DivergedError when the training diverges, RunError when a rank is lost or the figures can't be
+    written.
     """
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
@@ -81,7 +84,8 @@ def train_rank(
         checkpointer = Checkpointer(run, work.state, peers, folder, agreed.batches_sha256, agreed.facts, recorded)
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
         order_switch = None if make_watch is None else OrderSwitch(peers, watch)
-        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans)
+        publisher = _publisher(run, work, peers, run_dir, make_publisher, stack)
+        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans, publisher)
         damaged = [] if recorder is None else recorder.problems
         skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
         loop.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
@@ -125,6 +129,15 @@ def _step_plans(
     return StepPlans(run, peers, work.lengths, planner)
 
 
+def _publisher(
+    run: RunSpec, work: Work, peers: Peers, run_dir: Path, make: MakePublisher | None, stack: ExitStack
+) -> Publisher | None:
+    """What publishes this rank's weights; None where the run does not ask for it, and in a rehearsal."""
+    if make is None or run.publish is None or run.device == "sleep":
+        return None
+    return stack.enter_context(closing(make(run, peers, work.state, run_dir)))
+
+
 class _Loop:
     """The steps of one rank."""
 
@@ -138,8 +151,9 @@ class _Loop:
         stop: Callable[[], bool],
         order_switch: OrderSwitch | None,
         plans: StepPlans | None,
+        publisher: Publisher | None,
     ) -> None:
-        self._order_switch, self._plans = order_switch, plans
+        self._order_switch, self._plans, self._publisher = order_switch, plans, publisher
         self._run, self._work, self._peers = run, work, peers
         self._checkpointer, self._recorder = checkpointer, recorder
         self._pipeline = _pipeline(run, peers)
@@ -167,6 +181,8 @@ class _Loop:
             commands = self._after_exchange(step)
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, commands)
+            if self._publisher is not None:
+                self._publisher.after_exchange(step, commands, (report.end_ns - report.begin_ns) * 1e-9)
             begin_ns = self._peers.clock.now_ns()
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
             self._num_done = step + 1
@@ -174,6 +190,8 @@ class _Loop:
                 self._leave(step + 1)
         self.warn(self._checkpointer.finish())
         self._expect_last_checkpoint()
+        if self._publisher is not None:
+            self._publisher.finish()
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
             self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
 
@@ -198,6 +216,8 @@ class _Loop:
             self._order_switch.before_exchange(step, self._commands.ask)
         if self._plans is not None:
             self._plans.before_exchange(step)
+        if self._publisher is not None:
+            self._publisher.before_exchange(step, self._commands.ask)
 
     def _after_exchange(self, step: int) -> set[bytes]:
         """Commands that came with the exchange that ended `step`; the next step gets its order and its plan."""
