@@ -13,7 +13,7 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec.hugging_face import config_of
 from farpipe.core.strict import expect_format, nearest, parse_json, read_text
 from farpipe.engine.publish.source import Reach
-from farpipe.engine.publish.subscription import Received, Subscription
+from farpipe.engine.publish.subscription import Address, Received, Subscription
 from farpipe.engine.publish.version import PartForm
 from farpipe.engine.publish.words import FILE_NAME, TOKEN_VARIABLE
 from farpipe.engine.stages.decoder_weights import is_own_name, their_name
@@ -137,25 +137,31 @@ def subscribe(
     `patience_s`: longest time without a connection. `max_bytes`: most that all weights may take; default: half of the
     free memory. InputError for a source or certificates that can't be used; what happens later, `next` raises.
     """
-    address, of_file = _address(source)
-    secret = token or of_file or os.environ.get(TOKEN_VARIABLE)
-    if not secret:
-        raise InputError(f"subscribe: give the token of the training's {FILE_NAME}, or set {TOKEN_VARIABLE}")
     tls = None if certs is None else TlsFiles.find(Path(certs), site)
-    reach = Reach(secret.encode(), tls, site, host, port, allow_plaintext)
-    return WeightsSubscription(Subscription(address, reach, patience_s=patience_s, max_bytes=max_bytes))
+
+    def locate() -> tuple[Address, Reach]:
+        """As the file says now: a training that starts again may have another port."""
+        address, of_file = _address(source)
+        secret = token or of_file or os.environ.get(TOKEN_VARIABLE)
+        if not secret:
+            raise InputError(f"subscribe: give the token of the training's {FILE_NAME}, or set {TOKEN_VARIABLE}")
+        return address, Reach(secret.encode(), tls, site, host, port, allow_plaintext)
+
+    return WeightsSubscription(Subscription(locate, patience_s=patience_s, max_bytes=max_bytes))
 
 
-def _address(source: str | os.PathLike[str]) -> tuple[tuple[str, int], str]:
+def _address(source: str | os.PathLike[str]) -> tuple[Address, str]:
     """Address of the first process, and the token where `source` is a file."""
     path = Path(source) / FILE_NAME if Path(source).is_dir() else Path(source)
+    if Path(source).is_dir() and not path.is_file():
+        raise InputError(f"{path}: not there; a run whose job has [publish] writes it when it starts")
     if path.is_file():
         words = expect_format(parse_json(read_text(path), str(path)), PartForm.FORMAT, str(path))
         return _split(str(words.get("address", "")), str(path)), str(words.get("token", ""))
     return _split(str(source), "subscribe"), ""
 
 
-def _split(address: str, where: str) -> tuple[str, int]:
+def _split(address: str, where: str) -> Address:
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         known = f"HOST:PORT, a run directory with {FILE_NAME}, or that file"

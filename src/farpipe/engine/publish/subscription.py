@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
@@ -20,6 +20,8 @@ from farpipe.engine.publish.words import Publication
 from farpipe.engine.transport.handshake import HandshakeError
 from farpipe.engine.transport.security.tls import RefusedError
 
+Address = tuple[str, int]
+"""Host and port."""
 MAX_DAMAGED: Final = 3
 """Times in a row that a version arrives damaged before the subscription ends with an error."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -50,10 +52,14 @@ class Subscription:
     """
 
     def __init__(
-        self, address: tuple[str, int], reach: Reach, *, patience_s: float = 600.0, max_bytes: int | None = None
+        self, locate: Callable[[], tuple[Address, Reach]], *, patience_s: float = 600.0, max_bytes: int | None = None
     ) -> None:
-        """`patience_s`: longest time without a connection. `max_bytes`: of all weights; None: half of what is free."""
-        self._address, self._reach, self._patience_s, self._max_bytes = address, reach, patience_s, max_bytes
+        """`locate` says where the first process is, for every connection anew.
+
+        `patience_s`: longest time without a connection. `max_bytes`: of all weights; None: half of what is free.
+        """
+        self._locate, self._patience_s, self._max_bytes = locate, patience_s, max_bytes
+        self._address, self._reach = locate()
         self._held: dict[str, Version] = {}
         """The newest version of every part, by the digest of its form."""
         self._publication: Publication | None = None
@@ -150,6 +156,7 @@ class Subscription:
         self._sources = []
         is_well = False
         try:
+            self._address, self._reach = self._locate()
             first = Source.open(self._address, self._reach)
             self._sources.append(first)
             publication = first.publication()
