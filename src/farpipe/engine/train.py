@@ -6,9 +6,8 @@ Between two steps: evaluation, the snapshot of a checkpoint, leaving when SIGTER
 import dataclasses
 import math
 import os
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
@@ -18,10 +17,9 @@ from farpipe.core.step import Schedule
 from farpipe.core.units import counted
 from farpipe.engine.agreement import agree, leaving_together
 from farpipe.engine.checkpoint.checkpointer import END_S, Checkpointer
-from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME
 from farpipe.engine.checkpoint.resume import resume
 from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWatch, OrderSwitch, Watch
-from farpipe.engine.executor.evaluation import Evaluation
+from farpipe.engine.executor.evaluation import evaluation_of
 from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.peers import Messenger, Peers, TensorPeers
 from farpipe.engine.executor.staging import Staging
@@ -33,7 +31,8 @@ from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
 from farpipe.engine.links import LinkShape
 from farpipe.engine.lock import lock_of_rank_0
-from farpipe.engine.publish.publisher import MakePublisher, Publisher
+from farpipe.engine.outgoing import Log, Outgoing, outgoing_of
+from farpipe.engine.publish.publisher import MakePublisher
 from farpipe.engine.replicas.replicas import PipelinePeers
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
@@ -80,21 +79,32 @@ def train_rank(
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded
-        folder = run_dir / CHECKPOINTS_NAME
-        checkpointer = Checkpointer(run, work.state, peers, folder, agreed.batches_sha256, agreed.facts, recorded)
+        log = Log(recorder)
+        outgoing = outgoing_of(run, peers, run_dir, start.step, work.state, log, make_publisher, stack)
+        checkpointer = Checkpointer(
+            run,
+            work.state,
+            peers,
+            run.checkpoints(run_dir, peers.rank),
+            agreed.batches_sha256,
+            agreed.facts,
+            recorded,
+            outgoing.still_needed,
+        )
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
         order_switch = None if make_watch is None else OrderSwitch(peers, watch)
-        publisher = _publisher(run, work, peers, run_dir, make_publisher, stack)
-        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans, publisher)
+        loop = _Loop(run, work, peers, checkpointer, log, stop, order_switch, plans, outgoing)
         damaged = [] if recorder is None else recorder.problems
         skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
-        loop.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
+        log.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
         try:
+            outgoing.start()
             loop.run(start.step)
         except DivergedError as error:
             raise DivergedError(f"{error}; {loop.end_diverged()}") from None
         finally:
             checkpointer.end(min(END_S, run.transport.timeout_s / 2))
+            outgoing.stop()
         summary = None if recorder is None else recorder.finish(run.num_steps)
         peers.exchange("end", b"", waiting_for="rank 0 to write the results")  # it asks the others' clocks until then
         return summary
@@ -129,15 +139,6 @@ def _step_plans(
     return StepPlans(run, peers, work.lengths, planner)
 
 
-def _publisher(
-    run: RunSpec, work: Work, peers: Peers, run_dir: Path, make: MakePublisher | None, stack: ExitStack
-) -> Publisher | None:
-    """What publishes this rank's weights; None where the run does not ask for it, and in a rehearsal."""
-    if make is None or run.publish is None or run.device == "sleep":
-        return None
-    return stack.enter_context(closing(make(run, peers, work.state, run_dir)))
-
-
 class _Loop:
     """The steps of one rank."""
 
@@ -147,19 +148,19 @@ class _Loop:
         work: Work,
         peers: Peers,
         checkpointer: Checkpointer,
-        recorder: Recorder | None,
+        log: Log,
         stop: Callable[[], bool],
         order_switch: OrderSwitch | None,
         plans: StepPlans | None,
-        publisher: Publisher | None,
+        outgoing: Outgoing,
     ) -> None:
-        self._order_switch, self._plans, self._publisher = order_switch, plans, publisher
+        self._order_switch, self._plans, self._outgoing = order_switch, plans, outgoing
         self._run, self._work, self._peers = run, work, peers
-        self._checkpointer, self._recorder = checkpointer, recorder
+        self._checkpointer, self._log, self._recorder = checkpointer, log, log.recorder
         self._pipeline = _pipeline(run, peers)
         self._staging = Staging(self._pipeline, peers.abort) if run.device == "cuda" else None
         self._executor = self._executor_of(run.plan.schedule)
-        self._evaluation = _evaluation(run, work, peers, plans)
+        self._evaluation = evaluation_of(run, work, peers, plans)
         minutes = run.plan.training.checkpoint_every_minutes if run.plan.training and checkpointer.keep else 0
         self._commands = Commands(peers, stop, every_s=60 * minutes)
 
@@ -181,19 +182,17 @@ class _Loop:
             commands = self._after_exchange(step)
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, commands)
-            if self._publisher is not None:
-                self._publisher.after_exchange(step, commands, (report.end_ns - report.begin_ns) * 1e-9)
+            self._outgoing.after_step(step, commands, (report.end_ns - report.begin_ns) * 1e-9)
             begin_ns = self._peers.clock.now_ns()
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
             self._num_done = step + 1
             if STOP in commands and step + 1 < self._run.num_steps:
                 self._leave(step + 1)
-        self.warn(self._checkpointer.finish())
+        self._log.warn(self._checkpointer.finish())
         self._expect_last_checkpoint()
-        if self._publisher is not None:
-            self._publisher.finish()
+        self._outgoing.finish()
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
-            self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
+            self._log.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
 
     def _change_links(self, step: int) -> None:
         """Emulated links change as the run says; over real ones this rank sends at the rate that they have then."""
@@ -216,8 +215,7 @@ class _Loop:
             self._order_switch.before_exchange(step, self._commands.ask)
         if self._plans is not None:
             self._plans.before_exchange(step)
-        if self._publisher is not None:
-            self._publisher.before_exchange(step, self._commands.ask)
+        self._outgoing.before_exchange(step, self._commands.ask)
 
     def _after_exchange(self, step: int) -> set[bytes]:
         """Commands that came with the exchange that ended `step`; the next step gets its order and its plan."""
@@ -243,7 +241,7 @@ class _Loop:
         self._executor = self._executor_of(plan.schedule)
         if self._recorder is not None and self._plans is not None and self._plans.latest is not None:
             self._recorder.plan_from(step, self._plans.latest)
-            self.warn([self._plans.latest.warning] if self._plans.latest.warning else [])
+            self._log.warn([self._plans.latest.warning] if self._plans.latest.warning else [])
 
     def _post(self, report: StepReport, **further: float) -> None:
         events = tuple(event.to_data() for event in self._peers.take_events())
@@ -272,7 +270,7 @@ class _Loop:
             if (every and num_steps % every == 0) or is_last or commands & {CHECKPOINT, STOP}:
                 self._checkpointer.save(num_steps)
                 self._commands.checkpoint_begun()
-        self.warn(problems := self._checkpointer.collect())
+        self._log.warn(problems := self._checkpointer.collect())
         if problems and self._checkpointer.never_succeeds:  # better now than after days that would be lost
             raise RunError(f"{problems[-1]}; it is not the first that failed, and {self._newest}")
 
@@ -290,7 +288,7 @@ class _Loop:
 
     def _leave(self, num_steps: int) -> None:
         """Leave after the checkpoint that was asked for."""
-        self.warn(self._checkpointer.finish())
+        self._log.warn(self._checkpointer.finish())
         self._record_all()
         after = f"stopped by SIGTERM or SIGHUP after {counted(num_steps, 'step')}"
         if not self._checkpointer.keep:
@@ -305,7 +303,7 @@ class _Loop:
         What goes wrong in here, as on a full disk, is reported but not raised: to start the run again would not help.
         """
         try:
-            self.warn(self._checkpointer.finish())
+            self._log.warn(self._checkpointer.finish())
             self._record_all()
         except (RunError, OSError) as error:
             self._peers.abort(str(error))  # the others may be waiting for this rank
@@ -323,29 +321,6 @@ class _Loop:
         if self._recorder is not None:
             self._recorder.drain(self._num_done)
         self._peers.exchange("stop", b"", waiting_for="rank 0 to write the figures of the last step")
-
-    def warn(self, warnings: list[str]) -> None:
-        """Report what went wrong though the run goes on: in rank 0's log and in the metrics."""
-        if self._recorder is None or not warnings:
-            return
-        for warning in warnings:
-            with suppress(OSError):  # the log's disk may be full
-                print(f"warning: {warning}", file=sys.stderr, flush=True)
-        self._recorder.warn(warnings)
-
-
-def _evaluation(run: RunSpec, work: Work, peers: Peers, plans: StepPlans | None) -> Evaluation | None:
-    if run.plan.training is None or not run.plan.training.evaluate_every_steps or not isinstance(work, Trainer):
-        return None
-    if not run.plan.data.held_out:
-        raise InputError("training.evaluate_every_steps: no text is held out for it; set data.held_out, as 0.01")
-    num_batches = run.plan.training.evaluation_batches
-    schedules = [run.plan.schedule] * num_batches
-    if plans is not None:
-        assert isinstance(work, ChunkTrainer)
-        work.evaluation_plans = plans.of_evaluation(work.held_out_lengths, num_batches)
-        schedules = [plan.schedule for plan in work.evaluation_plans]
-    return Evaluation(schedules, work, PipelinePeers(peers, run.places))
 
 
 def _pipeline(run: RunSpec, peers: Peers) -> Messenger:
