@@ -119,6 +119,7 @@ class Job(Request):
         self._check_packing()
         self._check_local_steps()
         self._check_evaluation()
+        self._check_publish()
         return self
 
     @property
@@ -367,4 +368,10 @@ class Job(Request):
             raise fault(
                 "no text is held out for it; set data.held_out, for example to 0.01",
                 *("training", "evaluate_every_steps"),
+            )
+
+    def _check_publish(self) -> None:
+        if self.publish is not None and self.training.elastic:
+            raise fault(
+                "sites that may leave do not publish yet; leave it out, or set training.elastic = false", "publish"
             )

@@ -171,8 +171,7 @@ class Publisher:
                 say(sock, {"site": self._site})
                 served.rate = self._rate(site)
                 config, meeting = self._session_config(site), PairMeeting(sock, PUBLISHER, self._token, asks=False)
-                links = None if self._links is None else Shared(self._links)
-                with connect(PUBLISHER, 2, config, meeting, links=links) as transport:
+                with connect(PUBLISHER, 2, config, meeting) as transport:
                     Session(transport, served).run()
         except (FarpipeError, OSError) as error:
             self._log(f"{host}: {error}")
@@ -190,8 +189,13 @@ class Publisher:
             sites=(site, self._site) if site else (),
             bandwidths={},
             links={(PUBLISHER, SUBSCRIBER): (name, shapes[name])} if name in shapes else {},
+            open_links=self._shared_links if name in shapes else None,
             own_paths=None,
         )
+
+    def _shared_links(self) -> Links:
+        assert self._links is not None
+        return Shared(self._links)
 
     def _rate(self, site: str) -> FreeRate:
         """Rate of what goes from here to `site`, for all its subscribers together."""

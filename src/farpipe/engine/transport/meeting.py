@@ -8,7 +8,6 @@ from farpipe.engine.transport.clock import Clock
 from farpipe.engine.transport.config import TransportConfig
 from farpipe.engine.transport.health import PeerError
 from farpipe.engine.transport.inbox import Allocate, allocate_bytes
-from farpipe.engine.transport.passages import Links
 from farpipe.engine.transport.rendezvous import Meeting, introduce
 from farpipe.engine.transport.security.tls import Credentials
 from farpipe.engine.transport.tcp import listen
@@ -22,17 +21,15 @@ def connect(
     rendezvous: Meeting,
     clock: Clock | None = None,
     allocate: Allocate = allocate_bytes,
-    links: Links | None = None,
 ) -> Transport:
     """Meet the other ranks and open the control connections to all of them; data channels open at first use.
 
-    `clock` None: the process's. `allocate` gives the memory of received messages. `links`: emulated ones that are open
-    in this process; None: one rank makes those that `config` names, and the others open them. Raises InputError for a
-    port that is taken or links that differ between the ranks, RunError naming the ranks that did not come within
+    `clock` None: the process's. `allocate` gives the memory of received messages. Raises InputError for a port that is
+    taken or links that differ between the ranks, RunError naming the ranks that did not come within
     `connect_timeout_s`.
     """
     with telling_others(rendezvous):
-        return _connect(rank, world_size, config, rendezvous, clock or Clock.from_environment(), allocate, links)
+        return _connect(rank, world_size, config, rendezvous, clock or Clock.from_environment(), allocate)
 
 
 @contextmanager
@@ -47,24 +44,20 @@ def telling_others(rendezvous: Meeting) -> Iterator[None]:
 
 
 def _connect(
-    rank: int,
-    world_size: int,
-    config: TransportConfig,
-    rendezvous: Meeting,
-    clock: Clock,
-    allocate: Allocate,
-    links: Links | None,
+    rank: int, world_size: int, config: TransportConfig, rendezvous: Meeting, clock: Clock, allocate: Allocate
 ) -> Transport:
     transport = Transport(rank, world_size, config, clock, allocate)
-    credentials, shapes = Credentials(config.tls), config.link_shapes() if links is None else {}
+    credentials, shapes = Credentials(config.tls), config.link_shapes()
     one_of_them = next(iter(shapes.values()), None)
     with ExitStack() as undo:
         listener = undo.enter_context(listen(config))
-        if one_of_them and rank == 0:
+        links = config.open_links() if config.open_links is not None else None
+        if one_of_them and links is None and rank == 0:
             links = one_of_them.create(shapes)
+        if links:
             undo.callback(links.close)
         ranks = introduce(rank, listener, config, rendezvous, links)
-        if one_of_them and rank:
+        if one_of_them and links is None:
             links = one_of_them.open(ranks[0].links_path, shapes)
         undo.pop_all()
     try:
