@@ -11,6 +11,7 @@ from farpipe.core.spec.cluster import Cluster, Site
 from farpipe.core.spec.lora import possible_modules
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
+from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.recompute import operations_of, possible_operations
 from farpipe.core.spec.training import ContextExchange, Data, Matmul, MetricsSettings, RunKeys, Training
 from farpipe.core.spec.write import as_toml, link_table, site_table
@@ -96,6 +97,7 @@ class Job(Request):
     cluster: Cluster
     metrics: MetricsSettings = Field(default=MetricsSettings(), exclude_if=lambda given: given == MetricsSettings())
     run: RunKeys = Field(default=RunKeys(), exclude_if=lambda given: given == RunKeys())
+    publish: PublishSettings | None = Field(default=None, exclude_if=lambda given: given is None)
     text: Annotated[str, Field(strict=True, min_length=0)] = Field(default="", repr=False)
     """The file this was read from, word for word, for the run directory; empty for a job made in Python."""
 
@@ -117,6 +119,7 @@ class Job(Request):
         self._check_packing()
         self._check_local_steps()
         self._check_evaluation()
+        self._check_publish()
         return self
 
     @property
@@ -142,6 +145,7 @@ class Job(Request):
             ("[schedule]", {"method": self.schedule or "auto"}),
             ("[metrics]", self.metrics.model_dump(exclude_defaults=True)),
             ("[run]", self.run.model_dump(exclude_defaults=True)),
+            *([("[publish]", self.publish.model_dump())] if self.publish else []),
         )
 
     def _check_lengths(self) -> None:
@@ -365,4 +369,10 @@ class Job(Request):
             raise fault(
                 "no text is held out for it; set data.held_out, for example to 0.01",
                 *("training", "evaluate_every_steps"),
+            )
+
+    def _check_publish(self) -> None:
+        if self.publish is not None and self.training.elastic:
+            raise fault(
+                "sites that may leave do not publish yet; leave it out, or set training.elastic = false", "publish"
             )

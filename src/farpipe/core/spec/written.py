@@ -40,6 +40,7 @@ from farpipe.core.spec.part import (
     first,
     known,
 )
+from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.training import Data, MetricsSettings, Rate, RunKeys, Training
 from farpipe.core.strict import nearest
 
@@ -231,6 +232,7 @@ class WrittenJob(Written):
     schedule: WrittenSchedule = WrittenSchedule()
     metrics: MetricsSettings = MetricsSettings()
     run: RunKeys = RunKeys()
+    publish: PublishSettings | None = None
 
     def resolve(self) -> Job:
         """The job."""
@@ -243,4 +245,5 @@ class WrittenJob(Written):
             schedule=self.schedule.method,
             metrics=self.metrics,
             run=self.run,
+            publish=self.publish,
         )
