@@ -8,12 +8,13 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.core.spec.cluster import Cluster, Site
+from farpipe.core.spec.data import Data
 from farpipe.core.spec.lora import possible_modules
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.recompute import operations_of, possible_operations
-from farpipe.core.spec.training import ContextExchange, Data, Matmul, MetricsSettings, RunKeys, Training
+from farpipe.core.spec.training import ContextExchange, Matmul, MetricsSettings, RunKeys, Training
 from farpipe.core.spec.write import as_toml, link_table, site_table
 from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes
