@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.core.spec import Job, Lora, Model, load_job, parse_job
+from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.model import Experts
 from farpipe.core.spec.recompute import operations_of, possible_operations
 from farpipe.planning.planner.engine import plan_obstacle
@@ -72,6 +73,7 @@ CHOICES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "`training.dropout`": {"training": {"dropout": True}},
     "`training.lora` beside attention": {"training": {"lora": Lora(rank=8, target_modules=("linear_qkv",))}},
     "`training.lora` beside MLP or experts": {"training": {"lora": Lora(rank=8, target_modules=("linear_fc1",))}},
+    "`training.local_steps`": {"training": {"local_steps": LocalSteps()}},
     "`cuda_graphs`": {"training": {"cuda_graphs": True}},
     "`cpu_offloading_num_layers`": {"training": {"cpu_offloading_num_layers": 1}},
     "`grad_reduce_in_fp32 = false`": {"training": {"grad_reduce_in_fp32": False}},

@@ -8,8 +8,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Job, Lora, Model, Training
+from farpipe.core.spec import Job, Lora, Model, Training, possible_modules
 from farpipe.core.spec.hugging_face import balances_experts, quantization_of, type_of
+from farpipe.core.spec.lora import PARTS
 from farpipe.planning.cost import Layout, settle
 from farpipe.planning.planner.candidates import context_degrees, tensor_degrees
 
@@ -37,6 +38,7 @@ TRAINABLE: Final = ("fp32", "bf16")
 ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_store": False} | {
     "cpu_offloading_num_layers": 0,
     "cuda_graphs": False,
+    "overlap_param_gather": None,
     "zero_group_size": None,
 }
 """The values of a training's keys that the engine has, of those with one alone."""
@@ -60,6 +62,8 @@ def training_obstacles(training: Training, *, shares_weights: bool, has_router_b
         found[f'training.precision = "{training.precision}"'] = 'training.precision = "bf16"'
     if training.zero in (2, 3) and not shares_weights:
         found[f"training.zero = {training.zero}"] = "training.zero = 1"
+    if training.recompute == "op":
+        found['training.recompute = "op"'] = 'training.recompute = "full"'
     if training.local_steps is not None:
         found["training.local_steps"] = "a training without training.local_steps"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
@@ -77,9 +81,13 @@ def _adapter_obstacles(lora: Lora | None, model: Model) -> dict[str, str]:
     """Obstacles to training adapters, and what to say instead."""
     if lora is None:
         return {}
-    of_experts = [module for module in EXPERTS if model.experts is not None and module in lora.target_modules]
-    others = json.dumps([module for module in lora.target_modules if module not in of_experts])
-    found = {f"adapters beside experts ({module})": f"training.lora.target_modules = {others}" for module in of_experts}
+    found = {}
+    if model.experts is not None and any(lora.adapts(module) for module in EXPERTS):
+        beside = {part for module in EXPERTS for part in (module, *PARTS[module])}
+        others = [name for name in lora.target_modules or possible_modules(model) if name not in beside]
+        if lora.target_modules is None:
+            others = [name for name in others if name not in PARTS]
+        found["adapters beside experts"] = f"training.lora.target_modules = {json.dumps(others)}"
     if lora.dropout:
         found[f"training.lora.dropout = {lora.dropout:g}"] = "training.lora.dropout = 0"
     if lora.base_weights != "same":
