@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import threading
-import time
 from itertools import pairwise
 
 from farpipe.core.schedule.library import order
@@ -102,7 +101,7 @@ class SiteThreads:
             self.listeners[own] = socket.create_server(address)
         listener = socket.socket(fileno=os.dup(self.listeners[own].fileno()))
         agent = self.agents[site] = Agent(self.run_dir, agents, listener)
-        agent.meeting._start_s = time.monotonic() + self.start_s
+        agent.meeting._patience_s = self.start_s
         inner, folder = run_at(self.run, site), site_folder(self.run_dir, site)
         folder.mkdir(parents=True, exist_ok=True)
 
