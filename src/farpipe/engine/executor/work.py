@@ -39,6 +39,7 @@ from farpipe.engine.stages.divided_stages import (
     twins_in,
 )
 from farpipe.engine.stages.make_stage import check_model, make_stage, numerics_of
+from farpipe.engine.stages.router_bias import ROUTER_BIAS
 from farpipe.engine.stages.slices import StageSlice, slices
 from farpipe.engine.stages.stage import PipelineStage, SleepStage, TorchStage
 from farpipe.engine.stages.tied_weights import EndsExchange, TiedWeights
@@ -198,7 +199,8 @@ class Trainer:
         copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
         if is_divided:
             copies += [shard.parameter for shard in self.shards if not shard.is_share]
-        return Optimizer([shard.parameter for shard in self.shards], training, copies=copies)
+        biases = [shard.parameter for shard in self.shards if shard.name.endswith(ROUTER_BIAS)]
+        return Optimizer([shard.parameter for shard in self.shards], training, copies=copies, router_biases=biases)
 
     def _open_data(self, run: RunSpec) -> None:
         """Open the text, on the ranks that read it."""
@@ -210,7 +212,7 @@ class Trainer:
 
     @property
     def boundaries(self) -> Mapping[int, str]:
-        return {number: f"{stage.boundary}{self._part}" for number, stage in self.torch_stages.items()}
+        return {number: f"{stage.message}{self._part}" for number, stage in self.torch_stages.items()}
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:
@@ -370,8 +372,7 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
     last = run.plan.problem.num_stages - 1
     copies: dict[int, nn.Parameter] = {}
     if run.plan.model.tied_embeddings and last > 0:
-        ends = {stage: stages[stage].module.end_weights.values() for stage in stages}
-        copies = {stage: weight for stage in stages for weight in ends[stage] if weight.requires_grad}
+        copies = {n: w for n, stage in stages.items() for w in stage.module.end_weights.values() if w.requires_grad}
     return TiedWeights(copies, last, _exchange(run, peers))
 
 
