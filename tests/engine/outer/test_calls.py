@@ -79,5 +79,5 @@ def test_with_certificates_a_site_is_who_it_says(tmp_path):
             assert calling.call({"ask": "x"})["by"] == 0
         with caller(address, source=0, credentials=other) as calling, pytest.raises(RunError, match="certificate"):
             calling.call({"ask": "x"})
-        with caller(address) as calling, pytest.raises(OSError):
+        with caller(address) as calling, pytest.raises(OSError, match="agent of site zurich"):
             calling.call({"ask": "x"}, limit_s=1.0)
