@@ -11,6 +11,7 @@ so the picture holds for any job whose link and step have the same proportions. 
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from benchmarks.engine.local_losses import DATA, LENGTH, MODELS, NUM_SITES, NUM_STEPS, SEQUENCES, STREAMING
+from benchmarks.engine.local_losses import LENGTH, MODELS, NUM_SITES, NUM_STEPS, SEQUENCES, STREAMING
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
 from farpipe.core.spec import LocalSteps, SiteLink
@@ -33,12 +34,13 @@ GRADIENT_BYTES: Final = 4 * MODEL.num_params
 ACTIVATION_BYTES: Final = 4 * LENGTH * MODEL.hidden
 """Of one sequence, which is a microbatch of the pipeline."""
 LOCAL: Final = {"local steps": LocalSteps(every=30), "streaming": LocalSteps(every=30, **STREAMING)}
-EXECUTED: Final = ((0.1, 0.1), (1.0, 0.3), (4.0, 1.0))
+EXECUTED: Final = ((0.1, 0.03), (1.0, 0.3), (4.0, 3.0))
 """Seconds to send the gradient once, and one-way latency, in steps."""
 UNIT_S: Final = {"pipeline": 0.6, "replicas": 0.3, "local steps": 0.2, "streaming": 0.2}
 """Step of one site in a rehearsal: long beside what a busy machine adds."""
 REHEARSED: Final = {"pipeline": 12, "replicas": 16, "local steps": 60, "streaming": 60}
 LATENCIES: Final = (0.03, 0.3, 3.0)
+"""Those of the panels."""
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "pictures" / "ways_by_link.svg"
 COLOURS: Final = {
     "replicas": "#2a6fbb",
@@ -147,21 +149,146 @@ def rank_main(folder: Path) -> None:
 
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
     shape = LinkShape(case["latency_s"], case["bandwidth_bytes_per_s"])
-    rendezvous = rendezvous_from_env()
-    rank = rendezvous.rank
+    rank = int(os.environ["RANK"])
     links = {(a, b): (f"{SITES[a]}>{SITES[b]}", shape) for a, b in ((0, 1), (1, 0))}
     config = TransportConfig(sites=SITES, links=links, latency_s=shape.latency_s, timeout_s=120.0)
     num_steps, sixth = REHEARSED[case["way"]], MODEL.num_params // 6
     pieces = [Piece(f"weight/{name}", (sixth,), 0, torch.zeros(sixth)) for name in "abcdef"]
-    with connect(rank, NUM_SITES, config, rendezvous) as transport:
+    with connect(rank, NUM_SITES, config, rendezvous_from_env()) as transport:
         peers = TensorPeers(transport)
         exchange = LocalExchange(LOCAL[case["way"]], SitePlace(rank, 0), pieces, peers, peers)
         peers.exchange("begin", b"", waiting_for="the other site")
         begin_s = time.monotonic()
         for step in range(num_steps):
-            time.sleep(max(0.0, begin_s + (step + 1) * 0 + UNIT_S[case["way"]]) if False else UNIT_S[case["way"]])
+            time.sleep(UNIT_S[case["way"]])
             exchange.after(step + 1)
         step_s = (time.monotonic() - begin_s) / num_steps
         (folder / f"step-{rank}").write_text(str(step_s), encoding="utf-8")
         peers.exchange("end", b"", waiting_for="the other site")
     report_done(0)
+
+
+class Losses:
+    """Losses of the ways after any number of steps, from the lines of `local_losses`."""
+
+    def __init__(self, lines: Sequence[Row]) -> None:
+        self._of: dict[tuple[str, int], dict[int, float]] = {}
+        for line in (line for line in lines if line["model"] == MODEL.name):
+            self._of.setdefault((line["way"], line["num_steps"]), {})[line["seed"]] = line["loss"]
+
+    def mean(self, way: str, num_steps: int = NUM_STEPS) -> float:
+        """Mean over the seeds."""
+        return statistics.mean(self._of[way, num_steps].values())
+
+    def against(self, way: str, other: str) -> tuple[float, float, int]:
+        """Mean difference to `other` at equal steps, half of its 95 % interval, and the number of seeds."""
+        one, base = self._of[way, NUM_STEPS], self._of[other, NUM_STEPS]
+        found = [one[seed] - base[seed] for seed in one if seed in base]
+        return statistics.mean(found), interval(found), len(found)
+
+    def whole(self, num_steps: float) -> float:
+        """Of the whole batch: straight lines over the logarithm of the steps, between trainings of that length."""
+        known = sorted(count for way, count in self._of if way == "whole")
+        at = min(max(num_steps, known[0]), known[-1])
+        high = next(index for index, count in enumerate(known) if count >= at)
+        low = max(0, high - 1)
+        share = 0.0 if low == high else math.log(at / known[low]) / math.log(known[high] / known[low])
+        return (1 - share) * self.mean("whole", known[low]) + share * self.mean("whole", known[high])
+
+    def after(self, way: str, step: float) -> float:
+        """After the time of NUM_STEPS steps of one site with its half, where a step takes `step` of these."""
+        num_steps = NUM_STEPS / step
+        if way in ("replicas", "pipeline", "one site, whole batch"):
+            return self.whole(num_steps)
+        name = {"local steps": "mean 30", "streaming": "streaming 30", "one site, its half": "half"}[way]
+        return self.mean(name) + self.whole(num_steps) - self.whole(NUM_STEPS)
+
+
+STUDENT: Final = {2: 12.71, 3: 4.30, 4: 3.18}
+"""Quantiles for 95 % of the mean of so many numbers (t distribution)."""
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of the mean; not a number for one value."""
+    if len(values) not in STUDENT:
+        return math.nan
+    return STUDENT[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def rows_of(losses: Losses, times: Sequence[Row]) -> Iterator[Row]:
+    """Executed beside predicted: steps, and losses after equal time."""
+    for one in times:
+        predicted = predicted_step(one["way"], one["send"], one["latency"])
+        yield {
+            "way": one["way"],
+            "send": one["send"],
+            "latency": one["latency"],
+            "predicted step": round(predicted, 3),
+            "measured step": round(one["step"], 3),
+            "predicted loss": round(losses.after(one["way"], predicted), 3),
+            "loss at the measured step": round(losses.after(one["way"], one["step"]), 3),
+        }
+
+
+def plot(losses: Losses, times: Sequence[Row], path: Path) -> None:
+    """Loss after equal time over the link: a panel for each distance, a line for each way, a dot where executed."""
+    from farpipe.report.pyplot import load_pyplot, save_figure
+
+    figure, axes = load_pyplot().subplots(1, len(LATENCIES), figsize=(9, 3.4), sharey=True, layout="constrained")
+    sends = [10 ** (-2 + 4 * i / 60) for i in range(61)]
+    for panel, latency in zip(axes, LATENCIES, strict=True):
+        for way, colour in COLOURS.items():
+            steps = [predicted_step(way, send, latency) for send in sends]
+            panel.plot(sends, [losses.after(way, step) for step in steps], color=colour, label=way, lw=1.6)
+        for one in (one for one in times if one["latency"] == latency):
+            loss = losses.after(one["way"], one["step"])
+            panel.plot(one["send"], loss, "o", ms=4.5, mfc="white", mec=COLOURS[one["way"]])
+        panel.set_xscale("log")
+        panel.set_title(f"one-way latency: {latency:g} steps", fontsize=9)
+        panel.grid(alpha=0.25)
+    axes[1].set_xlabel("time to send the gradients once, in steps of one site with its half of the batch", fontsize=8)
+    axes[0].set_ylabel(f"loss after the time of {NUM_STEPS:,} steps", fontsize=8)
+    axes[0].legend(fontsize=7, loc="upper left")
+    save_figure(figure, path, dpi=100)
+
+
+def main() -> None:
+    """Execute rehearsals, or put losses and times together."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--losses", type=Path, help="Lines of local_losses.")
+    parser.add_argument("--times", type=Path, help="Executed steps: written without --losses, else read.")
+    parser.add_argument("--plot", type=Path, default=PICTURE)
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank_of is not None:
+        rank_main(given.rank_of)
+        return
+    if given.losses is None:
+        for (send, latency), way in ((case, way) for case in EXECUTED for way in UNIT_S):
+            row = {"way": way, "send": send, "latency": latency, "step": executed_step(way, send, latency)}
+            with given.times.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        return
+    losses, times = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in (given.losses, given.times)
+    )
+    found = Losses(losses)
+    names = dict.fromkeys(line["way"] for line in losses if line["num_steps"] == NUM_STEPS)
+    against = {name: found.against(name, "half") for name in names if name != "half"}
+    differences = [
+        {
+            "way": name,
+            "loss": round(found.mean(name), 3),
+            "to half alone": round(mean, 3),
+            "95 %": round(half, 3),
+            "seeds": n,
+        }
+        for name, (mean, half, n) in against.items()
+    ]
+    print(json.dumps({"losses": differences, "executed": [*rows_of(found, times)]}, indent=1))
+    plot(found, times, given.plot)
+
+
+if __name__ == "__main__":
+    main()

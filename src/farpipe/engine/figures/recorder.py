@@ -108,6 +108,10 @@ class Recorder:
         for warning in warnings:
             self._writer.warnings.put(warning)
 
+    def note(self, step: int, facts: dict[str, object]) -> None:
+        """Put further fields into the line of `step`, before its reports are collected."""
+        self._writer.notes[step] = facts
+
     @property
     def problems(self) -> list[str]:
         """Damage in the lines of earlier attempts, in words."""
@@ -266,6 +270,8 @@ class _Writer:
         self.eras = deque([_Era(0, (Assembler(run),))])
         """Eras of the steps that are not written yet."""
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.notes: dict[int, dict[str, object]] = {}
+        """Further fields of lines to come, by step."""
         self.num_steps = first_step
         """Steps whose lines are written, those of earlier attempts included."""
         with ExitStack() as opened:
@@ -338,6 +344,7 @@ class _Writer:
             **(_of_chunks(planned, reports, late) if planned else {}),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
+            **self.notes.pop(report.step, {}),
         }
 
     def write_results(self) -> Summary:
