@@ -1,7 +1,7 @@
 """Which way to use two sites, by the link between them: loss after equal time, predicted and executed. By hand.
 
-    python -m benchmarks.engine.ways_by_link --times TIMES.jsonl                         execute rehearsals, append times
-    python -m benchmarks.engine.ways_by_link --losses LOSSES.jsonl --times TIMES.jsonl   print the tables, write the picture
+    python -m benchmarks.engine.ways_by_link --times TIMES.jsonl                       execute rehearsals, append times
+    python -m benchmarks.engine.ways_by_link --losses LOSSES.jsonl --times TIMES.jsonl tables, and the picture
 
 Losses are those of `local_losses`. Times are of steps that sleep over emulated links; the predicted ones are the
 planner's closed form and simulated steps. All times are in units of the step of one site with its half of the batch,
