@@ -78,7 +78,8 @@ def run_sites(local, layouts, num_steps, tokens):
         place = places[outer.rank]
         inner = InProcessPeers(boards[place.site], place.process)
         pieces = pieces_of(place.process, layouts[place.site])
-        exchange = LocalExchange(local, place, pieces, inner, outer, tokens[place.site])
+        exchange = LocalExchange(local, pieces, inner, tokens[place.site])
+        exchange.join(outer, place.site)
         for step in range(num_steps):
             for piece in pieces:
                 name = piece.name.removeprefix("weight/")
@@ -154,5 +155,5 @@ def test_each_difference_crosses_once_however_many_copies_a_site_has():
 def test_nothing_is_waited_for_before_it_is_due():
     local = LocalSteps(every=4, delay_steps=2)
     for _, _, exchange in run_sites(local, (WHOLE, WHOLE), 9, [1.0, 1.0]):
-        assert exchange.exchanged.num_merges == 1, "after 6 steps; what was sent after 8 is under way"
+        assert exchange.num_merges == 1, "after 6 steps; what was sent after 8 is under way"
         assert [message.sent_after for message in exchange.exchanged.messages] == [4]
