@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import InstanceOf, model_validator
 
 from farpipe.core.document import Document
+from farpipe.core.spec import LocalSteps
 from farpipe.core.spec.part import fault
 from farpipe.core.step import LightPaths, Problem, Transfer
 from farpipe.core.strict import expect_format, parse_json, read_text, validate
@@ -62,6 +63,10 @@ class RunSpec(Document, RunSettings):
             self._check_training()
         if self.is_elastic:
             self._check_elastic()
+        if self.local_steps is not None:
+            self._check_local_steps()
+        elif self.site_plans:
+            raise fault("sites have plans of their own with training.local_steps alone", "site_plans")
         return self
 
     def _check_light_paths(self, paths: LightPaths) -> None:
@@ -149,6 +154,38 @@ class RunSpec(Document, RunSettings):
     def is_elastic(self) -> bool:
         """True if its sites may leave and return, each a run of its own."""
         return self.plan.training is not None and self.plan.training.elastic
+
+    @property
+    def local_steps(self) -> LocalSteps | None:
+        """How sites that train by themselves exchange; None: all train each step together."""
+        return None if self.plan.training is None else self.plan.training.local_steps
+
+    @property
+    def runs_by_site(self) -> bool:
+        """True if each site is a run of its own, joined with the others by worlds that come and go."""
+        return self.is_elastic or self.local_steps is not None
+
+    def _check_local_steps(self) -> None:
+        """Fault unless each site has what it trains by itself."""
+        sites = [{*plan.sites} for plan in self.site_plans] or [{*sites} for sites in self.places.replicas]
+        names = [name for one in sites for name in one]
+        training = self.plan.training
+        assert training is not None
+        if any(len(one) > 1 for one in sites) or len({*names}) < 2:
+            raise fault("needs whole replicas at two sites or more; pin layout.data and layout.sites", "local_steps")
+        shares = [plan.training.global_batch for plan in self.site_plans if plan.training is not None]
+        if self.site_plans and (sum(shares) != training.global_batch or len({*names}) < len(names)):
+            raise fault(
+                f"the sites {', '.join(names)} have {shares} of {training.global_batch} sequences", "site_plans"
+            )
+        if not self.site_plans and len({*names}) < len(names) and training.zero not in (2, 3):
+            raise fault("needs training.zero = 2 or 3 with several replicas at each site", "local_steps")
+        others = (self.replan, self.chunk_costs, self.light_paths, *self.link_changes)
+        if self.device == "sleep" or self.is_elastic or any(other is not None for other in others):
+            raise fault(
+                "not with --device sleep, training.elastic, re-planning, data.packing, light paths or changing links",
+                "local_steps",
+            )
 
     def _check_elastic(self) -> None:
         """Fault unless whole replicas are at each site, as many at all, and nothing is divided among the sites."""
@@ -291,11 +328,12 @@ class RunSpec(Document, RunSettings):
         return LinkShape(link.latency_s, self.rate_of(link.bandwidth_bytes_per_s))
 
     def to_body(self) -> dict[str, Any]:
-        apart = {"plan", "chunk_costs", "group_costs", "light_paths"}
+        apart = {"plan", "chunk_costs", "group_costs", "light_paths", "site_plans"}
         body: dict[str, Any] = self.model_dump(mode="json", exclude=apart, exclude_none=True)
         costs: dict[str, Any] = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
         costs |= {"group_costs": [one.to_data() for one in self.group_costs]} if self.group_costs else {}
         lit = {} if self.light_paths is None else {"light_paths": self.light_paths.to_data()}
+        lit |= {"site_plans": [plan.to_body() for plan in self.site_plans]} if self.site_plans else {}
         bare = {} if isinstance(self.plan, Plan) else {"plan": self.plan.to_body()}
         return {**body, **costs, **lit, **bare}
 
@@ -303,6 +341,8 @@ class RunSpec(Document, RunSettings):
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
         if isinstance(body.get("plan"), dict):
             body["plan"] = BarePlan.from_body(body["plan"], source)
+        bodies = enumerate(body.get("site_plans", ()))
+        body["site_plans"] = [BarePlan.from_body(one, f"{source}: site_plans[{i}]") for i, one in bodies]
         if body.get("chunk_costs") is not None:
             body["chunk_costs"] = ChunkCosts.from_data(body["chunk_costs"], f"{source}: chunk_costs")
         degrees = enumerate(body.get("group_costs", ()))

@@ -34,6 +34,7 @@ from farpipe.engine.figures.step_report import StepReport, is_recorded, record_e
 from farpipe.engine.links import LinkShape
 from farpipe.engine.lock import lock_of_rank_0
 from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
+from farpipe.engine.outer.local_trainer import LocalTrainer
 from farpipe.engine.replicas.replicas import PipelinePeers
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
@@ -154,7 +155,7 @@ class _Loop:
         self._evaluation = _evaluation(run, work, peers, plans)
         minutes = run.plan.training.checkpoint_every_minutes if run.plan.training and checkpointer.keep else 0
         self._commands = Commands(peers, stop, every_s=60 * minutes)
-        self._elastic = work if isinstance(work, ElasticTrainer) else None
+        self._elastic = work if isinstance(work, ElasticTrainer | LocalTrainer) else None
         if self._elastic is not None:
             self._elastic.run_actions = lambda tag: self._executor.run(tag)
 

@@ -124,11 +124,16 @@ class LocalExchange:
         said = inner.exchange("local steps", mine, waiting_for="the ranks of this site")
         owners = owned([_holdings(json.loads(text)) for text in said])
         self._boxes = [_own(held, self._views) for held in owners[inner.rank]]
-        self.exchanged, self.num_merges = Exchanged(), 0
+        self.exchanged, self._version = Exchanged(), torch.zeros(1)
         self._world: _Joined | None = None
         self._num_joined = 0
         self.problem = ""
         """Reason why the last world was left."""
+
+    @property
+    def num_merges(self) -> int:
+        """Merges that are in the anchor, those before a restart included."""
+        return int(self._version)
 
     @property
     def is_joined(self) -> bool:
@@ -150,7 +155,8 @@ class LocalExchange:
         merges = [one["merges"] for one in said]
         if min(merges) < max(merges):
             self._catch_up(world, merges, said[outer.rank]["merges"] < max(merges))
-        self.num_merges, self._num_joined = max(merges), self._num_joined + 1
+        self._version.fill_(max(merges))
+        self._num_joined += 1
         self._world, self.problem = world, ""
         return max(one["step"] for one in said) if waiting else step
 
@@ -257,7 +263,7 @@ class LocalExchange:
             merge(box.weights, box.anchor.to(box.weights), self._settings)
             box.sent = None
         self._pass_on(of, Tag(num_steps, fragment, INSIDE), self._settings)
-        self.num_merges += 1
+        self._version += 1
 
     def _differences(self, world: "_Joined", box: _Box) -> list[Tensor]:
         """Room for the difference of every site, with the own one in its place."""
@@ -306,6 +312,12 @@ class LocalExchange:
 
     def state(self) -> list[Piece]:
         """Live views of what this process's outer optimizer keeps, for checkpoints."""
+        return [
+            Piece("merges/count", (1,), 0, self._version, is_mine=self._inner.rank == 0),
+            *self._outer_pieces(),
+        ]
+
+    def _outer_pieces(self) -> list[Piece]:
         return [
             Piece(f"{kind}/{box.held.name}", self._shapes[box.held.name], 0, values, offset=_offset(box.held))
             for box in self._boxes
