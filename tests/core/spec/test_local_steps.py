@@ -74,7 +74,7 @@ def test_impossible_values_are_refused_by_name(local, said):
     [
         ('[data]\npacking = "elastic"', "without data.packing"),
         ("[run]\nreplan = true", "without run.replan"),
-        ('[layout]\nreplicas = "across"', "without layout.replicas"),
+        ('[layout]\nreplicas = "inside"', 'without layout.replicas = "inside"'),
         ("[layout]\nlayers = [1, 1]", "without layout.layers"),
         ('[layout]\nsites = ["zurich"]', "zurich has no other site to exchange with"),
     ],

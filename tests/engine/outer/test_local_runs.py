@@ -44,7 +44,9 @@ def with_plans(spec, ranks_and_shares):
         problem = Problem(
             num_microbatches=share // 4,
             ranks=(Rank(),) * num_ranks,
-            stages=tuple(Stage(rank=r, forward_s=0.01, input_grad_s=0.01, weight_grad_s=0.01) for r in range(num_ranks)),
+            stages=tuple(
+                Stage(rank=r, forward_s=0.01, input_grad_s=0.01, weight_grad_s=0.01) for r in range(num_ranks)
+            ),
             hops=(Hop(),) * (num_ranks - 1),
         )
         cuts = [round(stage * MODEL.num_layers / num_ranks) for stage in range(num_ranks + 1)]
@@ -70,7 +72,9 @@ class Reference:
         self.local, training = spec.local_steps, spec.plan.training
         self.losses, self.tokens, self.sites = [[] for _ in shares], [float(share) for share in shares], []
         for number, share in enumerate(shares):
-            stage = make_stage(MODEL, training, StageSlice(0, MODEL.num_layers, True, True), numerics_of(training), "cpu")
+            stage = make_stage(
+                MODEL, training, StageSlice(0, MODEL.num_layers, True, True), numerics_of(training), "cpu"
+            )
             place = Share(0, 1, sum(shares[:number]), sum(shares))
             batches = load_batches(spec.plan.data, MODEL, (share // 4, 4, 64), training.seed, place)
             self.sites.append((stage, Optimizer(stage.module.parameters(), training), batches))

@@ -219,7 +219,7 @@ def test_the_engine_refuses_what_the_filter_names():
             "training.zero_group_size = 4; plan again with no training.zero_group_size",
         ),
         ("training", {"lora": Lora(rank=8)}, "training.lora; plan again with a training of all weights"),
-        ("training", {"local_steps": LocalSteps()}, "training.local_steps; plan again with a training without"),
+        ("training", {"local_steps": LocalSteps()}, "training.local_steps with no replicas at two sites"),
         (
             "training",
             {"activation_func_fp8_input_store": True},
