@@ -108,6 +108,10 @@ class Recorder:
         for warning in warnings:
             self._writer.warnings.put(warning)
 
+    def mirrored(self, newest: dict[str, int]) -> None:
+        """Put the newest checkpoint that each site holds in full into the lines from now on."""
+        self._writer.mirrored = newest
+
     def note(self, step: int, facts: dict[str, object]) -> None:
         """Put further fields into the line of `step`, before its reports are collected."""
         self._writer.notes[step] = facts
@@ -270,6 +274,7 @@ class _Writer:
         self.eras = deque([_Era(0, (Assembler(run),))])
         """Eras of the steps that are not written yet."""
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.mirrored: dict[str, int] = {}
         self.notes: dict[int, dict[str, object]] = {}
         """Further fields of lines to come, by step."""
         self.num_steps = first_step
@@ -342,6 +347,7 @@ class _Writer:
             "attempt": self.file.attempt,
             **({"predicted_makespan_s": self._lit_s[report.step % len(self._lit_s)]} if self._lit_s else {}),
             **(_of_chunks(planned, reports, late) if planned else {}),
+            **({"mirrored": self.mirrored} if self.mirrored else {}),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
             **self.notes.pop(report.step, {}),

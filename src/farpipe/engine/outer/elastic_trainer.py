@@ -12,7 +12,7 @@ from torch import Tensor
 
 from farpipe.core.errors import RunError
 from farpipe.engine.data.batches import Batch, Batches, load_batches
-from farpipe.engine.executor.optimizer import global_norm, learning_rate
+from farpipe.engine.executor.optimizer import Squares, global_norm, learning_rate
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.executor.work import Trainer
 from farpipe.engine.outer.giving import Taking
@@ -107,7 +107,7 @@ class ElasticTrainer(Trainer):
         return step
 
     def _update(self, step: int) -> None:
-        norm = global_norm(self._optimizer.sum_of_squares() if self._counts else 0.0, self._peers, step)
+        norm = global_norm(self._optimizer.sum_of_squares() if self._counts else Squares(), self._peers, step)
         self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
         self._optimizer.update(norm)
         self._weights_have_changed()
