@@ -3,9 +3,6 @@
 import json
 import os
 import signal
-import signal
-import threading
-import time
 from itertools import pairwise
 from pathlib import Path
 
