@@ -42,6 +42,8 @@ REHEARSED: Final = {"pipeline": 12, "replicas": 16, "local steps": 60, "streamin
 LATENCIES: Final = (0.03, 0.3, 3.0)
 """Those of the panels."""
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "pictures" / "ways_by_link.svg"
+LOWEST, HIGHEST = 1.72, 2.5
+"""Losses that are shown."""
 COLOURS: Final = {
     "replicas": "#2a6fbb",
     "pipeline": "#7b4fa3",
@@ -200,7 +202,9 @@ class Losses:
     def whole(self, num_steps: float) -> float:
         """Of the whole batch: straight lines over the logarithm of the steps, between trainings of that length."""
         known = sorted(count for way, count in self._of if way == "whole")
-        at = min(max(num_steps, known[0]), known[-1])
+        if num_steps < known[0]:
+            return math.nan
+        at = min(num_steps, known[-1])
         high = next(index for index, count in enumerate(known) if count >= at)
         low = max(0, high - 1)
         share = 0.0 if low == high else math.log(at / known[low]) / math.log(known[high] / known[low])
@@ -241,20 +245,35 @@ def rows_of(losses: Losses, times: Sequence[Row]) -> Iterator[Row]:
         }
 
 
+def _drawn(losses: Losses, way: str, send: float, latency: float) -> float:
+    """The loss of a way over a link; infinite where it does too few steps."""
+    loss = losses.after(way, predicted_step(way, send, latency))
+    return math.inf if math.isnan(loss) else loss
+
+
 def plot(losses: Losses, times: Sequence[Row], path: Path) -> None:
-    """Loss after equal time over the link: a panel for each distance, a line for each way, a dot where executed."""
+    """Loss after equal time over the link: a panel for each distance, a line for each way, a dot where executed, and
+    below the colour of the best."""
     from farpipe.report.pyplot import load_pyplot, save_figure
 
     figure, axes = load_pyplot().subplots(1, len(LATENCIES), figsize=(9, 3.4), sharey=True, layout="constrained")
     sends = [10 ** (-2 + 4 * i / 60) for i in range(61)]
     for panel, latency in zip(axes, LATENCIES, strict=True):
         for way, colour in COLOURS.items():
-            steps = [predicted_step(way, send, latency) for send in sends]
-            panel.plot(sends, [losses.after(way, step) for step in steps], color=colour, label=way, lw=1.6)
+            panel.plot(
+                sends,
+                [losses.after(way, predicted_step(way, send, latency)) for send in sends],
+                color=colour,
+                label=way,
+                lw=1.6,
+            )
+        best = [min(COLOURS, key=lambda way: _drawn(losses, way, send, latency)) for send in sends]
+        panel.scatter(sends, [LOWEST] * len(sends), c=[COLOURS[way] for way in best], s=14, marker="s", clip_on=False)
         for one in (one for one in times if one["latency"] == latency):
             loss = losses.after(one["way"], one["step"])
             panel.plot(one["send"], loss, "o", ms=4.5, mfc="white", mec=COLOURS[one["way"]])
         panel.set_xscale("log")
+        panel.set_ylim(LOWEST, HIGHEST)
         panel.set_title(f"one-way latency: {latency:g} steps", fontsize=9)
         panel.grid(alpha=0.25)
     axes[1].set_xlabel("time to send the gradients once, in steps of one site with its half of the batch", fontsize=8)
