@@ -18,6 +18,7 @@ from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.links import LinkShape, OwnPath
 from farpipe.engine.replicas.places import Places
 from farpipe.engine.run_settings import RunSettings
+from farpipe.engine.site_plans import check_local_steps
 from farpipe.engine.stages.hops_and_layers import check_partition, hop_links
 from farpipe.planning import Plan
 from farpipe.planning.cost.chunks import ChunkCosts
@@ -65,7 +66,7 @@ class RunSpec(Document, RunSettings):
         if self.is_elastic:
             self._check_elastic()
         if self.local_steps is not None:
-            self._check_local_steps()
+            check_local_steps(self)
         elif self.site_plans:
             raise fault("sites have plans of their own with training.local_steps alone", "site_plans")
         return self
@@ -165,28 +166,6 @@ class RunSpec(Document, RunSettings):
     def runs_by_site(self) -> bool:
         """True if each site is a run of its own, joined with the others by worlds that come and go."""
         return self.is_elastic or self.local_steps is not None
-
-    def _check_local_steps(self) -> None:
-        """Fault unless each site has what it trains by itself."""
-        sites = [{*plan.sites} for plan in self.site_plans] or [{*sites} for sites in self.places.replicas]
-        names = [name for one in sites for name in one]
-        training = self.plan.training
-        assert training is not None
-        if any(len(one) > 1 for one in sites) or len({*names}) < 2:
-            raise fault("needs whole replicas at two sites or more; pin layout.data and layout.sites", "local_steps")
-        shares = [plan.training.global_batch for plan in self.site_plans if plan.training is not None]
-        if self.site_plans and (sum(shares) != training.global_batch or len({*names}) < len(names)):
-            raise fault(
-                f"the sites {', '.join(names)} have {shares} of {training.global_batch} sequences", "site_plans"
-            )
-        if not self.site_plans and len({*names}) < len(names) and training.zero not in (2, 3):
-            raise fault("needs training.zero = 2 or 3 with several replicas at each site", "local_steps")
-        others = (self.replan, self.chunk_costs, self.light_paths, *self.link_changes)
-        if self.device == "sleep" or self.is_elastic or any(other is not None for other in others):
-            raise fault(
-                "not with --device sleep, training.elastic, re-planning, data.packing, light paths or changing links",
-                "local_steps",
-            )
 
     def _check_elastic(self) -> None:
         """Fault unless whole replicas are at each site, as many at all, and nothing is divided among the sites."""

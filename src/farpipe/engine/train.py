@@ -5,14 +5,11 @@ Between two steps: evaluation, the snapshot of a checkpoint, leaving when SIGTER
 
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from farpipe.core.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.core.step import Schedule
@@ -25,7 +22,7 @@ from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWat
 from farpipe.engine.executor.evaluation import evaluation_of
 from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.peers import Messenger, Peers, TensorPeers
-from farpipe.engine.executor.staging import Staging
+from farpipe.engine.executor.staging import Staging, memory_figures
 from farpipe.engine.executor.step_plans import MakePlanner, StepPlans
 from farpipe.engine.executor.wire_types import NarrowMessenger
 from farpipe.engine.executor.work import SleepTrainer, Trainer, Work
@@ -43,7 +40,6 @@ from farpipe.engine.versions import untested, versions_of
 from farpipe.planning.workload import StepPlan
 
 NOTHING_TRAVELS: Final = "training.mirror: every site writes whole checkpoints by itself, so nothing has to travel"
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def train_rank(
@@ -380,13 +376,6 @@ def _pipeline(run: RunSpec, peers: Peers) -> Messenger:
     return NarrowMessenger(
         pipeline, run.places.replicas[run.places.of(peers.rank).replica], run.plan.training.wire_type
     )
-
-
-def memory_figures(device: str) -> dict[str, int]:
-    """Return this process's memory: of the machine's now, of the GPU's at most so far."""
-    resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    cuda_peak_bytes = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    return {"rss_bytes": resident_pages * _PAGE_BYTES, "cuda_peak_bytes": cuda_peak_bytes}
 
 
 def run_step(

@@ -6,7 +6,8 @@ import torch
 from farpipe.core.spec import LocalSteps
 from farpipe.engine.checkpoint.files import Piece
 from farpipe.engine.outer.differences import difference
-from farpipe.engine.outer.local_exchange import LocalExchange, SitePlace
+from farpipe.engine.outer.joined_sites import SitePlace
+from farpipe.engine.outer.local_exchange import LocalExchange
 from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
 from in_process import Switchboard, run_ranks
 

@@ -371,8 +371,7 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
     last = run.plan.problem.num_stages - 1
     copies: dict[int, nn.Parameter] = {}
     if run.plan.model.tied_embeddings and last > 0:
-        ends = {stage: stages[stage].module.end_weights.values() for stage in stages}
-        copies = {stage: weight for stage in stages for weight in ends[stage] if weight.requires_grad}
+        copies = {n: w for n, stage in stages.items() for w in stage.module.end_weights.values() if w.requires_grad}
     return TiedWeights(copies, last, _exchange(run, peers))
 
 

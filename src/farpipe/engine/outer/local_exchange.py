@@ -7,12 +7,11 @@ so nothing runs beside the training but the transport.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +22,9 @@ from farpipe.engine.checkpoint.boxes import common, sizes_of, within
 from farpipe.engine.checkpoint.files import Piece
 from farpipe.engine.executor.peers import MessageRow, Peers
 from farpipe.engine.outer.differences import Difference, difference, from_wire, num_wire_bytes
-from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
-from farpipe.engine.outer.routes import Held, Holdings, Route, expect_one_model, owned, routes
+from farpipe.engine.outer.joined_sites import FragmentRoutes, JoinedSites, SitePlace, holdings_of, joined_sites
+from farpipe.engine.outer.outer_optimizer import mean_of, merge, outer_update
+from farpipe.engine.outer.routes import Held, Route, owned
 from farpipe.engine.transport import Tag
 
 WEIGHT: Final = "weight/"
@@ -32,14 +32,6 @@ INSIDE: Final = 1 << 20
 """Number of an exchange's messages inside a site: below it are those of the replicas' collectives."""
 STATE: Final = 1 << 21
 """Number of messages with whole anchors."""
-
-
-class SitePlace(NamedTuple):
-    """A process among those of all sites that train together."""
-
-    site: int
-    process: int
-    """Number inside the site."""
 
 
 class OuterMessage(NamedTuple):
@@ -85,19 +77,6 @@ class _View(NamedTuple):
     """[size per dimension]: live."""
 
 
-class _Fragment(NamedTuple):
-    """The routes of one fragment."""
-
-    boxes: tuple[int, ...]
-    out: list[Route]
-    into: list[Route]
-    """Between sites, with numbers of owned boxes; processes are numbered over all sites."""
-    pass_on: list[Route]
-    """To others of the own site, with numbers of owned boxes."""
-    take_on: list[Route]
-    """From others of the own site, with numbers of views."""
-
-
 class LocalExchange:
     """The exchanges of one process. Every process of every site calls `after` after each step.
 
@@ -122,10 +101,10 @@ class LocalExchange:
         self._shapes = {name: tuple(piece.shape) for name, piece in weights.items()}
         mine = json.dumps([view.held for view in self._views]).encode()
         said = inner.exchange("local steps", mine, waiting_for="the ranks of this site")
-        owners = owned([_holdings(json.loads(text)) for text in said])
+        owners = owned([holdings_of(json.loads(text)) for text in said])
         self._boxes = [_own(held, self._views) for held in owners[inner.rank]]
         self.exchanged, self._version = Exchanged(), torch.zeros(1)
-        self._world: _Joined | None = None
+        self._world: JoinedSites | None = None
         self._num_joined = 0
         self.problem = ""
         """Reason why the last world was left."""
@@ -136,7 +115,7 @@ class LocalExchange:
         return int(self._version)
 
     @property
-    def is_joined(self) -> bool:
+    def isjoined_sites(self) -> bool:
         """True if differences are exchanged."""
         return self._world is not None
 
@@ -151,7 +130,7 @@ class LocalExchange:
         mine |= {"tokens": self._num_tokens, "merges": self.num_merges}
         texts = outer.exchange("local steps", json.dumps(mine).encode(), waiting_for="the other sites")
         said = [json.loads(text) for text in texts]
-        world = _joined(self._settings, SitePlace(site, self._inner.rank), outer, said)
+        world = joined_sites(self._settings, SitePlace(site, self._inner.rank), outer, said)
         merges = [one["merges"] for one in said]
         if min(merges) < max(merges):
             self._catch_up(world, merges, said[outer.rank]["merges"] < max(merges))
@@ -160,7 +139,7 @@ class LocalExchange:
         self._world, self.problem = world, ""
         return max(one["step"] for one in said) if waiting else step
 
-    def _catch_up(self, world: "_Joined", merges: Sequence[int], takes: bool) -> None:
+    def _catch_up(self, world: JoinedSites, merges: Sequence[int], takes: bool) -> None:
         """The first site with most merges gives its anchor and momentum to those with fewer."""
         giver = world.site_of[merges.index(max(merges))]
         for number, of in enumerate(world.fragments):
@@ -227,7 +206,7 @@ class LocalExchange:
             self._changed()
 
     @torch.no_grad()
-    def _send(self, world: "_Joined", fragment: int, num_steps: int) -> None:
+    def _send(self, world: JoinedSites, fragment: int, num_steps: int) -> None:
         of = world.fragments[fragment]
         for box in (self._boxes[number] for number in of.boxes):
             delta = box.anchor - box.weights.to("cpu", torch.float32)
@@ -242,7 +221,7 @@ class LocalExchange:
                 self.exchanged.sent_bytes += message.nbytes
 
     @torch.no_grad()
-    def _merge(self, world: "_Joined", fragment: int, num_steps: int) -> None:
+    def _merge(self, world: JoinedSites, fragment: int, num_steps: int) -> None:
         """Take the outer step of a fragment, or leave the world: where one rank of the site can't, none does."""
         of, (number, sent_after) = world.fragments[fragment], world.under_way.pop(fragment)
         found = {index: self._differences(world, self._boxes[index]) for index in of.boxes}
@@ -265,14 +244,14 @@ class LocalExchange:
         self._pass_on(of, Tag(num_steps, fragment, INSIDE), self._settings)
         self._version += 1
 
-    def _differences(self, world: "_Joined", box: _Box) -> list[Tensor]:
+    def _differences(self, world: JoinedSites, box: _Box) -> list[Tensor]:
         """Room for the difference of every site, with the own one in its place."""
         by_site = [torch.empty(sizes_of(box.held.box)) for _ in world.tokens]
         by_site[world.site] = _sent(box).values
         return by_site
 
     def _receive(
-        self, world: "_Joined", route: Route, sent: tuple[int, int, int], found: Mapping[int, list[Tensor]]
+        self, world: JoinedSites, route: Route, sent: tuple[int, int, int], found: Mapping[int, list[Tensor]]
     ) -> None:
         """Put the differences of one process of another site in their places."""
         number, fragment, sent_after = sent
@@ -288,7 +267,7 @@ class LocalExchange:
             found[part.number][world.site_of[route.process]][place] = from_wire(data, part.box, wire_type).values
 
     @torch.no_grad()
-    def _take_anchor(self, world: "_Joined") -> None:
+    def _take_anchor(self, world: JoinedSites) -> None:
         """The weights are the anchor's."""
         settings = self._settings.model_copy(update={"keep_local": 0.0})
         for box in self._boxes:
@@ -296,7 +275,7 @@ class LocalExchange:
         for number, of in enumerate(world.fragments):
             self._pass_on(of, Tag(self._num_joined, number, STATE), settings)
 
-    def _pass_on(self, of: _Fragment, tag: Tag, settings: LocalSteps) -> None:
+    def _pass_on(self, of: FragmentRoutes, tag: Tag, settings: LocalSteps) -> None:
         """Give the new anchor to those of the own site that have owned boxes too, and take theirs."""
         for route in of.pass_on:
             owners = [(self._boxes[part.number], part.box) for part in route.parts]
@@ -325,64 +304,6 @@ class LocalExchange:
         ]
 
 
-@dataclass
-class _Joined:
-    """A world as one process sees it."""
-
-    outer: Peers
-    site: int
-    site_of: list[int]
-    """Site of every process of the world."""
-    tokens: list[float]
-    """By which each site's difference counts."""
-    fragments: list[_Fragment]
-    under_way: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Fragments that were sent and not merged: number of the exchange, steps that were done."""
-    sent_after: dict[int, int] = field(default_factory=dict)
-    """Steps after which each fragment was sent last."""
-    num_sent: int = 0
-
-
-def _joined(settings: LocalSteps, place: SitePlace, outer: Peers, said: Sequence[Mapping[str, Any]]) -> _Joined:
-    """The world in which processes have `said` this of themselves; InputError where they don't train one model."""
-    site_of = [one["site"] for one in said]
-    sites = [[one for one in said if one["site"] == site] for site in sorted({*site_of})]
-    holdings = [[_holdings(process["held"]) for process in site] for site in sites]
-    expect_one_model({f"site {number}": site for number, site in enumerate(holdings)})
-    sizes = {name: prod(shape) for process in sites[0] for name, shape in process["shapes"].items()}
-    owners = [owned(site) for site in holdings]
-    fragments = [{*names} for names in fragments_of(sizes, settings.fragments)]
-    return _Joined(
-        outer,
-        place.site,
-        site_of,
-        [float(site[0]["tokens"]) for site in sites],
-        [_fragment(names, place, holdings, owners) for names in fragments],
-    )
-
-
-def _fragment(
-    names: Collection[str],
-    place: SitePlace,
-    sites: Sequence[Sequence[Holdings]],
-    owners: Sequence[Sequence[Holdings]],
-) -> _Fragment:
-    """Routes of the parameters in `names` for the process at `place`: what each process of each site has, and owns."""
-    mine, numbers = owners[place.site][place.process], count()
-    far = {next(numbers): (site, held) for site, every in enumerate(owners) for held in every}
-    far_owners = {number: held for number, (site, held) in far.items() if site != place.site}
-    beside = [process for process in range(len(sites[place.site])) if process != place.process]
-    near = {process: sites[place.site][process] for process in beside}
-    near_owners = {process: owners[place.site][process] for process in beside}
-    return _Fragment(
-        boxes=tuple(index for index, held in enumerate(mine) if held.name in names),
-        out=routes(mine, far_owners, names, out=True),
-        into=routes(mine, far_owners, names, out=False),
-        pass_on=routes(mine, near, names, out=True),
-        take_on=routes(sites[place.site][place.process], near_owners, names, out=False),
-    )
-
-
 def _own(held: Held, views: Sequence[_View]) -> _Box:
     """A box that is owned: where its weights are, and an anchor that is what they are now."""
     whole = next(view for view in views if view.held.name == held.name and common(view.held.box, held.box) == held.box)
@@ -398,7 +319,3 @@ def _sent(box: _Box) -> Difference:
 
 def _offset(held: Held) -> tuple[int, ...]:
     return tuple(start for start, _ in held.box)
-
-
-def _holdings(said: Sequence[Any]) -> Holdings:
-    return [Held(name, tuple((start, end) for start, end in box)) for name, box in said]

@@ -1,0 +1,29 @@
+"""What a run with local steps has to say of its sites."""
+
+from typing import TYPE_CHECKING
+
+from farpipe.core.spec.part import fault
+
+if TYPE_CHECKING:
+    from farpipe.engine.run_spec import RunSpec
+
+
+def check_local_steps(run: "RunSpec") -> None:
+    """Fault unless each site has what it trains by itself: whole replicas of the plan, or a plan of its own."""
+    training = run.plan.training
+    assert training is not None
+    sites = [{*plan.sites} for plan in run.site_plans] or [{*sites} for sites in run.places.replicas]
+    names = [name for one in sites for name in one]
+    if any(len(one) > 1 for one in sites) or len({*names}) < 2:
+        raise fault("needs whole replicas at two sites or more; pin layout.data and layout.sites", "local_steps")
+    shares = [plan.training.global_batch for plan in run.site_plans if plan.training is not None]
+    if run.site_plans and (sum(shares) != training.global_batch or len({*names}) < len(names)):
+        raise fault(f"the sites {', '.join(names)} have {shares} of {training.global_batch} sequences", "site_plans")
+    if not run.site_plans and len({*names}) < len(names) and training.zero not in (2, 3):
+        raise fault("needs training.zero = 2 or 3 with several replicas at each site", "local_steps")
+    others = (run.replan, run.chunk_costs, run.light_paths, *run.link_changes)
+    if run.device == "sleep" or run.is_elastic or any(other is not None for other in others):
+        raise fault(
+            "not with --device sleep, training.elastic, re-planning, data.packing, light paths or changing links",
+            "local_steps",
+        )
