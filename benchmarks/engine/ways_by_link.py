@@ -93,7 +93,7 @@ def predicted_step(way: str, send: float, latency: float) -> float:
     )
     site: Any = SimpleNamespace(step_s=1.0)
     both = SeparateSites((site, site), (SEQUENCES,) * 2, links, MODEL.num_params, 4, True, LOCAL.get(way))
-    return both.step_s
+    return float(both.step_s)
 
 
 def executed_step(way: str, send: float, latency: float) -> float:
@@ -124,7 +124,7 @@ def _by_engine(way: str, link: Link, folder: Path) -> float:
     )
     run(spec, folder / "run", allow_plaintext=True)
     lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return statistics.median([line["makespan_s"] for line in lines][2:])
+    return statistics.median([float(line["makespan_s"]) for line in lines][2:])
 
 
 def _locally(way: str, link: Link, folder: Path) -> float:

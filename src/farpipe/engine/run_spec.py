@@ -337,7 +337,7 @@ class RunSpec(Document, RunSettings):
         costs: dict[str, Any] = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
         costs |= {"group_costs": [one.to_data() for one in self.group_costs]} if self.group_costs else {}
         lit = {} if self.light_paths is None else {"light_paths": self.light_paths.to_data()}
-        lit |= {"site_plans": [plan.to_body() for plan in self.site_plans]} if self.site_plans else {}
+        costs |= {"site_plans": [plan.to_body() for plan in self.site_plans]} if self.site_plans else {}
         bare = {} if isinstance(self.plan, Plan) else {"plan": self.plan.to_body()}
         return {**body, **costs, **lit, **bare}
 

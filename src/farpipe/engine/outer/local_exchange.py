@@ -115,7 +115,7 @@ class LocalExchange:
         return int(self._version)
 
     @property
-    def isjoined_sites(self) -> bool:
+    def is_joined(self) -> bool:
         """True if differences are exchanged."""
         return self._world is not None
 
