@@ -17,6 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -245,10 +248,17 @@ def rows_of(losses: Losses, times: Sequence[Row]) -> Iterator[Row]:
         }
 
 
-def _drawn(losses: Losses, way: str, send: float, latency: float) -> float:
-    """The loss of a way over a link; infinite where it does too few steps."""
-    loss = losses.after(way, predicted_step(way, send, latency))
-    return math.inf if math.isnan(loss) else loss
+def _best(losses: Losses, sends: Sequence[float], latency: float) -> Iterator[tuple[str, float, float]]:
+    """The way with the lowest loss, and from where to where it is that."""
+
+    def loss_of(way: str, send: float) -> float:
+        loss = losses.after(way, predicted_step(way, send, latency))
+        return math.inf if math.isnan(loss) else loss  # it does too few steps
+
+    named = [(min(COLOURS, key=partial(loss_of, send=send)), send) for send in sends]
+    for way, run in groupby(named, key=itemgetter(0)):
+        found = [send for _, send in run]
+        yield way, found[0], found[-1] * sends[1] / sends[0]
 
 
 def plot(losses: Losses, times: Sequence[Row], path: Path) -> None:
@@ -256,8 +266,10 @@ def plot(losses: Losses, times: Sequence[Row], path: Path) -> None:
     below the colour of the best."""
     from farpipe.report.pyplot import load_pyplot, save_figure
 
-    figure, axes = load_pyplot().subplots(1, len(LATENCIES), figsize=(9, 3.4), sharey=True, layout="constrained")
-    sends = [10 ** (-2 + 4 * i / 60) for i in range(61)]
+    pyplot = load_pyplot()
+    pyplot.rcParams["svg.fonttype"] = "none"
+    figure, axes = pyplot.subplots(1, len(LATENCIES), figsize=(9, 3.4), sharey=True, layout="constrained")
+    sends = [10 ** (-2 + 4 * i / 40) for i in range(41)]
     for panel, latency in zip(axes, LATENCIES, strict=True):
         for way, colour in COLOURS.items():
             panel.plot(
@@ -267,8 +279,8 @@ def plot(losses: Losses, times: Sequence[Row], path: Path) -> None:
                 label=way,
                 lw=1.6,
             )
-        best = [min(COLOURS, key=lambda way: _drawn(losses, way, send, latency)) for send in sends]
-        panel.scatter(sends, [LOWEST] * len(sends), c=[COLOURS[way] for way in best], s=14, marker="s", clip_on=False)
+        for way, first, end in _best(losses, sends, latency):
+            panel.plot([first, end], [LOWEST, LOWEST], color=COLOURS[way], lw=9, solid_capstyle="butt")
         for one in (one for one in times if one["latency"] == latency):
             loss = losses.after(one["way"], one["step"])
             panel.plot(one["send"], loss, "o", ms=4.5, mfc="white", mec=COLOURS[one["way"]])

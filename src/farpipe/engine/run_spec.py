@@ -65,8 +65,8 @@ class RunSpec(Document, RunSettings):
             self._check_training()
         if self.is_elastic:
             self._check_elastic()
-        if self.local_steps is not None:
-            check_local_steps(self)
+        if self.plan.training is not None and self.local_steps is not None:
+            check_local_steps(self, self.plan.training, self.places.replicas)
         elif self.site_plans:
             raise fault("sites have plans of their own with training.local_steps alone", "site_plans")
         return self

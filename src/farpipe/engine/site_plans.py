@@ -1,18 +1,15 @@
 """What a run with local steps has to say of its sites."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from farpipe.core.spec import Training
 from farpipe.core.spec.part import fault
-
-if TYPE_CHECKING:
-    from farpipe.engine.run_spec import RunSpec
+from farpipe.engine.run_settings import RunSettings
 
 
-def check_local_steps(run: "RunSpec") -> None:
-    """Fault unless each site has what it trains by itself: whole replicas of the plan, or a plan of its own."""
-    training = run.plan.training
-    assert training is not None
-    sites = [{*plan.sites} for plan in run.site_plans] or [{*sites} for sites in run.places.replicas]
+def check_local_steps(run: RunSettings, training: Training, replicas: Sequence[Sequence[str]]) -> None:
+    """Fault unless each site has what it trains by itself: whole `replicas` of the plan, or a plan of its own."""
+    sites = [{*plan.sites} for plan in run.site_plans] or [{*sites} for sites in replicas]
     names = [name for one in sites for name in one]
     if any(len(one) > 1 for one in sites) or len({*names}) < 2:
         raise fault("needs whole replicas at two sites or more; pin layout.data and layout.sites", "local_steps")
@@ -22,7 +19,7 @@ def check_local_steps(run: "RunSpec") -> None:
     if not run.site_plans and len({*names}) < len(names) and training.zero not in (2, 3):
         raise fault("needs training.zero = 2 or 3 with several replicas at each site", "local_steps")
     others = (run.replan, run.chunk_costs, run.light_paths, *run.link_changes)
-    if run.device == "sleep" or run.is_elastic or any(other is not None for other in others):
+    if run.device == "sleep" or training.elastic or any(other is not None for other in others):
         raise fault(
             "not with --device sleep, training.elastic, re-planning, data.packing, light paths or changing links",
             "local_steps",
