@@ -77,8 +77,8 @@ def train_rank(
                 raise InputError(agreed.different_weights)
         work.restore(start.step)
         if elastic is not None:
-            start = dataclasses.replace(start, step=elastic.begin(start.step))
             stack.callback(elastic.membership.close)
+            start = dataclasses.replace(start, step=elastic.begin(start.step))
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded

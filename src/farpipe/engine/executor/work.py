@@ -228,7 +228,6 @@ class Trainer:
         self._replicas.begin_step(step)
 
     def _batch(self, step: int) -> Batch | None:
-        """This replica's part of the step; None where no stage needs it."""
         return None if self._batches is None else self._batches.batch(step)
 
     def begin_evaluation(self, index: int) -> int:

@@ -2,16 +2,13 @@
 
 import itertools
 from pathlib import Path
-from typing import Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Training
 from farpipe.core.step import Problem
 from farpipe.engine.bare_plan import BarePlan
+from farpipe.engine.checkpoint.folders import SITES_NAME, newest_of_run
 from farpipe.engine.run_spec import RunSpec
-
-SITES_NAME: Final = "sites"
-"""Folder in a run directory with what each site has written, by its name."""
 
 
 def sites_of(run: RunSpec) -> tuple[str, ...]:
@@ -26,11 +23,6 @@ def replicas_at(run: RunSpec, site: str) -> tuple[int, ...]:
     return tuple(number for number, sites in enumerate(run.places.replicas) if sites[0] == site)
 
 
-def folder_of_site(run_dir: Path, site: str) -> Path:
-    """Run directory of what `site` runs: its figures, checkpoints and logs."""
-    return run_dir / SITES_NAME / site
-
-
 def run_at(run: RunSpec, site: str) -> RunSpec:
     """What `site` runs by itself: its replicas, with the order, the batch's share and the steps of the whole run.
 
@@ -40,7 +32,7 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
         raise InputError(f"the run has no site {site!r}, only {', '.join(sites_of(run))}")
     if run.site_plans:
         own = run.site_plans[sites_of(run).index(site)]
-        return run.model_copy(update={"plan": own, "site_plans": ()})
+        return run.model_copy(update={"plan": own, "site_plans": (), "resume": _resumed(run.resume)})
     plan = run.plan
     here = tuple(run.places.replicas[number] for number in replicas_at(run, site))
     bare = BarePlan(
@@ -56,16 +48,18 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
         partition=plan.partition,
         recompute=plan.recompute,
     )
-    return run.model_copy(update={"plan": bare})
+    return run.model_copy(update={"plan": bare, "resume": _resumed(run.resume)})
 
 
 def _training_at(run: RunSpec, site: str) -> Training | None:
-    """The training of `site`; with local steps its batch is its share."""
+    """The training of `site`; with local steps its batch is its share. Each site has its own checkpoints anyway."""
     training = run.plan.training
-    if training is None or run.local_steps is None:
-        return training
-    share = training.global_batch * len(replicas_at(run, site)) // run.num_replicas
-    return training.model_copy(update={"global_batch": share})
+    if training is None:
+        return None
+    changed: dict[str, object] = {"mirror": False}
+    if run.local_steps is not None:
+        changed["global_batch"] = training.global_batch * len(replicas_at(run, site)) // run.num_replicas
+    return training.model_copy(update=changed)
 
 
 def share_of(run: RunSpec, site: str) -> tuple[int, int]:
@@ -74,3 +68,11 @@ def share_of(run: RunSpec, site: str) -> tuple[int, int]:
     sizes = [run_at(run, other).plan.training for other in before]
     assert run.plan.training is not None
     return sum(one.global_batch for one in sizes if one is not None), run.plan.training.global_batch
+
+
+def _resumed(path: str | None) -> str | None:
+    """The run that a site goes on from: of another elastic run, what the site furthest on has written."""
+    if path is None or not (Path(path) / SITES_NAME).is_dir():
+        return path
+    newest = newest_of_run(Path(path))
+    return path if newest is None else str(newest.parent.parent)
