@@ -15,13 +15,12 @@ from farpipe.core.spec import LocalSteps
 from farpipe.core.step import Hop, Problem, Rank, Stage
 from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.files import Checkpoint, Piece
-from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of, site_folder
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.data.batches import load_batches
 from farpipe.engine.executor.optimizer import Optimizer, learning_rate
 from farpipe.engine.launch.run import run
 from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
-from farpipe.engine.outer.sites import folder_of_site
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.make_stage import make_stage, numerics_of
 from farpipe.engine.stages.slices import StageSlice
@@ -118,13 +117,13 @@ class Reference:
 
 
 def losses_of(run_dir, site):
-    lines = (folder_of_site(run_dir, site) / "metrics.jsonl").read_text().splitlines()
+    lines = (site_folder(run_dir, site) / "metrics.jsonl").read_text().splitlines()
     return [line["loss"] for line in map(json.loads, lines)]
 
 
 def kept(run_dir, site, num_steps, anchor):
     """Weights in the last checkpoint of a site, by name."""
-    folder = folder_of(folder_of_site(run_dir, site) / CHECKPOINTS_NAME, num_steps)
+    folder = folder_of(site_folder(run_dir, site) / CHECKPOINTS_NAME, num_steps)
     pieces = [Piece(f"weight/{n}", tuple(t.shape), 0, torch.full((t.numel(),), torch.nan)) for n, t in anchor.items()]
     Checkpoint(folder, Manifest.load(folder)).fill(pieces)
     return {piece.name.removeprefix("weight/"): piece.values for piece in pieces}
