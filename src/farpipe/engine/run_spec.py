@@ -10,7 +10,7 @@ from pydantic import InstanceOf, model_validator
 from farpipe.core.document import Document
 from farpipe.core.spec import LocalSteps
 from farpipe.core.spec.part import fault
-from farpipe.core.step import LightPaths, Problem, Transfer
+from farpipe.core.step import LightPaths, Link, Problem, Transfer
 from farpipe.core.strict import expect_format, parse_json, read_text, validate
 from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, site_folder
@@ -18,7 +18,7 @@ from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.links import LinkShape, OwnPath
 from farpipe.engine.replicas.places import Places
 from farpipe.engine.run_settings import RunSettings
-from farpipe.engine.site_plans import check_local_steps
+from farpipe.engine.site_plans import check_elastic, check_local_steps
 from farpipe.engine.stages.hops_and_layers import check_partition, hop_links
 from farpipe.planning import Plan
 from farpipe.planning.cost.chunks import ChunkCosts
@@ -63,11 +63,10 @@ class RunSpec(Document, RunSettings):
             self._check_light_paths(self.light_paths)
         if self.device != "sleep":
             self._check_training()
-        if self.is_elastic:
-            self._check_elastic()
-        if self.plan.training is not None and self.local_steps is not None:
-            check_local_steps(self, self.plan.training, self.places.replicas)
-        elif self.site_plans:
+        if self.plan.training is not None and self.runs_by_site:
+            check_sites = check_elastic if self.local_steps is None else check_local_steps
+            check_sites(self, self.plan.training, self.places.replicas)
+        if self.site_plans and self.local_steps is None:
             raise fault("sites have plans of their own with training.local_steps alone", "site_plans")
         return self
 
@@ -166,24 +165,6 @@ class RunSpec(Document, RunSettings):
     def runs_by_site(self) -> bool:
         """True if each site is a run of its own, joined with the others by worlds that come and go."""
         return self.is_elastic or self.local_steps is not None
-
-    def _check_elastic(self) -> None:
-        """Fault unless whole replicas are at each site, as many at all, and nothing is divided among the sites."""
-        replicas, training = self.places.replicas, self.plan.training
-        assert training is not None
-        sites = [sites[0] for sites in replicas]
-        counts = {sites.count(site) for site in sites}
-        if any(len({*sites}) > 1 for sites in replicas) or len({*sites}) < 2:
-            raise fault("needs whole replicas at two sites or more; pin layout.data and layout.sites", "elastic")
-        if len(counts) > 1:
-            raise fault("needs as many replicas at every site", "elastic")
-        (count,) = counts
-        if training.zero == 1 or (count > 1 and training.zero == 0):
-            zeros = "2 or 3" if count > 1 else "0, or 2 or 3 with several replicas at each site"
-            raise fault(f"state can't be divided among sites that may leave: set training.zero = {zeros}", "elastic")
-        others = (self.replan, self.chunk_costs, self.light_paths, *self.link_changes)
-        if self.device == "sleep" or any(other is not None for other in others):
-            raise fault("not with --device sleep, re-planning, data.packing, light paths or changing links", "elastic")
 
     @property
     def num_processes(self) -> int:
@@ -316,6 +297,33 @@ class RunSpec(Document, RunSettings):
             elif sites[0] != sites[1] and ">".join(sites) in self.plan.problem.links:
                 names[pair] = ">".join(sites)
         return {pair: (name, self._shape(name)) for pair, name in names.items()}
+
+    def links_to_subscribers(self) -> dict[tuple[int, int], tuple[str, LinkShape | None]]:
+        """As `links`, from every process to the sites of the job that do not train, numbered after all processes.
+
+        There nobody trains, but somebody may subscribe to the weights.
+        """
+        if self.publish is None or not self.emulate_links or not isinstance(self.plan, Plan):
+            return {}
+        used = {self.places.site(process) for process in range(self.num_processes)}
+        others = [site.name for site in self.plan.job.cluster.sites if site.name not in used]
+        found: dict[tuple[int, int], tuple[str, LinkShape | None]] = {}
+        for process, (number, target) in itertools.product(range(self.num_processes), enumerate(others)):
+            source = self.places.site(process)
+            if (link := self.link_between(source, target)) is not None:
+                shape = LinkShape(link.latency_s, link.bandwidth_bytes_per_s)
+                found[process, self.num_processes + number] = f"{source}>{target}", shape
+        return found
+
+    def link_between(self, source: str, target: str) -> Link | None:
+        """The link between two sites, of the step or else of the job; None where it is unknown, or inside a site."""
+        link = self.plan.problem.links.get(f"{source}>{target}")
+        if link is not None or not isinstance(self.plan, Plan):
+            return link
+        of_job = self.plan.job.cluster.link(source, target)
+        if of_job is None:
+            return None
+        return Link(latency_s=of_job.latency_s, bandwidth_bytes_per_s=of_job.bandwidth_bytes_per_s)
 
     def peers_over(self, link: str, process: int) -> list[int]:
         """Processes to which `process` sends over `link`."""

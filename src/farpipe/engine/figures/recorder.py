@@ -108,13 +108,13 @@ class Recorder:
         for warning in warnings:
             self._writer.warnings.put(warning)
 
-    def note(self, step: int, facts: dict[str, object]) -> None:
-        """Put further fields into the line of `step`, before its reports are collected."""
-        self._writer.notes[step] = facts
-
     def mirrored(self, newest: dict[str, int]) -> None:
         """Put the newest checkpoint that each site holds in full into the lines from now on."""
         self._writer.mirrored = newest
+
+    def note(self, step: int, facts: dict[str, object]) -> None:
+        """Put further fields into the line of `step`, before its reports are collected."""
+        self._writer.notes[step] = facts
 
     @property
     def problems(self) -> list[str]:
@@ -274,9 +274,9 @@ class _Writer:
         self.eras = deque([_Era(0, (Assembler(run),))])
         """Eras of the steps that are not written yet."""
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.mirrored: dict[str, int] = {}
         self.notes: dict[int, dict[str, object]] = {}
         """Further fields of lines to come, by step."""
-        self.mirrored: dict[str, int] = {}
         self.num_steps = first_step
         """Steps whose lines are written, those of earlier attempts included."""
         with ExitStack() as opened:

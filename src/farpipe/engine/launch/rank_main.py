@@ -51,6 +51,7 @@ from farpipe.engine.processes import (
     ending_on_request,
     leave_request,
 )
+from farpipe.engine.publish.publisher import Publisher
 from farpipe.engine.rendezvous import TorchStore, rendezvous_from_env, store_from_env
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.make_stage import choose_gpu
@@ -199,7 +200,7 @@ def transport_config(
         bandwidths=bandwidths,
         latency_s=max(latencies_s, default=0.0),
         headroom=1.0 if run.replan is None else REPLAN_HEADROOM,
-        links=links,
+        links=links | run.links_to_subscribers(),
         own_paths=None if run.light_paths is None else lambda kind, tag: run.own_path(kind, *tag),
     )
 
@@ -245,6 +246,7 @@ def _run_rank(
                     stop=lambda: bool(request),
                     make_watch=ReplanWatch,
                     make_planner=ChunkPlanning,
+                    make_publisher=partial(Publisher, config=config, links=transport.links),
                     make_elastic=make_elastic,
                 )
         except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: no rank needs a message
