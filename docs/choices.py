@@ -78,7 +78,7 @@ CHOICES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "`training.lora` beside MLP or experts": {"training": {"lora": Lora(rank=8, target_modules=("linear_fc1",))}},
     "`training.local_steps`": {
         "training": {"local_steps": LocalSteps()},
-        "layout": {"replica_sites": ("zurich", "lugano")},
+        "layout": {"data": 2, "replica_sites": ("zurich", "lugano")},
     },
     "`cuda_graphs`": {"training": {"cuda_graphs": True}},
     "`cpu_offloading_num_layers`": {"training": {"cpu_offloading_num_layers": 1}},
