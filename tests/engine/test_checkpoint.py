@@ -2,8 +2,6 @@ import functools
 import io
 import json
 import math
-import os
-import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from farpipe.engine.figures.metrics import MetricsFile
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.train import train_rank
 from in_process import run_ranks
+from small_disks import small_disk
 from small_models import LLAMA, TIED
 from trainings import checkpoints, equal_states, folder, losses, make_run, metrics, state, train
 from waiting import wait_until
@@ -518,19 +517,6 @@ def test_on_a_full_disk_divergence_is_still_what_all_ranks_tell(diverging, text_
 
     run_ranks(2, work)
     assert sorted(told) == [0, 1]
-
-
-@contextmanager
-def small_disk(path, size_kib):
-    """A file system of its own; needs root."""
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(path)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can't be mounted here: not root, or mounting is not allowed")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torch import nn
 
 from farpipe.core.errors import RunError
 from farpipe.core.spec import Training
-from farpipe.engine.executor.optimizer import Optimizer, global_norm, learning_rate
+from farpipe.engine.executor.optimizer import Optimizer, Squares, global_norm, learning_rate
 from in_process import run_ranks
 
 
@@ -30,16 +30,30 @@ def test_the_norm_is_that_of_the_gradient_on_all_ranks():
     assert run_ranks(3, work) == [5.0] * 3
 
 
+def test_the_norm_is_the_same_to_the_last_bit_however_ranks_share_the_parameters():
+    generator = torch.Generator().manual_seed(3)
+    sizes = [parameter(*(10.0 ** torch.randint(-4, 5, (7,), generator=generator)).tolist()) for _ in range(40)]
+    norms = set()
+    for cuts in ((), (20,), (3, 31), (1, 2, 3), (39,)):
+        shares = [sizes[low:high] for low, high in pairwise((0, *cuts, 40))]
+
+        def work(peers, shares=shares):
+            return global_norm(Optimizer(shares[peers.rank], training()).sum_of_squares(), peers, 0)
+
+        norms.update(run_ranks(len(shares), work))
+    assert len(norms) == 1
+
+
 def test_a_copy_of_a_tied_matrix_does_not_count_but_is_clipped():
     owned, copy = parameter(3.0), parameter(4.0)
     optimizer = Optimizer([owned, copy], training(clip_norm=1.0), copies=[copy])
-    assert optimizer.sum_of_squares() == 9.0
+    assert optimizer.sum_of_squares() == (9.0, 0.0)
 
 
 def test_squares_are_summed_in_double_precision():
     large = parameter(*[1e4] * 1000, *[1e-3] * 1000)
     expected = 1000 * 1e8 + 1000 * float(torch.tensor(1e-3).double() ** 2)
-    assert Optimizer([large], training()).sum_of_squares() == pytest.approx(expected, rel=1e-12)
+    assert Optimizer([large], training()).sum_of_squares().total == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("clip_norm", "norm"), [(1.0, 5.0), (1.0, 0.5), (None, 5.0)])
@@ -57,7 +71,7 @@ def test_the_update_is_adamws_with_torchs_clipping(clip_norm, norm):
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(theirs, clip_norm)
         adamw.step()
-        optimizer.update(math.sqrt(optimizer.sum_of_squares()))
+        optimizer.update(math.sqrt(optimizer.sum_of_squares().total))
     for found, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(found, expected)
         assert found.grad is None
@@ -65,7 +79,7 @@ def test_the_update_is_adamws_with_torchs_clipping(clip_norm, norm):
 
 def test_a_gradient_that_is_not_finite_names_its_rank():
     def work(peers):
-        return global_norm(float("nan") if peers.rank == 1 else 1.0, peers, 3)
+        return global_norm(Squares(float("nan") if peers.rank == 1 else 1.0), peers, 3)
 
     with pytest.raises(RunError, match="step 3: the loss or gradient on rank 1 is not finite"):
         run_ranks(2, work)

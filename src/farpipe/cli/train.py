@@ -120,7 +120,7 @@ def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[d
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farpipe.engine.figures.metrics import event_sentence, is_logged, log_line
+    from farpipe.engine.figures.metrics import event_sentence, is_logged, log_line, mirrored_text
 
     shown, is_terminal = console(stderr=True), sys.stderr.isatty()
     columns = (
@@ -138,7 +138,9 @@ def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[d
                 shown.print(f"warning: {warning}")
             for event in line.get("link_events", ()):
                 shown.print(f"step {line['step']}: {event_sentence(event)}")
-            bar.update(task, completed=line["step"] + 1, loss="rehearsing" if loss is None else f"loss {loss:.3f}")
+            shown_loss = "rehearsing" if loss is None else f"loss {loss:.3f}"
+            mirrored = f", {mirrored_text(line['mirrored'])}" if line.get("mirrored") else ""
+            bar.update(task, completed=line["step"] + 1, loss=shown_loss + mirrored)
             if not is_terminal and is_logged(line["step"], num_steps, log_every):
                 log(log_line(line, num_steps))
 

@@ -12,6 +12,7 @@ from farpipe.core.spec.part import fault
 from farpipe.core.step import LightPaths, Problem, Transfer
 from farpipe.core.strict import expect_format, parse_json, read_text, validate
 from farpipe.engine.bare_plan import BarePlan
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, site_folder
 from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.links import LinkShape, OwnPath
 from farpipe.engine.replicas.places import Places
@@ -159,6 +160,23 @@ class RunSpec(Document, RunSettings):
         return Places(self.plan.replicas or (self.plan.sites,), self.num_twins)
 
     @property
+    def is_mirrored(self) -> bool:
+        """True if every site keeps checkpoints of its own, whole ones."""
+        return self.device != "sleep" and self.plan.training is not None and self.plan.training.mirror
+
+    def checkpoints(self, run_dir: Path, process: int) -> Path:
+        """Folder to which `process` writes checkpoints: that of its site where they are mirrored, or of all sites."""
+        place = site_folder(run_dir, self.places.site(process)) if self.is_mirrored else run_dir
+        return place / CHECKPOINTS_NAME
+
+    def mirrored_to(self, site: str) -> tuple[int, ...]:
+        """Processes elsewhere whose files `site` needs for whole checkpoints; with ZeRO-1 over sites those of all."""
+        here = self.places.at(site)
+        if self.has_gather(0):
+            return tuple(process for process in range(self.num_processes) if process not in here)
+        return self.places.missing_at(site)
+
+    @property
     def num_twins(self) -> int:
         """Processes of one rank and replica, each with its part of the tokens between layers."""
         return 1 if self.device == "sleep" else self.plan.tensor * self.plan.context
@@ -218,6 +236,13 @@ class RunSpec(Document, RunSettings):
         return 0 if self.plan.training is None else self.plan.training.tokens_per_step
 
     @property
+    def trains_tied_matrix(self) -> bool:
+        """True if embedding and head are one matrix, and it is not frozen."""
+        training, model = self.plan.training, self.plan.model
+        is_frozen = training is not None and training.lora is not None
+        return model is not None and model.tied_embeddings and not is_frozen
+
+    @property
     def ends(self) -> Ends | None:
         """The exchange of tied weights' gradients; None where nothing is tied or both ends are on one rank.
 
@@ -225,7 +250,7 @@ class RunSpec(Document, RunSettings):
         """
         first, last = self.plan.problem.stages[0].rank, self.plan.problem.stages[-1].rank
         planned = bool(self.plan.problem.exchanges)
-        tied = planned if self.plan.model is None or self.device == "sleep" else self.plan.model.tied_embeddings
+        tied = planned if self.plan.model is None or self.device == "sleep" else self.trains_tied_matrix
         if first == last or not tied:
             return None
         links, processes = self.links(), (self.places.process(first, 0), self.places.process(last, 0))

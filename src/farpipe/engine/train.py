@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -18,17 +19,17 @@ from farpipe.core.step import Schedule
 from farpipe.core.units import counted
 from farpipe.engine.agreement import agree, leaving_together
 from farpipe.engine.checkpoint.checkpointer import END_S, Checkpointer
-from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME
+from farpipe.engine.checkpoint.mirror import Mirror
 from farpipe.engine.checkpoint.resume import resume
 from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWatch, OrderSwitch, Watch
-from farpipe.engine.executor.evaluation import Evaluation
+from farpipe.engine.executor.evaluation import evaluation_of
 from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.peers import Messenger, Peers, TensorPeers
 from farpipe.engine.executor.staging import Staging
 from farpipe.engine.executor.step_plans import MakePlanner, StepPlans
 from farpipe.engine.executor.wire_types import NarrowMessenger
 from farpipe.engine.executor.work import SleepTrainer, Trainer, Work
-from farpipe.engine.figures.metrics import SUMMARY_NAME, Summary
+from farpipe.engine.figures.metrics import SUMMARY_NAME, Summary, mirrored_text
 from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
 from farpipe.engine.links import LinkShape
@@ -39,6 +40,7 @@ from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
 from farpipe.engine.versions import untested, versions_of
 from farpipe.planning.workload import StepPlan
 
+NOTHING_TRAVELS: Final = "training.mirror: every site writes whole checkpoints by itself, so nothing has to travel"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -77,20 +79,34 @@ def train_rank(
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded
-        folder = run_dir / CHECKPOINTS_NAME
-        checkpointer = Checkpointer(run, work.state, peers, folder, agreed.batches_sha256, agreed.facts, recorded)
+        mirror = Mirror(run, peers, run_dir, start.step) if run.is_mirrored else None
+        checkpointer = Checkpointer(
+            run,
+            work.state,
+            peers,
+            run.checkpoints(run_dir, peers.rank),
+            agreed.batches_sha256,
+            agreed.facts,
+            recorded,
+            mirror.still_needed if mirror is not None else frozenset,
+        )
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
         order_switch = None if make_watch is None else OrderSwitch(peers, watch)
-        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans)
+        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans, mirror)
         damaged = [] if recorder is None else recorder.problems
         skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
         loop.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
         try:
+            if mirror is not None:
+                loop.say([NOTHING_TRAVELS] if mirror.nothing_travels else [])
+                mirror.start()
             loop.run(start.step)
         except DivergedError as error:
             raise DivergedError(f"{error}; {loop.end_diverged()}") from None
         finally:
             checkpointer.end(min(END_S, run.transport.timeout_s / 2))
+            if mirror is not None:
+                mirror.stop()
         summary = None if recorder is None else recorder.finish(run.num_steps)
         peers.exchange("end", b"", waiting_for="rank 0 to write the results")  # it asks the others' clocks until then
         return summary
@@ -138,14 +154,15 @@ class _Loop:
         stop: Callable[[], bool],
         order_switch: OrderSwitch | None,
         plans: StepPlans | None,
+        mirror: Mirror | None = None,
     ) -> None:
-        self._order_switch, self._plans = order_switch, plans
+        self._order_switch, self._plans, self._mirror = order_switch, plans, mirror
         self._run, self._work, self._peers = run, work, peers
         self._checkpointer, self._recorder = checkpointer, recorder
         self._pipeline = _pipeline(run, peers)
         self._staging = Staging(self._pipeline, peers.abort) if run.device == "cuda" else None
         self._executor = self._executor_of(run.plan.schedule)
-        self._evaluation = _evaluation(run, work, peers, plans)
+        self._evaluation = evaluation_of(run, work, peers, plans)
         minutes = run.plan.training.checkpoint_every_minutes if run.plan.training and checkpointer.keep else 0
         self._commands = Commands(peers, stop, every_s=60 * minutes)
 
@@ -168,14 +185,37 @@ class _Loop:
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, commands)
             begin_ns = self._peers.clock.now_ns()
+            self._look_after_mirror((report.end_ns - report.begin_ns) * 1e-9)
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
             self._num_done = step + 1
             if STOP in commands and step + 1 < self._run.num_steps:
                 self._leave(step + 1)
         self.warn(self._checkpointer.finish())
         self._expect_last_checkpoint()
+        self._finish_mirror()
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
             self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
+
+    def _look_after_mirror(self, step_s: float) -> None:
+        """Tell the mirror how long the step was, and rank 0's recorder what it has brought about."""
+        if self._mirror is None:
+            return
+        self._mirror.rates.step_took(step_s)
+        if self._recorder is not None:
+            newest, problems = self._mirror.news()
+            self._recorder.mirrored(newest)
+            self.warn(problems)
+
+    def _finish_mirror(self) -> None:
+        """The last checkpoint is mirrored as well before the run ends, and no rank leaves while others send to it."""
+        if self._mirror is None:
+            return
+        self._mirror.finish()
+        self._peers.exchange("mirrored", b"", waiting_for="the others to have the last checkpoint")
+        if self._recorder is not None:
+            newest, problems = self._mirror.news()
+            self.warn(problems)
+            self.say([mirrored_text(newest)] if newest else [])
 
     def _change_links(self, step: int) -> None:
         """Emulated links change as the run says; over real ones this rank sends at the rate that they have then."""
@@ -308,24 +348,14 @@ class _Loop:
         """Report what went wrong though the run goes on: in rank 0's log and in the metrics."""
         if self._recorder is None or not warnings:
             return
-        for warning in warnings:
-            with suppress(OSError):  # the log's disk may be full
-                print(f"warning: {warning}", file=sys.stderr, flush=True)
+        self.say([f"warning: {warning}" for warning in warnings])
         self._recorder.warn(warnings)
 
-
-def _evaluation(run: RunSpec, work: Work, peers: Peers, plans: StepPlans | None) -> Evaluation | None:
-    if run.plan.training is None or not run.plan.training.evaluate_every_steps or not isinstance(work, Trainer):
-        return None
-    if not run.plan.data.held_out:
-        raise InputError("training.evaluate_every_steps: no text is held out for it; set data.held_out, as 0.01")
-    num_batches = run.plan.training.evaluation_batches
-    schedules = [run.plan.schedule] * num_batches
-    if plans is not None:
-        assert isinstance(work, ChunkTrainer)
-        work.evaluation_plans = plans.of_evaluation(work.held_out_lengths, num_batches)
-        schedules = [plan.schedule for plan in work.evaluation_plans]
-    return Evaluation(schedules, work, PipelinePeers(peers, run.places))
+    def say(self, lines: list[str]) -> None:
+        """Print lines to rank 0's log."""
+        for line in lines if self._recorder is not None else ():
+            with suppress(OSError):  # the log's disk may be full
+                print(line, file=sys.stderr, flush=True)
 
 
 def _pipeline(run: RunSpec, peers: Peers) -> Messenger:

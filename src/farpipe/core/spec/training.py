@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
 from farpipe.core.spec.recompute import RecomputeChoice
@@ -125,8 +126,11 @@ class Training(Part):
     """The exchange of tokens runs beside the computation of another microbatch (Megatron-LM's
     `--overlap-moe-expert-parallel-comm`)."""
     lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
-    """Low-rank adapters beside frozen weights, a [table](#traininglora). Planned only: the engine trains all
-    weights."""
+    """Low-rank adapters beside frozen weights, a [table](#traininglora). The engine trains them by peft, without
+    tensor and context parallelism and ZeRO-2 and 3."""
+    local_steps: Annotated[LocalSteps | None, Field(exclude_if=lambda given: given is None)] = None
+    """Train at each site by itself and exchange how far the sites have come now and then, a
+    [table](#traininglocal_steps). Planned only. Default: all sites train each step together."""
     activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
     cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
@@ -176,6 +180,9 @@ class Training(Part):
     """Minutes between two checkpoints; `0`: only the steps count."""
     keep_checkpoints: Natural = 2
     """How many of the newest checkpoints are kept; `0`: none is written, not even at the end."""
+    mirror: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """Every site keeps the newest checkpoint in full, in `sites/NAME/checkpoints` of the run directory: what other
+    sites wrote is sent there meanwhile, with what a step leaves free of the link."""
 
     @model_validator(mode="before")
     @classmethod
@@ -216,6 +223,7 @@ class Training(Part):
             raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
         if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
             raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
+        self._check_mirror()
         self._check_group()
         self._check_offloading()
         self._check_decay()
@@ -224,6 +232,10 @@ class Training(Part):
     def _check_group(self) -> None:
         if self.zero_group_size is not None and self.zero in ("auto", 0):
             raise fault(f"it divides what ZeRO does; set zero = 1, 2 or 3, not {self.zero!r}", "zero_group_size")
+
+    def _check_mirror(self) -> None:
+        if self.mirror and not self.keep_checkpoints:
+            raise fault("no checkpoint is written: keep_checkpoints is 0", "mirror")
 
     def _check_offloading(self) -> None:
         if self.cpu_offloading_num_layers and self.recompute not in ("auto", "none"):

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,14 +78,17 @@ class Checkpointer:
         batches_sha256: str,
         facts: ModelFacts,
         is_recorded: Callable[[int], bool] | None,
+        still_needed: Callable[[], Set[int]] = frozenset,
     ) -> None:
         """`state`: what this rank holds. `folder`: where the checkpoints of the run are, one folder each.
 
         ``is_recorded(step)``: whether what this rank records of the steps before `step` is on the disk; None: it
         records nothing. No checkpoint is whole before: a run that goes on from there would never record them.
+        `still_needed`: steps of checkpoints that are kept though newer ones are whole.
         """
         self._run, self._state, self._peers, self._folder = run, state, peers, folder
         self._batches_sha256, self._facts, self._is_recorded = batches_sha256, facts, is_recorded or (lambda step: True)
+        self._still_needed = still_needed
         self.keep = run.plan.training.keep_checkpoints if run.plan.training and run.device != "sleep" else 0
         """Number of checkpoints that are kept; 0: none is written."""
         self._written: list[dict[str, Any]] = []
@@ -199,7 +202,7 @@ class Checkpointer:
             self._failures[step] = str(error)
             return f"no checkpoint after {counted(step, 'step')}: {error}"
         remove_unfinished_files(folder)
-        for old in whole_checkpoints(self._folder)[self.keep :]:
+        for old in set(whole_checkpoints(self._folder)[self.keep :]) - self._still_needed():
             remove(folder_of(self._folder, old))
         remove_incomplete(self._folder, before=step)
         return None

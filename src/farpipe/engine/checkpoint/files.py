@@ -116,6 +116,23 @@ def digest(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
+def is_here(path: Path, entry: FileEntry) -> bool:
+    """True if `path` is the file that a manifest means, by its size and its table of digests."""
+    try:
+        return (
+            path.stat().st_size == entry.num_bytes
+            and hashlib.sha256(read_header(path)).hexdigest() == entry.header_sha256
+        )
+    except (OSError, InputError):
+        return False
+
+
+def check_file(path: Path, entry: FileEntry) -> None:
+    """Hold all of a file against its digests; InputError names what is damaged."""
+    for _, place in _places(path, entry):
+        _read(place)
+
+
 class _Place(NamedTuple):
     """Location of a piece in the files."""
 
@@ -131,12 +148,16 @@ class _Place(NamedTuple):
 class Checkpoint:
     """A checkpoint to read from. Only the tensors that are asked for are read, and each is held against its digest."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """InputError names the file that is damaged. Files that are not here count only when they are needed."""
+    def __init__(self, folder: Path, manifest: Manifest, elsewhere: Sequence[Path] = ()) -> None:
+        """InputError names the file that is damaged. Files that are not here count only when they are needed.
+
+        `elsewhere`: folders with files of the same checkpoint that `folder` may lack.
+        """
         self.folder, self.manifest = folder, manifest
         self._places: dict[str, list[_Place]] = {}
         for entry in self.manifest.files:
-            path = folder / entry.name
+            paths = [place / entry.name for place in (folder, *elsewhere)]
+            path = next((path for path in paths if len(paths) > 1 and is_here(path, entry)), paths[0])
             if not path.exists():
                 continue
             for name, place in _places(path, entry):

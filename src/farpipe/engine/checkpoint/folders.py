@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 CHECKPOINTS_NAME: Final = "checkpoints"
+SITES_NAME: Final = "sites"
 MANIFEST_NAME: Final = "manifest.json"
 ABANDONED: Final = ".abandoned"
 _FOLDER: Final = re.compile(r"step-(\d{1,15})")
@@ -17,6 +18,32 @@ _FOLDER: Final = re.compile(r"step-(\d{1,15})")
 def folder_of(checkpoints: Path, step: int) -> Path:
     """Folder of the checkpoint after `step` steps."""
     return checkpoints / f"step-{step}"
+
+
+def site_folder(run_dir: Path, site: str) -> Path:
+    """What `site` alone keeps of a run with `training.mirror`: it is lost with the site's disk."""
+    return run_dir / SITES_NAME / site
+
+
+def checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Folders of a run's checkpoints on this machine: the one that all sites share, and those of sites."""
+    return [run_dir / CHECKPOINTS_NAME, *sorted((run_dir / SITES_NAME).glob(f"*/{CHECKPOINTS_NAME}"))]
+
+
+def newest_of_run(run_dir: Path) -> Path | None:
+    """The newest checkpoint of a run that has a manifest on this machine."""
+    found = [(step, folder_of(place, step)) for place in checkpoint_folders(run_dir) for step in _newest_step(place)]
+    return max(found, default=(0, None), key=lambda item: item[0])[1]
+
+
+def run_around(checkpoint: Path) -> Path:
+    """The run directory that the folder of a checkpoint lies in."""
+    place = checkpoint.parent.parent
+    return place.parent.parent if place.parent.name == SITES_NAME else place
+
+
+def _newest_step(checkpoints: Path) -> list[int]:
+    return whole_checkpoints(checkpoints)[:1]
 
 
 def whole_checkpoints(checkpoints: Path) -> list[int]:

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 from farpipe.core.errors import InputError
 from farpipe.engine.agreement import Agreement, changed_code, expect_same_facts, leaving_together
+from farpipe.engine.checkpoint.fetch import fetch
 from farpipe.engine.checkpoint.files import Checkpoint, Piece
 from farpipe.engine.checkpoint.folders import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
     abandon_after,
+    checkpoint_folders,
     folder_of,
     incomplete_after,
     remove_incomplete,
@@ -54,13 +56,21 @@ class Reader:
     peers: Peers
     agreed: Agreement
 
-    def read(self, folder: Path, manifest: Manifest, what: str) -> str:
-        """Read it on all ranks; the first reason why one of them can't, or an empty string."""
+    def read(self, folders: Sequence[Path], manifest: Manifest, what: str) -> str:
+        """Read it on all ranks; the first reason why one of them can't, or an empty string.
+
+        Where checkpoints are mirrored, files that a site lacks and another one has are brought first.
+        """
+        problem = self._try(folders, manifest, what)
+        if problem and self.run.is_mirrored and fetch(self.run, self.peers, folders[0], manifest):
+            return self._try(folders, manifest, f"again {what}")
+        return problem
+
+    def _try(self, folders: Sequence[Path], manifest: Manifest, what: str) -> str:
         site = self.run.places.site(self.peers.rank)
-        problem = _read(self.run, self.state, folder, manifest, self.agreed, site)
-        name = f"{what} {manifest.step}"
+        problem = _read(self.run, self.state, folders, manifest, self.agreed, site)
         answers = self.peers.exchange(
-            f"read {name}", problem.encode(), waiting_for=f"the others to read step {manifest.step}"
+            f"read {what} {manifest.step}", problem.encode(), waiting_for=f"the others to read step {manifest.step}"
         )
         return next((answer.decode() for answer in answers if answer), "")
 
@@ -72,15 +82,16 @@ def resume(run: RunSpec, state: Sequence[Piece], peers: Peers, run_dir: Path, ag
     `run.resume` has none, or when more steps are done than `run` has. Where nothing is found, what looks like the rest
     of a checkpoint is put aside as well.
     """
-    own, reader = run_dir / CHECKPOINTS_NAME, Reader(run, state, peers, agreed)
-    point = _read_newest(reader, own, "its own checkpoints", is_own=True)
+    own, reader = run.checkpoints(run_dir, peers.rank), Reader(run, state, peers, agreed)
+    shared = run_dir / CHECKPOINTS_NAME
+    places = [own, shared] if run.is_mirrored else checkpoint_folders(run_dir)
+    point = _read_newest(reader, places, "its own checkpoints", is_own=True)
     parts = incomplete_after(own, point.step if point else -1)
     if point is not None:
-        abandon_after(own, point.step)
         remove_incomplete(own)
-    else:
-        point = _read_other(reader)
-        abandon_after(own, -1)
+    point, after = (_read_other(reader), -1) if point is None else (point, point.step)
+    for place in places:
+        abandon_after(place, after)
     answers = peers.exchange(
         "resumed", json.dumps(parts).encode(), waiting_for="the others to put old checkpoints aside"
     )
@@ -94,32 +105,39 @@ def _read_other(reader: Reader) -> ResumePoint:
     if reader.run.resume is None:
         return ResumePoint()
     other = Path(reader.run.resume)
-    point = _read_newest(reader, other, "the checkpoints to go on from")
+    places = [other] if (other / MANIFEST_NAME).exists() else checkpoint_folders(other)
+    point = _read_newest(reader, places, "the checkpoints to go on from")
     if point is None:
         raise InputError(f"{other}: there is no checkpoint to go on from")
     return point
 
 
-def _read_newest(reader: Reader, place: Path, what: str, *, is_own: bool = False) -> ResumePoint | None:
-    """The newest checkpoint at `place` that all ranks can read; None when there is none.
+def _read_newest(reader: Reader, places: Sequence[Path], what: str, *, is_own: bool = False) -> ResumePoint | None:
+    """The newest checkpoint at `places` that all ranks can read; None when there is none.
 
-    One of all steps is read only where it `is_own`: what is left to do then is the run's summary.
+    The first place is where manifests are written. One of all steps is read only where it `is_own`: what is left to do
+    then is the run's summary.
     """
-    found, damaged = find_manifests(place)
+    every = [find_manifests(place) for place in places]
+    found = {step: item for one, _ in reversed(every) for step, item in one.items()}
+    damaged = {step: reason for _, one in every for step, reason in one.items()}
     mine = {"manifests": {step: manifest.to_json() for step, (_, manifest) in found.items()}, "damaged": damaged}
     waiting_for = f"what the others have of {what}"
     answers = reader.peers.exchange(f"found {what}", json.dumps(mine).encode(), waiting_for=waiting_for)
     problems: list[str] = []
     tried: set[int] = set()
-    for step, text, damage in choose([json.loads(answer) for answer in answers], place, reader.run.num_steps, is_own):
+    offered = choose([json.loads(answer) for answer in answers], places[0], reader.run.num_steps, is_own)
+    for step, text, damage in offered:
         tried.add(step)
         problems += [damage] if damage else []  # another rank may still have a good copy
         if text is None:
             continue
         manifest = Manifest.from_json(text, f"the manifest of step {step}")
-        folder = found[step][0] if step in found else folder_of(folder_around(place), step)
-        if not (problem := reader.read(folder, manifest, what)):
-            if step not in found:  # the crash came between two ranks' writing it, or this copy is damaged
+        folders = [one[step][0] for one, _ in every if step in one] or [folder_of(folder_around(places[0]), step)]
+        folder = folders[0]
+        if not (problem := reader.read(folders, manifest, what)):
+            if step not in found or found[step][1] != manifest:
+                # the crash came between two ranks' writing it, this copy is damaged, or the files came from elsewhere
                 manifest.save(folder)
             changed = changed_code(reader.agreed.facts, manifest.facts)
             return ResumePoint(step, folder, tuple(problems), frozenset(tried), changed)
@@ -158,12 +176,14 @@ def choose(answers: Sequence[Mapping[str, Any]], place: Path, num_steps: int, is
     return to_try
 
 
-def _read(run: RunSpec, state: Sequence[Piece], folder: Path, manifest: Manifest, agreed: Agreement, site: str) -> str:
+def _read(
+    run: RunSpec, state: Sequence[Piece], folders: Sequence[Path], manifest: Manifest, agreed: Agreement, site: str
+) -> str:
     """Read a checkpoint into `state`; why that can't be, or an empty string."""
     try:
-        check_same(run, manifest, folder, agreed.batches_sha256)
+        check_same(run, manifest, folders[0], agreed.batches_sha256)
         expect_same_facts(run, agreed.facts, manifest.facts, site)
-        Checkpoint(folder, manifest).fill(state)
+        Checkpoint(folders[0], manifest, folders[1:]).fill(state)
     except InputError as error:
         return str(error)
     return ""

@@ -6,10 +6,15 @@ from typing import Final
 
 from torch import Tensor
 
+from farpipe.core.errors import InputError
 from farpipe.core.step import Schedule
 from farpipe.engine.executor.executor import Executor
-from farpipe.engine.executor.peers import Messenger
-from farpipe.engine.executor.work import Trainer
+from farpipe.engine.executor.peers import Messenger, Peers
+from farpipe.engine.executor.step_plans import StepPlans
+from farpipe.engine.executor.work import Trainer, Work
+from farpipe.engine.replicas.replicas import PipelinePeers
+from farpipe.engine.run_spec import RunSpec
+from farpipe.engine.stages.chunk_work import ChunkTrainer
 from farpipe.engine.stages.stage import PipelineStage, TorchStage
 
 FIRST_TAG: Final = 1 << 48
@@ -45,6 +50,21 @@ class Evaluation:
             losses.append(self._work.loss * num_here)
             num_tokens += num_here
         return math.fsum(losses) / num_tokens if num_tokens else math.nan
+
+
+def evaluation_of(run: RunSpec, work: Work, peers: Peers, plans: StepPlans | None) -> Evaluation | None:
+    """This rank's part in the evaluations that a training asks for; InputError where no text is held out for them."""
+    if run.plan.training is None or not run.plan.training.evaluate_every_steps or not isinstance(work, Trainer):
+        return None
+    if not run.plan.data.held_out:
+        raise InputError("training.evaluate_every_steps: no text is held out for it; set data.held_out, as 0.01")
+    num_batches = run.plan.training.evaluation_batches
+    schedules = [run.plan.schedule] * num_batches
+    if plans is not None:
+        assert isinstance(work, ChunkTrainer)
+        work.evaluation_plans = plans.of_evaluation(work.held_out_lengths, num_batches)
+        schedules = [plan.schedule for plan in work.evaluation_plans]
+    return Evaluation(schedules, work, PipelinePeers(peers, run.places))
 
 
 class _ForwardOnly:

@@ -3,7 +3,7 @@
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +14,23 @@ from farpipe.engine.executor.peers import Peers
 
 CLIP_EPSILON: Final = 1e-6
 """Added to the norm when clipping, as `torch.nn.utils.clip_grad_norm_` does."""
-_NUMBER: Final = struct.Struct("<d")
+_SHARE: Final = struct.Struct("<dd")
+
+
+class Squares(NamedTuple):
+    """A sum of squares as two numbers, the second being what the first is off: the sum of all ranks' is then the same,
+    however the parameters are divided over the ranks, and so is the run."""
+
+    total: float = 0.0
+    rest: float = 0.0
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Squares":
+        """The sum of `values`; not finite where one isn't."""
+        if not all(map(math.isfinite, values)):
+            return cls(math.nan)
+        total = math.fsum(values)
+        return cls(total, math.fsum([*values, -total]))
 
 
 class Optimizer:
@@ -49,10 +65,10 @@ class Optimizer:
         for state in [] if self._adamw is None else self._adamw.state.values():
             state["step"].fill_(num_steps)
 
-    def sum_of_squares(self) -> float:
-        """Sum of squares, in float64, of the gradients that this rank owns."""
+    def sum_of_squares(self) -> Squares:
+        """Sum of squares of the gradients that this rank owns, of each in float64."""
         norms = [_norm(parameter) for parameter in self._counted if parameter.grad is not None]
-        return float(torch.stack(norms).square().sum()) if norms else 0.0
+        return Squares.of(torch.stack(norms).square().tolist() if norms else [])
 
     @torch.no_grad()
     def update(self, grad_norm: float) -> None:
@@ -82,16 +98,17 @@ def _norm(parameter: nn.Parameter) -> torch.Tensor:
     return norm
 
 
-def global_norm(sum_of_squares: float, peers: Peers, step: int) -> float:
+def global_norm(own: Squares, peers: Peers, step: int) -> float:
     """The norm of the whole gradient from every rank's share; all ranks get the same bits.
 
     DivergedError when it is not finite: the training has broken down, and going on would only spoil the weights.
     """
     name, waiting_for = f"norm {step}", f"the gradient norm of step {step}"
-    shares = peers.exchange(name, _NUMBER.pack(sum_of_squares), waiting_for=waiting_for)
-    total = math.fsum(_NUMBER.unpack(share)[0] for share in shares)
+    answers = peers.exchange(name, _SHARE.pack(*own), waiting_for=waiting_for)
+    shares = [Squares(*_SHARE.unpack(answer)) for answer in answers]
+    total = math.fsum(number for share in shares for number in share)
     if not math.isfinite(total):
-        broken = [rank for rank, share in enumerate(shares) if not math.isfinite(_NUMBER.unpack(share)[0])]
+        broken = [rank for rank, share in enumerate(shares) if not math.isfinite(share.total)]
         raise DivergedError(
             f"step {step}: the loss or gradient on rank {', '.join(map(str, broken)) or 'all'} is not finite: "
             "the training has diverged; lower training.learning_rate or clip_norm"

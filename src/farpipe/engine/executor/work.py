@@ -16,7 +16,7 @@ from farpipe.engine.checkpoint.checkpointer import state_pieces
 from farpipe.engine.checkpoint.files import Piece
 from farpipe.engine.data.batches import Batches, load_batches
 from farpipe.engine.executor.executor import message_table
-from farpipe.engine.executor.optimizer import Optimizer, global_norm, learning_rate
+from farpipe.engine.executor.optimizer import Optimizer, Squares, global_norm, learning_rate
 from farpipe.engine.executor.peers import Messenger, Peers, TensorMessage
 from farpipe.engine.replicas.collectives import Flat, Line, Rings, Shard, whole_shards
 from farpipe.engine.replicas.places import Place
@@ -138,7 +138,7 @@ class SleepTrainer:
     def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
         rows = self._replicas.finish_step()
         messages = [exchange.receive(step, stage) for stage, exchange in self._ends]
-        return global_norm(0.0, self._peers, step), np.concatenate([rows, _rows(messages)])
+        return global_norm(Squares(), self._peers, step), np.concatenate([rows, _rows(messages)])
 
     def _exchanged_bytes(self, stage: int) -> int:
         transfer = transfer_of(self._problem, "exchange", stage)
@@ -286,11 +286,11 @@ class Trainer:
             sync.gather(Line(self._peers, step, number, "the replicas' weights", COMPLETE))
         self._complete_after = step
 
-    def _share_of_norm(self) -> float:
+    def _share_of_norm(self) -> Squares:
         """The sum of squares of the gradients that count here; not finite if the loss isn't, so that all ranks stop."""
         if not all(math.isfinite(stage.loss) for stage in self.torch_stages.values()):
-            return math.nan
-        return self._optimizer.sum_of_squares() if self._counts else 0.0
+            return Squares(math.nan)
+        return self._optimizer.sum_of_squares() if self._counts else Squares()
 
     def state(self) -> Sequence[Piece]:
         shared = {n: name for stage in self.torch_stages.values() for n, name in stage.module.shared_names.items()}
@@ -328,7 +328,7 @@ def _replica_syncs(
         compute = stage.boundary.dtype
         if run.num_replicas == 1 and compute == parameters:
             continue
-        copy, named = tied.copies.get(number), dict(stage.module.named_parameters())
+        copy, named = tied.copies.get(number), stage.module.trained_parameters
         own = {name: parameter for name, parameter in named.items() if parameter is not copy}
         shared = {name: parameter for name, parameter in named.items() if parameter is copy}
         flat = partial(Flat, number, rings=rings, compute=compute, sharded=zero1)
@@ -342,7 +342,7 @@ def _shards(stages: Mapping[int, TorchStage], syncs: "Mapping[int, WeightSync | 
         if number in syncs:
             yield from syncs[number].shards()
         else:
-            yield from whole_shards(number, dict(stage.module.named_parameters()))
+            yield from whole_shards(number, stage.module.trained_parameters)
 
 
 def _exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
@@ -367,7 +367,8 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
     last = run.plan.problem.num_stages - 1
     copies: dict[int, nn.Parameter] = {}
     if run.plan.model.tied_embeddings and last > 0:
-        copies = {stage: weight for stage in stages for weight in stages[stage].module.end_weights.values()}
+        ends = {stage: stages[stage].module.end_weights.values() for stage in stages}
+        copies = {stage: weight for stage in stages for weight in ends[stage] if weight.requires_grad}
     return TiedWeights(copies, last, _exchange(run, peers))
 
 

@@ -352,7 +352,16 @@ def log_line(line: Mapping[str, Any], num_steps: int) -> str:
         parts.append(f"causal_mfu: {100 * line['causal_utilisation']:.2f}%")
     if other_work(line.get("cpu_share")):
         parts.append(f"cpu: {100 * line['cpu_share']:.0f}%")
+    if line.get("mirrored"):
+        parts.append(mirrored_text(line["mirrored"]))
     return "  ".join(parts)
+
+
+def mirrored_text(newest: Mapping[str, int]) -> str:
+    """Newest checkpoint that sites hold in full, as ``mirrored: step 20 (lugano)``; `newest`: step by site."""
+    steps = sorted(set(newest.values()), reverse=True)
+    sites = {step: ", ".join(site for site, own in newest.items() if own == step) for step in steps}
+    return "mirrored: " + "; ".join(f"step {step} ({names})" for step, names in sites.items())
 
 
 def event_text(event: Mapping[str, Any]) -> str:

@@ -108,6 +108,10 @@ class Recorder:
         for warning in warnings:
             self._writer.warnings.put(warning)
 
+    def mirrored(self, newest: dict[str, int]) -> None:
+        """Put the newest checkpoint that each site holds in full into the lines from now on."""
+        self._writer.mirrored = newest
+
     @property
     def problems(self) -> list[str]:
         """Damage in the lines of earlier attempts, in words."""
@@ -266,6 +270,7 @@ class _Writer:
         self.eras = deque([_Era(0, (Assembler(run),))])
         """Eras of the steps that are not written yet."""
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.mirrored: dict[str, int] = {}
         self.num_steps = first_step
         """Steps whose lines are written, those of earlier attempts included."""
         with ExitStack() as opened:
@@ -336,6 +341,7 @@ class _Writer:
             "attempt": self.file.attempt,
             **({"predicted_makespan_s": self._lit_s[report.step % len(self._lit_s)]} if self._lit_s else {}),
             **(_of_chunks(planned, reports, late) if planned else {}),
+            **({"mirrored": self.mirrored} if self.mirrored else {}),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
         }

@@ -16,8 +16,9 @@ from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.folders import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
-    folder_of,
-    whole_checkpoints,
+    checkpoint_folders,
+    newest_of_run,
+    run_around,
 )
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
@@ -56,7 +57,7 @@ class RunPlace:
         from farpipe.planning import PlanDocument
 
         folder = self.run_dir if self.in_place else Path(self.resume or "")
-        folder = folder.parent.parent if (folder / MANIFEST_NAME).exists() else folder
+        folder = run_around(folder) if (folder / MANIFEST_NAME).exists() else folder
         if not (self.in_place or self.resume) or not (folder / PLAN_NAME).is_file():
             return ""
         try:
@@ -79,7 +80,7 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     is_checkpoint = resume is not None and (resume / MANIFEST_NAME).exists()
     if is_checkpoint and run_dir is None:
         raise UsageError("--resume with one checkpoint: give --run-dir another directory, for a run of its own")
-    if resume is not None and not is_checkpoint and not whole_checkpoints(resume / CHECKPOINTS_NAME):
+    if resume is not None and not is_checkpoint and newest_of_run(resume) is None:
         raise InputError(
             f"no complete checkpoint in {resume / CHECKPOINTS_NAME}: so there is nothing to continue; start without "
             "--resume, in another directory"
@@ -134,7 +135,7 @@ def _is_run(path: Path) -> bool:
 def refuse_results(run_dir: Path) -> None:
     """InputError when `run_dir` has results or checkpoints of a run, whole or broken off, or is no run."""
     names = [name for name in (METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME) if (run_dir / name).exists()]
-    checkpoints = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
+    checkpoints = newest_of_run(run_dir)
     names += [CHECKPOINTS_NAME] if checkpoints else []
     if names:
         others = (
@@ -157,29 +158,31 @@ def reopen(spec: "RunSpec", run_dir: Path) -> None:
         done = last["step"] + 1
         beyond = "" if done == spec.num_steps else f", and {spec.num_steps} were asked for"
         raise InputError(f"{run_dir}: its {counted(done, 'step')} are done{beyond}; ask for more with --steps")
-    _check_same_training(spec, run_dir / CHECKPOINTS_NAME)
+    _check_same_training(spec, run_dir)
     for name in (SUMMARY_NAME, TIMELINE_NAME):
         (run_dir / name).unlink(missing_ok=True)
 
 
-def _check_same_training(spec: "RunSpec", checkpoints: Path) -> None:
+def _check_same_training(spec: "RunSpec", run_dir: Path) -> None:
     """InputError when the newest good checkpoint is of another training, or all are damaged.
 
     The ranks check all that they read, and tell which ones they have skipped.
     """
-    if not whole_checkpoints(checkpoints):
+    if newest_of_run(run_dir) is None:
         return
     from farpipe.engine.checkpoint.manifest import all_done, check_same, find_manifests, no_usable
     from farpipe.engine.run_text import digest_of_text
 
-    found, damaged = find_manifests(checkpoints)
+    every = [find_manifests(place) for place in checkpoint_folders(run_dir)]
+    found = {step: item for one, _ in every for step, item in one.items()}
+    damaged = {step: reason for _, one in every for step, reason in one.items()}
     if not found:
         raise no_usable([*damaged.values()])
     folder, manifest = found[max(found)]
     check_same(spec, manifest, folder, digest_of_text(spec).hex())
-    has_lines = last_line(checkpoints.with_name(METRICS_NAME)) is not None
+    has_lines = last_line(run_dir / METRICS_NAME) is not None
     if max(found) >= spec.num_steps + has_lines:  # of all steps: only their summary is missing
-        raise all_done(checkpoints, max(found), spec.num_steps)
+        raise all_done(folder.parent, max(found), spec.num_steps)
 
 
 def write_inputs(document: "PlanDocument", run_dir: Path) -> None:
@@ -221,13 +224,14 @@ def how_it_ended(run_dir: Path, num_steps: int) -> str:
 
 def what_is_left(run_dir: Path) -> str:
     """Progress of a run that was interrupted, and the command to go on, as "Interrupted" is followed by."""
-    made_anew = (run_dir / CHECKPOINTS_NAME).exists() and not (run_dir / RUN_NAME).exists()  # by who wrote the next
+    made_anew = (
+        any(place.exists() for place in checkpoint_folders(run_dir)) and not (run_dir / RUN_NAME).exists()
+    )  # by who wrote the next
     if made_anew or not run_dir.exists():
         return f"while {run_dir} was removed or renamed; what it had is where it was moved to"
     last = last_line(run_dir / METRICS_NAME)
     at = "before the first step" if last is None else f"at step {last['step'] + 1}"
-    steps = whole_checkpoints(run_dir / CHECKPOINTS_NAME)
-    if not steps:
+    newest = newest_of_run(run_dir)
+    if newest is None:
         return f"{at}. No checkpoint was written"
-    newest = folder_of(run_dir / CHECKPOINTS_NAME, steps[0])
     return f"{at}. Newest checkpoint: {newest}; continue with --resume {run_dir}"

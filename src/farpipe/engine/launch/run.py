@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.core.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
-from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
+from farpipe.engine.checkpoint.folders import newest_of_run
 from farpipe.engine.figures.metrics import METRICS_NAME, SUMMARY_NAME, Summary, good_lines, last_line
 from farpipe.engine.launch.directory import next_log_dir, open_run_dir, refuse_results, what_is_left
 from farpipe.engine.launch.host_memory import expect_memory
@@ -152,7 +152,7 @@ def _reason_to_restart(
 
 def _left(run_dir: Path, error: RunError) -> FarpipeError:
     """Error of a run that was asked to leave and broke before its ranks had left."""
-    kind = RunStoppedError if whole_checkpoints(run_dir / CHECKPOINTS_NAME) else RunInterruptedError
+    kind = RunStoppedError if newest_of_run(run_dir) else RunInterruptedError
     return kind(f"stopped by SIGTERM or SIGHUP {what_is_left(run_dir)}. The ranks broke before they had left: {error}")
 
 

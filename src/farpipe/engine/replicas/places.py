@@ -72,6 +72,24 @@ class Places:
         rank, replica, _ = self.of(process)
         return self.replicas[replica][rank]
 
+    @cached_property
+    def sites(self) -> tuple[str, ...]:
+        """All sites, each once, in the order of their first processes."""
+        return tuple(dict.fromkeys(self.site(process) for process in range(self.num_processes)))
+
+    def at(self, site: str) -> tuple[int, ...]:
+        """The processes at `site`."""
+        return tuple(process for process in range(self.num_processes) if self.site(process) == site)
+
+    def missing_at(self, site: str) -> tuple[int, ...]:
+        """Processes elsewhere with the ranks that `site` has not, of every rank those of one site."""
+        here = {self.of(process).rank for process in self.at(site)}
+        found = []
+        for rank in (rank for rank in range(self.num_ranks) if rank not in here):
+            first = self.site(self.process(rank, 0))
+            found += [process for process in self.at(first) if self.of(process).rank == rank]
+        return tuple(found)
+
     def is_first_at_site(self, process: int) -> bool:
         """True if no earlier replica of the same rank runs at the same site."""
         rank, replica, _ = self.of(process)

@@ -143,14 +143,14 @@ def _random_batch(request: ProfileRequest) -> Batch:
 
 def _optimizer_s_per_param(stage: TorchStage, request: ProfileRequest) -> float:
     """Norm, clipping and update of a stage, per parameter."""
-    parameters = [nn.Parameter(parameter.float()) for parameter in stage.module.parameters()]
+    parameters = [nn.Parameter(parameter.float()) for parameter in stage.module.trained_parameters.values()]
     optimizer = Optimizer(parameters, request.training)
     grads = [torch.randn_like(parameter) for parameter in parameters]
 
     def step() -> None:
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
-        optimizer.update(optimizer.sum_of_squares() ** 0.5)
+        optimizer.update(optimizer.sum_of_squares().total ** 0.5)
 
     samples = [time_call(request, stage, step) for _ in range(NUM_SKIPPED + 2 * MIN_REPEATS)][NUM_SKIPPED:]
     return median_s(undisturbed(samples, MIN_REPEATS)) / sum(parameter.numel() for parameter in parameters)

@@ -110,6 +110,10 @@ class Strategy(Table):
     limited_by: str = ""
     training: str = ""
     """Differences from the training that the job asks for; empty where losses are the same but for rounding."""
+    alone_at: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
+    """With local steps: the site that is fastest alone, trained as asked."""
+    alone_steps: Annotated[float, Field(exclude_if=lambda number: number == 0)] = 0.0
+    """Whole steps that it does in the time of one of these."""
 
     @property
     def same_training(self) -> bool:
