@@ -89,6 +89,10 @@ class Training(Part):
     zero_group_size: Annotated[Count | None, Field(exclude_if=lambda size: size is None)] = None
     """Devices among which ZeRO divides (hybrid sharding), or as many as divide theirs evenly; each group has all of it,
     and gradients are summed over the groups. Default: all that hold the same slice. Planned only."""
+    elastic: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """Sites may leave and return while the others go on: whole replicas at each, as many at all of them; `zero` is then
+    `0` by default, `2` or `3` inside a site; see
+    [a site that leaves](../how-to/keep-a-run-going.md#a-site-that-leaves-and-returns)."""
     sequence_parallel: Literal["auto"] | Flag = "auto"
     """Norms are divided over the tensor-parallel devices as well; `"auto"` leaves it to the planner."""
     flash_attention: Flag = True
@@ -192,6 +196,14 @@ class Training(Part):
         if not isinstance(given["zero1"], bool):
             raise fault("input should be a valid boolean", "zero1")
         return {key: value for key, value in given.items() if key != "zero1"} | {"zero": int(given["zero1"])}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_elastic(cls, given: Any) -> Any:
+        """Sites that may leave divide nothing among them, so no planner need choose."""
+        if not isinstance(given, Mapping) or given.get("elastic") is not True or given.get("zero", "auto") != "auto":
+            return given
+        return dict(given) | {"zero": 0}
 
     @model_validator(mode="before")
     @classmethod
