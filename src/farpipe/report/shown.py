@@ -144,7 +144,7 @@ def _gained(change: Change, about: str) -> str:
 def show_brief(document: PlanDocument, out: Console) -> None:
     """The plan in one table, the two changes that would help most, and whether the engine can run it."""
     spread = [str(document.plan.prediction.spread)] if document.plan.prediction.spread is not None else []
-    out.print(Text(_headline(document), "bold"), *spread, "", sep="\n")
+    out.print(Text(_headline(document), "bold"), *spread, sep="\n")
     out.print(to_rich(site_table(document)))
     gains = gain_lines(document, 2) if document.explanation.strategies else ()
     for line in (*filter(None, [trust_note(document)]), *gains, *engine_lines(document.plan)):
