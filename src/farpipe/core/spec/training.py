@@ -348,6 +348,9 @@ class MetricsSettings(Part):
     reached."""
 
 
+DAY_S: Final = 86_400.0
+
+
 class RunKeys(Part):
     """Limits of the job's runs, and what they do about faults and changes."""
 
@@ -357,6 +360,8 @@ class RunKeys(Part):
     """Longest wait for one message, in seconds. Default: a minute, or ten predicted steps where that is more."""
     max_restarts: Natural = 0
     """Times that a run that breaks starts again from its newest checkpoint."""
+    site_wait_s: Annotated[Positive, Field(exclude_if=lambda limit: limit == DAY_S)] = DAY_S
+    """Longest wait for a site that is lost, with `--on-lost-site wait`, in seconds."""
     replan: Flag = False
     """Search for a faster schedule while the run goes on, and switch to it."""
     emulate: Flag = True

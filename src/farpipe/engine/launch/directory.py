@@ -4,7 +4,7 @@ Nothing of an earlier run is overwritten here, nor of anybody else: a new run re
 anything where no run is, and a run that goes on is first held against the checkpoints that it finds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ from farpipe.engine.checkpoint.folders import (
     checkpoint_folders,
     newest_of_run,
     run_around,
+    site_folder,
 )
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
@@ -183,6 +184,17 @@ def _check_same_training(spec: "RunSpec", run_dir: Path) -> None:
     has_lines = last_line(run_dir / METRICS_NAME) is not None
     if max(found) >= spec.num_steps + has_lines:  # of all steps: only their summary is missing
         raise all_done(folder.parent, max(found), spec.num_steps)
+
+
+def missing_sites(sites: Iterable[str], run_dir: Path) -> list[str]:
+    """Those of `sites` whose folders in the run directory are gone, and so their disks."""
+    return [site for site in sites if not site_folder(run_dir, site).is_dir()]
+
+
+def make_site_folders(spec: "RunSpec", run_dir: Path) -> None:
+    """Make the folders of the sites of a run that keeps checkpoints by site."""
+    for site in spec.places.sites if spec.is_mirrored else ():
+        site_folder(run_dir, site).mkdir(parents=True, exist_ok=True)
 
 
 def write_inputs(document: "PlanDocument", run_dir: Path) -> None:
