@@ -11,6 +11,7 @@ from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.cost.money import money_of_step
 from farpipe.planning.explain.changes import LIMIT_S
+from farpipe.planning.explain.goodput import with_goodput
 from farpipe.planning.explain.limits import WORTH_NAMING, limit_of
 from farpipe.planning.explain.separate_sites import (
     OUTER_BYTES,
@@ -65,7 +66,7 @@ def strategies_of(
     for name, more in searched.items():
         strategies += more if time.monotonic() <= until_s else ()
         untried += [name] if time.monotonic() > until_s else []
-    return sorted(strategies, key=lambda strategy: strategy.step_s), untried
+    return with_goodput(job, sorted(strategies, key=lambda strategy: strategy.step_s)), untried
 
 
 def _kind(one: Evaluated) -> StrategyKind:
@@ -124,6 +125,7 @@ def _strategy(
 ) -> Strategy:
     limited_by = limit_of(one, costs, job.cluster) if isinstance(one, Evaluated) else one.limited_by
     words = {"kind": kind, "where": one.where, "what": str(one), "limited_by": limited_by, "training": training}
+    words |= {"steps_between": one.steps_between} if isinstance(one, SeparateSites) else {}
     return _priced(job, one.step_s, job.training.tokens_per_step, (one.devices, one.inter_site_bytes), words)
 
 
@@ -138,6 +140,7 @@ def _priced(
         step_s=step_s,
         tokens_per_s=num_tokens / step_s,
         num_devices=sum(devices.values()),
+        sites=tuple(devices),
         inter_site_bytes=sum(sent_bytes.values()),
         usd_per_million_tokens=money.per_million_tokens(num_tokens).total_usd,
         unpriced=money.unpriced,

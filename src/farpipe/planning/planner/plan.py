@@ -110,6 +110,15 @@ class Strategy(Table):
     limited_by: str = ""
     training: str = ""
     """Differences from the training that the job asks for; empty where losses are the same but for rounding."""
+    recovery: str = Field(default="", exclude_if=lambda name: name == "")
+    """How it goes on after a failure: ``restart``, ``mirror``, ``survivors`` or ``local steps``; empty where no site of
+    its states `mtbf`."""
+    steps_lost_per_failure: float | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    goodput: float | None = Field(default=None, exclude_if=lambda share: share is None)
+    """Share of its speed that failures leave."""
+    sites: tuple[str, ...] = Field(default=(), exclude=True)
+    steps_between: int = Field(default=1, exclude=True)
+    """Steps from one exchange between sites to the next."""
 
     @property
     def same_training(self) -> bool:
