@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from farpipe.core.spec import Data, Model, Pins, Prices, Training
 from farpipe.core.spec.links import WrittenLink, WrittenMatrices, WrittenSpeed
+from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Part
 from farpipe.core.spec.training import MetricsSettings, RunKeys
@@ -22,6 +23,7 @@ TABLES: Final[Sequence[Sequence[type[Part]]]] = (
     (WrittenModel, Model),
     (Training,),
     (Lora,),
+    (LocalSteps,),
     (Data,),
     (WrittenSite,),
     (WrittenDevice,),

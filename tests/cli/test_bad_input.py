@@ -106,7 +106,6 @@ def test_every_command_that_reads_a_file_names_a_wrong_one(farpipe, folder, comm
         (["train", str(JOB), "--steps", "0"], "--steps"),
         (["report"], "Missing argument"),
         (["schedule", "problem.json", "--method", "1f1b", "--time-limit", "10"], "--time-limit is for a search, and"),
-        (["schedule", "problem.json", "--method", "wave", "--seed", "0"], "--seed is for a search, and --method wave"),
         (["schedule", "problem.json", "--timeline"], "--timeline needs --json"),
         (["train", str(JOB), "--device", "sleep", "--resume", "."], "--resume has nothing to continue: a rehearsal"),
         (["train", str(JOB), "--allow-plaintext"], "--allow-plaintext needs --wan"),

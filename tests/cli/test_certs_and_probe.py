@@ -85,7 +85,10 @@ def test_a_link_is_measured_and_written(farpipe, certs, tmp_path):
         (["127.0.0.1:29600"], "give the --token that the listening side shows"),
         (["127.0.0.1:29600", "--token", ""], "give the --token that the listening side shows"),
         (["127.0.0.1:29600", "zurich>lugano"], "--write and LINK go together"),
-        (["127.0.0.1:29600", "--gap", "1 s"], "--gap needs --message: it is the pause before each"),
+        (
+            ["127.0.0.1:29600", "--token", "x", "--message", "8 MB,1"],
+            'expected a quantity with its unit such as "100 ms"',
+        ),
         (["127.0.0.1:29600", "--listen", "--seconds", "1"], "--seconds is for the side that measures"),
     ],
 )

@@ -1,5 +1,6 @@
 """`farpipe init`: a job from a few words."""
 
+import json
 import sys
 
 import pytest
@@ -86,3 +87,68 @@ def test_on_a_terminal_it_asks_for_what_is_missing(farpipe, monkeypatch, tmp_pat
     monkeypatch.setattr("typer.prompt", lambda question, default, err: next(answers) or default)
     assert farpipe("init", "--model", "tiny").returncode == 0
     assert load_job(tmp_path / "job.toml").cluster.sites[1].name == "b"
+
+
+WORDS = ("--model", "llama-3-8b", "--sites", SITES, "--link", "20ms,100G")
+
+
+def figures(done):
+    """What `plan --json` prints, without the seconds that it took and the text of the job."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) | {"search_s": 0}
+
+
+def test_a_plan_without_a_file_is_the_plan_of_the_job_that_init_writes(farpipe):
+    assert farpipe("init", *WORDS).returncode == 0
+    quick = ("--no-strategies", "--json")
+    assert figures(farpipe("plan", *WORDS, *quick)) == figures(farpipe("plan", "job.toml", *quick))
+    changed = ("--set", "training.global_batch=128", *quick)
+    assert figures(farpipe("plan", *WORDS, *changed)) == figures(farpipe("plan", "job.toml", *changed))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name its file, or give --model, --sites and --link"),
+        (("--model", "tiny"), "--sites is missing"),
+        (("job.toml", "--model", "tiny"), "change job.toml with --set"),
+        (("job.toml", "--link", "2ms,1G"), "change job.toml with --set"),
+    ],
+)
+def test_a_plan_is_of_a_file_or_of_words(farpipe, arguments, message):
+    done = farpipe("plan", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_a_recipe_is_a_job_with_its_verdict(farpipe, tmp_path):
+    done = farpipe("init", "--recipe", "two_sites")
+    assert done.returncode == 0, done.stderr
+    assert "llama-3-8b: use both sites" in done.stdout
+    assert "farpipe plan job.toml" in (tmp_path / "job.toml").read_text()
+
+
+def test_the_data_of_a_recipe_is_found_where_it_was_written(farpipe, tmp_path):
+    (tmp_path / "new").mkdir()
+    done = farpipe("init", "--recipe", "long_documents", "-o", "new/mine.toml")
+    assert done.returncode == 0, done.stderr
+    assert 'source = "new/long_documents.jsonl"' in (tmp_path / "new" / "mine.toml").read_text()
+
+
+@pytest.mark.parametrize("name", ["megatron", "two_nodes"])
+def test_the_next_command_on_a_folder_of_samples_runs(farpipe, name):
+    done = farpipe("init", "--recipe", name, "-o", "mine")
+    command = done.stdout.rpartition("Next: farpipe ")[2].split()
+    assert farpipe(*command).returncode == 0
+    again = farpipe("init", "--recipe", name, "-o", "mine")
+    assert (again.returncode, "mine: exists already" in again.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("two_site",), "did you mean 'two_sites'"), (("two_sites", "--model", "tiny"), "--recipe has a model")],
+)
+def test_a_recipe_that_can_not_be_written_says_why(farpipe, arguments, message):
+    done = farpipe("init", "--recipe", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr

@@ -15,7 +15,13 @@ def test_the_catalogue_is_listed_with_its_sources(farpipe, kind):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("schedules", "1f1b"), ("policies", "farpipe"), ("networks", "nsfnet"), ("assignments", "ksp-ff")],
+    [
+        ("schedules", "1f1b"),
+        ("policies", "farpipe"),
+        ("networks", "nsfnet"),
+        ("assignments", "ksp-ff"),
+        ("recipes", "two_sites"),
+    ],
 )
 def test_names_are_listed_with_what_they_do(farpipe, kind, name):
     facts = json.loads(farpipe("list", kind, "--json").stdout)

@@ -16,11 +16,11 @@ NAMES: Final = {
     "--profile --resume --schedule --trace",
     "writes": "--calibrate --events --html --output --perfetto --plot --run-dir --write",
     "flag": "--allow-plaintext --json --listen --strategies --timeline --wan --why",
-    "number": "--cut --days --guard --load --port --processes --sample --second-site --seconds --seed "
+    "number": "--cut --days --guard --load --port --processes --sample --second-site --seconds "
     "--slot-ghz --slots --steps --time-limit --tolerance --top",
-    "word": "--accept --advertise-host --as --column --device --dtype --format --gap --host --message "
-    "--link --method --model --modulation --network --nodes --objective --on-lost-site --over --policy --set --site "
-    "--sites --token --tokens --waits",
+    "word": "--accept --advertise-host --as --column --device --dtype --format --host --message "
+    "--link --method --model --modulation --network --nodes --objective --on-lost-site --over --policy --recipe --set "
+    "--site --sites --token --tokens --waits",
 }
 """The table of names: every option of every command, by what its value is; of a file, whether it is read or written."""
 KINDS: Final = {name: kind for kind, names in NAMES.items() for name in names.split()}

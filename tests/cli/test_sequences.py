@@ -135,7 +135,6 @@ def test_pins_that_chunks_can_not_keep_are_told(farpipe, job):
     ("arguments", "code", "message"),
     [
         (("--lengths", "nowhere.txt"), 3, "nowhere.txt"),
-        (("--lengths", "lengths.txt", "--seed", "3"), 2, "--sample"),
         (("--lengths", "lengths.txt", "--sample", "11"), 3, "take fewer"),
         (("--lengths", "giant.txt"), 4, "does not fit in any number of slices"),
         (("--lengths", "wrong.txt"), 3, "wrong.txt:2"),

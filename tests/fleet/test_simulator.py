@@ -231,3 +231,15 @@ def test_sites_that_are_alike_share_the_planners_quotes():
     assert len(asked) == 1
     assert step_s("a", "d") > step_s("a", "b")
     assert len(asked) == 2
+
+
+def test_a_failed_job_that_goes_on_is_in_the_queue_in_the_log():
+    log = io.StringIO()
+    draw = random.Random(4)
+    state = first_state(random_cluster(draw), POLICIES["easy"], SimpleQuotes())
+    Simulator(state, Failures(device_hours=50.0, final_share=0.2), log=log).run(random_jobs(30, draw))
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    fails = [index for index, line in enumerate(lines) if line["event"] == "fail"]
+    later = [{line["job"] for line in lines[index + 1 :]} for index in fails]
+    found = [(lines[index]["phase"], lines[index]["job"] in names) for index, names in zip(fails, later, strict=True)]
+    assert {("queued", True), ("ended", False)} == set(found)

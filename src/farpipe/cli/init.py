@@ -69,24 +69,55 @@ class FewWords:
 @with_groups
 def init(
     words: FewWords,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File for the job.")] = Path("job.toml"),
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Begin with a recipe of `farpipe list recipes` instead: a job, or a folder of samples."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the job; default: job.toml. Or a recipe's folder.")
+    ] = None,
 ) -> None:
     """Write a commented job.toml from a few words, and print the verdict on it.
 
     On a terminal it asks for what is missing. Lines of the file marked "assumed" are a guess. No file is overwritten.
     """
-    from farpipe.cli.compiling import compilation_announced
-    from farpipe.cli.planned import errors_of
-    from farpipe.core.spec import parse_job
-    from farpipe.planning import find
-    from farpipe.planning.explain import explained
-    from farpipe.report.shown import verdict_lines
-
+    if recipe is not None:
+        _from_recipe(recipe, output, words)
+        return
+    output = output or Path("job.toml")
     expect_new(output)
     text = (words.asked() if sys.stdin.isatty() else words).job_text()
     write_text(output, text)
     typer.echo(f"job written to {output}\n\n{text}")
+    _show_verdict(output)
+
+
+def _from_recipe(recipe: str, output: Path | None, words: FewWords) -> None:
+    """Write the files of a recipe; the verdict on its job, or the first command on its folder."""
+    from farpipe.cli.recipes import NEXT, copy_recipe
+
+    if not words.is_empty:
+        raise UsageError(
+            "--recipe has a model, sites and links: change them in its job, or with `--set` of other commands"
+        )
+    files = copy_recipe(recipe, output)
+    typer.echo(f"written: {', '.join(map(str, files))}")
+    if recipe in NEXT:
+        typer.echo(f"\nNext: {NEXT[recipe].format(files[0].parent)}")
+    else:
+        typer.echo()
+        _show_verdict(files[0])
+
+
+def _show_verdict(output: Path) -> None:
+    from farpipe.cli.compiling import compilation_announced
+    from farpipe.cli.planned import errors_of
+    from farpipe.core.spec import load_job
+    from farpipe.planning import find
+    from farpipe.planning.explain import explained
+    from farpipe.report.shown import verdict_lines
+
     with compilation_announced(), progress_bar("planning", "layout") as advance, errors_of(output):
-        best = find(parse_job(text, str(output)), progress=advance)[0]
+        best = find(load_job(output), progress=advance)[0]
     console().print(*verdict_lines(explained(best)), sep="\n")
     typer.echo(f"\nNext: farpipe plan {output}")

@@ -1,4 +1,4 @@
-"""``farpipe list models|devices|links|schedules|policies|networks|assignments``: what a job or a command can name."""
+"""``farpipe list models|devices|links|schedules|policies|networks|assignments|recipes``: what a command can name."""
 
 from dataclasses import asdict
 from datetime import date
@@ -24,15 +24,16 @@ class Listed(StrEnum):
     POLICIES = "policies"
     NETWORKS = "networks"
     ASSIGNMENTS = "assignments"
+    RECIPES = "recipes"
 
 
 def list_(
     kind: Annotated[
-        Listed, typer.Argument(help="models, devices, links, schedules, policies, networks or assignments.")
+        Listed, typer.Argument(help="models, devices, links, schedules, policies, networks, assignments or recipes.")
     ],
     as_json: AsJson = False,
 ) -> None:
-    """List what a job or a command can name: presets, schedules, fleet policies, optical networks, assignments.
+    """List what a job or a command can name: presets, schedules, fleet policies, networks, assignments, recipes.
 
     Schedules, policies and assignments of installed packages are included. --json has every preset's source and date.
     """
@@ -110,6 +111,12 @@ def _policies() -> list[tuple[str, str]]:
     return list(known_policies().items())
 
 
+def _recipes() -> list[tuple[str, str]]:
+    from farpipe.cli.recipes import recipes
+
+    return list(recipes().items())
+
+
 def _networks() -> list[tuple[str, str]]:
     return [
         ("nsfnet", "14 nodes, as DeepRMSA has it"),
@@ -125,6 +132,7 @@ _METHODS = {
     Listed.POLICIES: _policies,
     Listed.NETWORKS: _networks,
     Listed.ASSIGNMENTS: _assignments,
+    Listed.RECIPES: _recipes,
 }
 
 

@@ -26,7 +26,6 @@ Why = Annotated[
 Plot = Annotated[Path | None, typer.Option(help="Draw the result as a picture to this file.")]
 Perfetto = Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of random choices; the same seed gives the same result.")]
 Processes = Annotated[int | None, typer.Option(min=1, max=1024, help="Processes at a time; default: all cores.")]
 AllowPlaintext = Annotated[
     bool,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from farpipe.cli.options import AsJson, JobKeys, ProfileFiles, Why, job_with, with_groups
+from farpipe.cli.init import FewWords
+from farpipe.cli.options import AsJson, JobKeys, ProfileFiles, Why, changes, job_with, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
 from farpipe.core.errors import InputError, RunInterruptedError, UsageError
 from farpipe.core.units import COUNTS, format_seconds, parse
@@ -27,7 +28,9 @@ MAX_TOKENS: Final = 1e21
 class PlanOptions:
     """A job, what its plan is to be best in, and what is to be shown and written of it."""
 
-    job: Annotated[Path, typer.Argument(help="The job as a TOML file.")]
+    job: Annotated[
+        Path | None, typer.Argument(help="The job as a TOML file; or none, and --model, --sites and --link.")
+    ] = None
     given: JobKeys = None
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the plan.")] = Path("plan.json")
     profile: ProfileFiles = None
@@ -68,16 +71,33 @@ class PlanOptions:
         """Number of `tokens`; None: those of the job's steps."""
         return None if self.tokens is None else number_of_tokens(self.tokens)
 
-    def load_job(self) -> "Job":
+    @property
+    def name(self) -> Path:
+        """What errors call the job."""
+        return self.job or Path("the job")
+
+    def load_job(self, words: FewWords) -> "Job":
         """The job, once it is sure that the other options mean something beside it and that results can be written."""
         expect_replaceable(self.output, "plan")
         check_folder(self.output, self.html, keeping=(self.job,))
-        job = job_with(self.job, self.given)
+        job = self._job_in(words)
         if job.data.packing is not None:
             self._refuse_for_packing()
         if self.time_limit:
-            _expect_open_schedule(job, self.job)
+            _expect_open_schedule(job, self.name)
         return job
+
+    def _job_in(self, words: FewWords) -> "Job":
+        """The job of the file or of the words; UsageError for both, and for neither."""
+        from farpipe.core.spec import load_job, parse_job
+
+        if self.job is not None:
+            if not words.is_empty:
+                raise UsageError(f"--model, --sites and --link are a job of their own: change {self.job} with --set")
+            return job_with(self.job, self.given)
+        if words.is_empty:
+            raise UsageError("there is no job: name its file, or give --model, --sites and --link; `farpipe init` asks")
+        return load_job(parse_job(words.job_text(), "the job"), changes(self.given), option="--set")
 
     def _refuse_for_packing(self) -> None:
         """UsageError for options that mean nothing for a job with `data.packing`."""
@@ -106,7 +126,7 @@ class PlanOptions:
 
 
 @with_groups
-def plan(options: PlanOptions) -> None:
+def plan(options: PlanOptions, words: FewWords) -> None:
     """Find the best plan, print it and why the others lost, and write it to a file.
 
     Prints a verdict (which sites, how much faster, what limits it), the cheapest gain, then tables. `a > b` is a
@@ -120,10 +140,10 @@ def plan(options: PlanOptions) -> None:
     from farpipe.planning.explain import explained
     from farpipe.report.shown import verdict_lines
 
-    job, num_tokens, began_s = options.load_job(), options.num_tokens, time.perf_counter()
+    job, num_tokens, began_s = options.load_job(words), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
     job = _pinned_by(options.objective, job, profiles)
-    with compilation_announced(), progress_bar("planning", "layout") as advance, errors_of(options.job):
+    with compilation_announced(), progress_bar("planning", "layout") as advance, errors_of(options.name):
         best, *others = find(job, profiles, advance, options.top)
     found = explained(best)
     if not options.as_json and not options.time_limit:

@@ -45,9 +45,11 @@ class ProbeOptions:
     seconds: Annotated[float, typer.Option(min=0.2, max=60.0, help="Length of each of the four measurements.")] = 3.0
     message: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Size of single messages to measure as well, such as '8 MB'; see --gap."),
+        typer.Option(
+            metavar="SIZE[,PAUSE]",
+            help="Measure single messages of this size too, this pause (default 100 ms) before each: '8 MB,100 ms'.",
+        ),
     ] = None
-    gap: Annotated[str, typer.Option(metavar="TIME", help="With --message: pause before each.")] = "100 ms"
     plan: Annotated[
         Path | None, typer.Option(help="Plan whose messages between sites, with their pauses, are measured as well.")
     ] = None
@@ -68,12 +70,10 @@ def probe(context: typer.Context, options: ProbeOptions) -> None:
         raise UsageError("--write and LINK go together: the file, and 'a>b' for the two sites in it")
     if options.listen:
         of_the_other_side = {"seconds": "--seconds", "write": "--write", "as_json": "--json"}
-        of_the_other_side |= {name: f"--{name}" for name in ("message", "gap", "plan")}
+        of_the_other_side |= {name: f"--{name}" for name in ("message", "plan")}
         refuse(typed(context, **of_the_other_side), "is for the side that measures, not with --listen")
         _listen(host, port, options)
         return
-    if options.message is None:
-        refuse(typed(context, gap="--gap"), "needs --message: it is the pause before each")
     sides = _sides(host, options.certs, options.allow_plaintext, options.token)
     source, target = ("", "") if write is None else _ends(write, str(options.link))
     messages = _messages(options)
@@ -106,10 +106,11 @@ def _messages(options: ProbeOptions) -> "Messages | None":
         if asked is None:
             raise UsageError(f"--plan: in {options.plan} no site sends another one activations")
     else:
+        size, _, pause = str(options.message).partition(",")
         try:
-            asked = Messages(round(parse(options.message, BYTES, "8 MB")), parse(options.gap, SECONDS, "100 ms"))
+            asked = Messages(round(parse(size, BYTES, "8 MB")), parse(pause or "100 ms", SECONDS, "100 ms"))
         except ValueError as error:
-            raise UsageError(f"--message and --gap: {error}") from None
+            raise UsageError(f"--message: {error}") from None
     if not 0 < asked.num_bytes <= MAX_MESSAGE_BYTES:
         raise UsageError(f"messages of {asked.num_bytes:,} bytes can't be measured: from 1 to {MAX_MESSAGE_BYTES:,}")
     return asked

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, JobKeys, Output, Seed, refuse, typed, with_groups
+from farpipe.cli.options import AsJson, JobKeys, Output, refuse, typed, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, print_json, search_status
 from farpipe.core.units import format_bytes, format_percent, format_seconds
 
@@ -26,7 +26,6 @@ class ScheduleOptions:
         str, typer.Option(help="A named schedule, or a search: greedy, local, exact, or auto (all three).")
     ] = "auto"
     time_limit: Annotated[float, typer.Option(min=0, help="Seconds that a search may take.")] = 10.0
-    seed: Seed = 0
     output: Output = None
     timeline: Annotated[bool, typer.Option("--timeline", help="With --json: add every event.")] = False
     as_json: AsJson = False
@@ -50,7 +49,7 @@ def schedule(context: typer.Context, options: ScheduleOptions) -> None:
     check_folder(output)
     problem, _, _ = load_step(options.problem, options.given)
     with search_status(f"searching ({method})") as report:
-        best = find_order(problem, method, time_limit_s=options.time_limit, seed=options.seed, on_progress=report)
+        best = find_order(problem, method, time_limit_s=options.time_limit, on_progress=report)
     if best.interrupted:
         typer.echo("interrupted: this is the best schedule found so far", err=True)
     elif best.cut_by_clock:
@@ -104,7 +103,9 @@ def _refuse_what_is_not_used(context: typer.Context, method: str, *, as_json: bo
 
     expect_known(method)
     if not SEARCHES.get(method):
-        of_searches = typed(context, time_limit="--time-limit", seed="--seed")
-        refuse(of_searches, f"is for a search, and --method {method} is not one: use one of {', '.join(SEARCHES)}")
+        refuse(
+            typed(context, time_limit="--time-limit"),
+            f"is for a search, and --method {method} is not one: use one of {', '.join(SEARCHES)}",
+        )
     if not as_json:
         refuse(typed(context, timeline="--timeline"), "needs --json")

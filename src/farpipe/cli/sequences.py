@@ -11,7 +11,6 @@ from farpipe.cli.options import (
     AsJson,
     JobKeys,
     LengthColumn,
-    Seed,
     job_with,
     refuse,
     settings,
@@ -62,9 +61,11 @@ class BatchPlanOptions:
     ] = None
     column: LengthColumn = None
     sample: Annotated[
-        int | None, typer.Option(min=1, help="Number of sequences drawn from the file as the batch; default: all.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of sequences drawn from the file as the batch, by training.seed; default: all."
+        ),
     ] = None
-    seed: Seed = 0
     cut: Annotated[int | None, typer.Option(min=1, help="Cut sequences into pieces of at most this many tokens.")] = (
         None
     )
@@ -105,8 +106,6 @@ def plan(context: typer.Context, options: BatchPlanOptions) -> None:
     from farpipe.cli.compiling import compilation_announced
     from farpipe.planning.planner.batches import plan_batch
 
-    if options.sample is None and options.lengths is not None:
-        refuse(typed(context, seed="--seed"), "needs --sample")
     if options.lengths is None:
         refuse(typed(context, column="--column"), "needs --lengths")
     check_folder(options.html, keeping=(options.job, options.lengths))
@@ -209,7 +208,7 @@ def _batch(job: "Job", options: BatchPlanOptions) -> "Ints":
     path, sample = options.lengths, options.sample
     found = (trained_corpus(job) if path is None else read_corpus(path, options.column, job.data)).lengths
     sample = min(job.training.global_batch, found.size) if path is None and sample is None else sample
-    found = found if sample is None else sample_lengths(found, sample, options.seed)
+    found = found if sample is None else sample_lengths(found, sample, job.training.seed)
     found = found if options.cut is None else cut_lengths(found, options.cut)
     longest, rows, limit = int(found.max()), job.model.max_sequence_length or 0, job.training.sequence_length
     if job.model.positions == "learned" and longest > rows:

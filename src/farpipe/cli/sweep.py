@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, JobKeys, Plot, Processes, Seed, changes, job_with, refuse, typed, with_groups
+from farpipe.cli.options import AsJson, JobKeys, Plot, Processes, changes, job_with, refuse, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
 from farpipe.report.tables import to_rich
 
@@ -38,9 +38,11 @@ class SweepOptions:
         typer.Option(help="Plan a batch of documents at every point: lengths, tokens or texts as `farpipe lengths`."),
     ] = None
     sample: Annotated[
-        int | None, typer.Option(min=1, help="With --lengths: number of documents drawn from the file; default: all.")
+        int | None,
+        typer.Option(
+            min=1, help="With --lengths: number of documents drawn from the file, by training.seed; default: all."
+        ),
     ] = None
-    seed: Seed = 0
     processes: Processes = None
     plot: Plot = None
     as_json: AsJson = False
@@ -57,7 +59,7 @@ class SweepOptions:
 
 
 @with_groups
-def sweep(context: typer.Context, options: SweepOptions) -> None:
+def sweep(options: SweepOptions) -> None:
     """Compare strategies at every point of a grid of the job's inputs, and show which wins where.
 
     A key is dotted as in the file, such as cluster.links.latency or cluster.sites.zurich.num_devices; in a list, all
@@ -70,8 +72,6 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
 
     if options.lengths is None and options.sample is not None:
         refuse(["--sample"], "needs --lengths")
-    if options.sample is None:
-        refuse(typed(context, seed="--seed"), "needs --sample")
     check_folder(options.output, options.plot, keeping=(options.job, options.lengths))
     check_picture(options.plot)
     axes = [parse_axis(text) for text in options.over]
@@ -113,8 +113,8 @@ def _documents(options: SweepOptions) -> "Sequence[int]":
 
     if options.lengths is None:
         return ()
-    found = read_corpus(options.lengths, None, job_with(options.job, options.given).data).lengths
-    documents: list[int] = (
-        found if options.sample is None else sample_lengths(found, options.sample, options.seed)
-    ).tolist()
+    job = job_with(options.job, options.given)
+    found = read_corpus(options.lengths, None, job.data).lengths
+    found = found if options.sample is None else sample_lengths(found, options.sample, job.training.seed)
+    documents: list[int] = found.tolist()
     return documents

@@ -236,6 +236,13 @@ class RunSpec(Document, RunSettings):
         return 0 if self.plan.training is None else self.plan.training.tokens_per_step
 
     @property
+    def trains_tied_matrix(self) -> bool:
+        """True if embedding and head are one matrix, and it is not frozen."""
+        training, model = self.plan.training, self.plan.model
+        is_frozen = training is not None and training.lora is not None
+        return model is not None and model.tied_embeddings and not is_frozen
+
+    @property
     def ends(self) -> Ends | None:
         """The exchange of tied weights' gradients; None where nothing is tied or both ends are on one rank.
 
@@ -243,7 +250,7 @@ class RunSpec(Document, RunSettings):
         """
         first, last = self.plan.problem.stages[0].rank, self.plan.problem.stages[-1].rank
         planned = bool(self.plan.problem.exchanges)
-        tied = planned if self.plan.model is None or self.device == "sleep" else self.plan.model.tied_embeddings
+        tied = planned if self.plan.model is None or self.device == "sleep" else self.trains_tied_matrix
         if first == last or not tied:
             return None
         links, processes = self.links(), (self.places.process(first, 0), self.places.process(last, 0))

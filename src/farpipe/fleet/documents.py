@@ -16,16 +16,16 @@ from farpipe.core.errors import InputError
 from farpipe.core.strict import expect_format, key_path, nearest, parse_json
 from farpipe.fleet import events
 from farpipe.fleet.events import Command, Event
-from farpipe.fleet.job import FleetJob
 from farpipe.fleet.policies.protocol import Policy
 from farpipe.fleet.quotes import Quotes, StopCosts
-from farpipe.fleet.snapshot import Ended, World
+from farpipe.fleet.snapshot import EndedJob, World
 from farpipe.fleet.state import FleetState
 
-EVENT: Final = "farpipe/fleet-event/1"
+EVENT: Final = "farpipe/fleet-event/2"
 COMMAND: Final = "farpipe/fleet-command/1"
-STATE: Final = "farpipe/fleet-state/1"
-ENTRY: Final = "farpipe/fleet-log/1"
+STATE: Final = "farpipe/fleet-state/2"
+ENTRY: Final = "farpipe/fleet-log/2"
+_SNAPSHOT: Final = f'{{"format": "{STATE}"'
 
 T = TypeVar("T")
 Data = dict[str, Any]
@@ -57,27 +57,25 @@ _WHOLE: Final = ("now_s", "decided_s", "closed", "refusals")
 
 def state_data(state: FleetState) -> Data:
     """The state as JSON, jobs in order of submission; policy and quotes are objects of the process and stay outside."""
-    ended = [job for part in state.ended.parts for job in part.values()]
     whole = {name: _plain(getattr(state, name)) for name in (*_WHOLE, *_MAPPINGS)}
     prices = {"egress_usd_per_gb": dict(state.world.egress_usd_per_gb), "stops": _plain(state.world.stops)}
-    return {"format": STATE, **whole, "ended": _plain(ended), **prices}
+    return {"format": STATE, **whole, "ended": _plain(state.ended), **prices}
 
 
 def state_of(data: Any, policy: Policy, quotes: Quotes, source: str = "state") -> FleetState:
     """The inverse of `state_data`, which goes on under `policy` with `quotes`; InputError names what is wrong."""
-    body = {"decided_s": 0.0} | expect_format(data, STATE, source)  # which older documents lack
-    known = {name: _field(name) for name in (*_WHOLE, *_MAPPINGS)}
-    known |= {"ended": list[FleetJob], "egress_usd_per_gb": dict[str, float], "stops": StopCosts}
+    body = expect_format(data, STATE, source)
+    known = {name: _field(name) for name in (*_WHOLE, *_MAPPINGS, "ended")}
+    known |= {"egress_usd_per_gb": dict[str, float], "stops": StopCosts}
     _expect_keys(body, known, source, whole=True)
     found = {name: _read(kind, body[name], f"{source}: {name}") for name, kind in known.items()}
     world = World(quotes, found.pop("stops"), found.pop("egress_usd_per_gb"))
-    ended = Ended(({job.name: job for job in found.pop("ended")},))
-    return FleetState(world=world, policy=policy, ended=ended, **found)
+    return FleetState(world=world, policy=policy, **found)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One call of `FleetState.handle`: what happened, what was decided, and how the state changed."""
+    """One call of `FleetState.handle`: what happened (not what was refused), what was decided, what has changed."""
 
     events: tuple[Event, ...]
     commands: tuple[Command, ...]
@@ -91,8 +89,11 @@ class Entry:
         for name in _MAPPINGS:
             if different := _difference(getattr(before, name), getattr(after, name)):
                 change[name] = different
-        jobs = [after.ended.job(one.name) for one in after.done if one.phase is None]
-        return cls(tuple(events), tuple(commands), change | ({"ended": _plain(jobs)} if jobs else {}))
+        gone = [one.name for one in after.done if one.phase is None and one.name in after.ended]
+        if gone:
+            change["ended"] = _plain([after.ended.get(name) for name in gone])
+        happened = (event for event, why in zip(events, after.verdicts, strict=True) if not why)
+        return cls(tuple(happened), tuple(commands), change)
 
     def to_line(self) -> str:
         """A line of the log, with its end."""
@@ -119,17 +120,34 @@ class Entry:
         for name in self.change.keys() & set(_MAPPINGS):
             found[name] = _changed(name, getattr(state, name), self.change[name], f"{source}: {name}")
         ended = state.ended
-        for job in _read(list[FleetJob], self.change.get("ended", []), f"{source}: ended"):
-            ended = ended.plus(job)
+        for job, attempt in _read(list[EndedJob], self.change.get("ended", []), f"{source}: ended"):
+            ended = ended.plus(job, attempt)
+        for name in self.change.get("jobs", ()):
+            ended = ended.without(name) if name in found["jobs"] else ended
         return replace(state, ended=ended, **found)
 
 
+def state_line(state: FleetState) -> str:
+    """A snapshot as a line of the log, with its end: `restored` reads nothing before the last one."""
+    return json.dumps(state_data(state), allow_nan=False) + "\n"
+
+
 def restored(state: FleetState, lines: Iterable[str], source: str = "log") -> FleetState:
-    """The state that a log of `Entry` leads to from `state`; a last line without an end was not written whole and is
-    left out: what it says was never ordered."""
+    """The state that a log of `Entry` leads to from `state`, or from its last `state_line` if it has one.
+
+    A last line without an end was not written whole and is left out: what it says was never ordered.
+    """
+    since = list[tuple[str, str]]()
     for number, line in enumerate(lines, 1):
-        if line.endswith("\n"):
-            place = f"{source}: line {number}"
+        if not line.endswith("\n"):
+            continue
+        if line.startswith(_SNAPSHOT):
+            since.clear()
+        since.append((f"{source}: line {number}", line))
+    for place, line in since:
+        if line.startswith(_SNAPSHOT):
+            state = state_of(parse_json(line, place), state.policy, state.world.quotes, place)
+        else:
             state = Entry.from_line(line, place).applied(state, place)
     return state
 

@@ -1,17 +1,17 @@
-"""Effect of each event on the state, before the policy is asked; jobs that can never run are refused here."""
+"""Effect of each event on the state, before the policy is asked."""
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec.part import MAX_BANDWIDTH, MAX_DEVICES
 from farpipe.core.strict import nearest
+from farpipe.fleet.admission import why_refused
 from farpipe.fleet.copies import go_on_from_newest, with_copying, without_copying
 from farpipe.fleet.events import (
     AttemptEvent,
     Cancel,
-    CheckpointCopied,
+    CheckpointStored,
     Command,
     DevicesChanged,
     Event,
@@ -31,18 +31,14 @@ from farpipe.fleet.events import (
     StepReported,
     Tick,
 )
-from farpipe.fleet.job import MAX_STEPS, FleetJob, JobPlacement, JobState, Phase, sizes
-from farpipe.fleet.policies.places import across, alone, max_sites
-from farpipe.fleet.quotes import Devices
+from farpipe.fleet.failures import end_overdue, failed, has_stopped
+from farpipe.fleet.job import JobPlacement, JobState, Phase
 from farpipe.fleet.replacing import replace
-from farpipe.fleet.snapshot import Snapshot, Space, State, placed, queued, settled
+from farpipe.fleet.snapshot import Snapshot, State, placed, queued, settled
 from farpipe.fleet.stops import planned, stopped, without_reservations
 
 STEP_SECONDS: Final = (1e-6, 1e7)
 """Least and most that a step can take."""
-MAX_SECONDS: Final = 1e10
-AMPLE: Final = 1e12
-"""Bytes/s of every link while a submitted job is judged: rates change, and a slow link is no reason to refuse it."""
 MAX_FIGURE: Final = 1e6
 """Largest price or carbon intensity, as in series."""
 
@@ -62,16 +58,20 @@ def _submitted(state: State, event: JobSubmitted) -> Result[State]:
     job = event.job
     if job.fault:
         raise InputError(f"job {job.name!r}: {job.fault}")
-    known = state.jobs[job.name].job if job.name in state.jobs else state.ended.job(job.name)
-    if known is not None:
-        if known != job:
+    ended = state.ended.get(job.name)
+    if ended is not None and ended.job == job:
+        return state, []  # the same submission again, late
+    if job.name in state.jobs:
+        if state.jobs[job.name].job != job:
             raise InputError(f"job {job.name!r}: there is another job of that name; give each its own")
         return state, []  # the same submission again
+    attempt = ended.attempt if ended is not None else 0
     if why := why_refused(state, job):
         why = f"job {job.name!r}: {why}"
         state = state.noted(Happened(job.name, "submit", "queued"), Happened(job.name, "refuse", why=why))
-        return replace(state, ended=state.ended.plus(job)), [Cancel(job.name, 0, why)]
-    return state.with_job(JobState(job, since_s=state.now_s), "submit"), []
+        return replace(state, ended=state.ended.plus(job, attempt)), [Cancel(job.name, attempt, why)]
+    state = replace(state, ended=state.ended.without(job.name))
+    return state.with_job(JobState(job, since_s=state.now_s, attempt=attempt), "submit"), []
 
 
 def _attempt(state: State, event: AttemptEvent) -> JobState | None:
@@ -99,7 +99,11 @@ def _reported(state: State, event: StepReported) -> Result[State]:
     if job is None or job.placement is None or job.phase == "stopping":
         return state, []
     _expect_running(job, "reports steps")
-    return state.with_job(placed(job, replace(job.placement, step_s=event.step_s), "running")), []
+    _expect_steps(job, event.num_steps)
+    if event.num_steps < job.num_reported:
+        return state, []  # an earlier report, late
+    job = placed(job, replace(job.placement, step_s=event.step_s), "running")
+    return state.with_job(replace(job, num_done=event.num_steps, num_reported=event.num_steps)), []
 
 
 def _ended(state: State, event: JobEnded) -> Result[State]:
@@ -115,33 +119,23 @@ def _expect_running(job: JobState, what: str) -> None:
         raise InputError(f"job {job.name!r} {what} before its attempt {job.attempt} has started")
 
 
+def _expect_steps(job: JobState, num_steps: float | None) -> None:
+    """InputError for steps that the job can't have done; reports and checkpoints may be ahead of what is believed."""
+    if num_steps is not None:
+        _expect(f"job {job.name!r}: num_steps", num_steps, 0.0, job.job.num_steps)
+
+
 def _expect(what: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise InputError(f"{what}: expected from {least:g} to {most:g}, found {value:g}")
 
 
 def _failed(state: State, event: JobFailed) -> Result[State]:
-    _expect(f"job {event.name!r}: num_lost", event.num_lost, 0.0, MAX_STEPS)
     job = _attempt(state, event)
     if job is None:
         return state, []
-    if event.is_final or job.leaves:
-        return state.without_job(job, "fail"), []
-    job = _paused(state, replace(queued(job, event.num_lost), reserved=None))
-    if job.num_failures < state.world.stops.max_failures:
-        return state.with_job(job, "fail"), []
-    why = (
-        f"given up at {job.num_done / job.job.num_steps:.0%} of its steps after {job.num_failures:,} failures in a row"
-    )
-    return state.without_job(job, "fail", why), [Cancel(job.name, job.attempt, why)]
-
-
-def _paused(state: Snapshot, job: JobState) -> JobState:
-    """A job that has failed once more, and is not started again at once if that was not the first time in a row."""
-    goes_on = job.num_failures > 0 and job.num_done < job.failed_at + job.job.num_steps / 100
-    number, failed_at = (job.num_failures + 1, job.failed_at) if goes_on else (1, job.num_done)
-    not_before_s = state.now_s + state.world.stops.pause_s(number)
-    return replace(job, num_failures=number, failed_at=failed_at, not_before_s=not_before_s)
+    _expect_steps(job, event.num_steps)
+    return failed(state, job, event)
 
 
 def _cancelled(state: State, event: JobCancelled) -> Result[State]:
@@ -157,27 +151,32 @@ def _cancelled(state: State, event: JobCancelled) -> Result[State]:
     return state.with_job(job, "cancel", why), [Cancel(event.name, job.attempt, why)]
 
 
-def _copied(state: State, event: CheckpointCopied) -> Result[State]:
+def _stored(state: State, event: CheckpointStored) -> Result[State]:
     if event.site not in state.sites:
         raise InputError(f"there is no site {event.site!r}{nearest(event.site, state.sites)}")
     job = _attempt(state, event)
     if job is None:
         return state, []
-    _expect_running(job, "has copied a checkpoint")
-    _expect(f"job {job.name!r}: num_steps of a copy", event.num_steps, 0.0, job.num_done)
-    return state.with_job(replace(job, copies={**job.copies, event.site: event.num_steps})), []
+    _expect_running(job, "has stored a checkpoint")
+    _expect_steps(job, event.num_steps)
+    assert job.placement is not None
+    if event.site == job.placement.sites[0]:
+        job = replace(job, num_stored=max(job.num_stored, event.num_steps))
+    else:
+        steps = max(job.copies.get(event.site, 0.0), event.num_steps)
+        job = replace(job, copies={**job.copies, event.site: steps})
+    reported = max(job.num_reported, event.num_steps)
+    return state.with_job(replace(job, num_done=max(job.num_done, reported), num_reported=reported)), []
 
 
 def _stopped(state: State, event: JobStopped) -> Result[State]:
-    _expect(f"job {event.name!r}: num_lost", event.num_lost, 0.0, MAX_STEPS)
     job = _attempt(state, event)
     if job is None:
         return state, []
     if job.phase != "stopping":
         raise InputError(f"job {job.name!r} has stopped its attempt {job.attempt} without having been told to")
-    if job.leaves:
-        return state.without_job(job, "cancel"), []
-    return state.with_job(go_on_from_newest(state, queued(job, event.num_lost)), "stopped"), []
+    _expect_steps(job, event.num_steps)
+    return has_stopped(state, job, event.num_steps)
 
 
 def _link(state: State, event: LinkChanged) -> Result[State]:
@@ -219,6 +218,7 @@ def _fit_job(state: State, job: JobState, link: str, share: float) -> tuple[Stat
         account = replace(stopped(state, account), num_preemptions=job.num_preemptions + 1)
         why = "a link it needs is too slow"
         return state.with_job(account, "preempt", why), Preempt(job.name, job.attempt, why)
+    fitted = replace(fitted, copied_bytes_per_s=job.placement.copied_bytes_per_s)
     return state.with_job(placed(account, fitted, job.phase), "replan"), Replan(job.name, job.attempt, fitted)
 
 
@@ -255,8 +255,7 @@ def _prices(state: State, event: PriceChanged) -> Result[State]:
 
 
 def _lost(state: State, event: SiteLost) -> Result[State]:
-    _expect(f"site {event.site}: checkpoint_s", event.checkpoint_s, 0.0, MAX_SECONDS)
-    return _site(state, event.site, is_up=False, lost_s=event.checkpoint_s)
+    return _site(state, event.site, is_up=False)
 
 
 def _back(state: State, event: SiteBack) -> Result[State]:
@@ -268,7 +267,7 @@ def _devices(state: State, event: DevicesChanged) -> Result[State]:
     return _site(state, event.site, num_devices=event.num_devices)
 
 
-def _site(state: State, name: str, lost_s: float = 0.0, **change: Any) -> Result[State]:
+def _site(state: State, name: str, **change: Any) -> Result[State]:
     if name not in state.sites:
         raise InputError(f"there is no site {name!r}{nearest(name, state.sites)}")
     state = replace(state, sites={**state.sites, name: replace(state.sites[name], **change)})
@@ -280,8 +279,7 @@ def _site(state: State, name: str, lost_s: float = 0.0, **change: Any) -> Result
         if is_up and planned(state).space().devices[name] >= 0:
             break
         account = settled(state, job.name)
-        num_lost = _steps_in(job, job.placement, lost_s)
-        account = stopped(state, account, num_lost) if is_up else queued(account, num_lost)
+        account = stopped(state, account) if is_up else queued(account, account.num_stored)
         why = f"{name} has no devices for it any more" if is_up else f"{name} is lost"
         if job.leaves:
             state = state.without_job(account, "cancel")
@@ -312,57 +310,8 @@ def _newest_first(state: State, site: str) -> list[JobState]:
     return sorted(filter(needs, state.jobs.values()), key=lambda job: -job.since_s)
 
 
-def _steps_in(job: JobState, placement: JobPlacement | None, seconds: float) -> float:
-    """Steps that a running job does in so many seconds."""
-    return seconds / placement.step_s if placement is not None and job.phase == "running" else 0.0
-
-
 def _tick(state: State, event: Tick) -> Result[State]:
-    return state, []
-
-
-def why_refused(state: Snapshot, job: FleetJob) -> str:
-    """Reason for which `job` can never run in this fleet, and what would help; empty if it can."""
-    empty = Space({name: site.num_devices for name, site in state.sites.items()}, dict.fromkeys(state.rates, AMPLE))
-    if any(state.world.quotes.placement(job.kind, devices, empty.rates) for devices in _places(empty, job)):
-        return ""
-    if not _has_room(empty, job.min_devices):
-        return _too_wide(empty, job.min_devices)
-    if job.kind.num_devices:
-        return (
-            f"{job.min_devices} devices are more than any site has, and with duration_s for model and num_steps nobody "
-            f"knows how fast it would be over several; min_devices {max(empty.devices.values())} would do"
-        )
-    doubled = (job.max_devices << k for k in range(1, max(1, empty.num_devices // job.max_devices).bit_length()))
-    enough = next((n for n in doubled if state.world.quotes.needed_rate(job.kind, n) is not None), None)
-    helps = f"max_devices {enough} would do" if enough else "it needs devices with more memory"
-    return (
-        f"{job.kind.model} with global_batch {job.kind.global_batch} does not fit {job.max_devices} devices of any "
-        f"site; {helps}"
-    )
-
-
-def _places(empty: Space, job: FleetJob) -> Iterator[Devices]:
-    """Places on all sizes of the job, those at one site first."""
-    most = max_sites(empty.devices.values(), job.min_devices)
-    for number in sizes(job):
-        yield from alone(empty, number)
-    for number in sizes(job):
-        yield from across(empty, number, most, lambda site: 0.0)
-
-
-def _has_room(empty: Space, number: int) -> bool:
-    pipelines = across(empty, number, max_sites(empty.devices.values(), number), lambda site: 0.0)
-    return bool(alone(empty, number)) or next(pipelines, None) is not None
-
-
-def _too_wide(empty: Space, min_devices: int) -> str:
-    total = empty.num_devices
-    most = bisect_left(range(min(min_devices, total + 1)), True, lo=1, key=lambda n: not _has_room(empty, n)) - 1
-    ask = f"ask for {most} at most"
-    if min_devices > total:
-        return f"min_devices {min_devices} is more than the {total} devices of all sites; {ask}"
-    return f"min_devices {min_devices} is more than a pipeline over linked sites can have; {ask}, or link the others"
+    return end_overdue(state)
 
 
 _HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
@@ -372,7 +321,7 @@ _HANDLERS: dict[type, Callable[[Any, Any], Any]] = {
     JobEnded: _ended,
     JobFailed: _failed,
     JobStopped: _stopped,
-    CheckpointCopied: _copied,
+    CheckpointStored: _stored,
     JobCancelled: _cancelled,
     LinkChanged: _link,
     PriceChanged: _prices,

@@ -43,8 +43,10 @@ class JobStarted(AttemptEvent):
 
 @dataclass(frozen=True)
 class StepReported(AttemptEvent):
-    """The job's steps take so long, as measured."""
+    """The job has done so many steps, and its steps take so long, as measured."""
 
+    num_steps: float
+    """Steps done, counted from the job's begin."""
     step_s: float
 
 
@@ -55,10 +57,12 @@ class JobEnded(AttemptEvent):
 
 @dataclass(frozen=True)
 class JobFailed(AttemptEvent):
-    """The job broke; it goes back to the queue without the steps since its last checkpoint, or leaves the fleet."""
+    """The job broke; it goes back to the queue with the steps of its last checkpoint, or leaves the fleet."""
 
-    num_lost: float = 0.0
-    """Steps done that are lost."""
+    why: str = ""
+    """What the log of the rank that failed first says."""
+    num_steps: float | None = None
+    """Steps in its last checkpoint, counted from the job's begin; None: in the last that was reported."""
     is_final: bool = False
     """True if it will not be tried again."""
 
@@ -67,13 +71,13 @@ class JobFailed(AttemptEvent):
 class JobStopped(AttemptEvent):
     """Nothing of a job that was told to stop runs any more: its devices are free."""
 
-    num_lost: float = 0.0
-    """Steps done that are not in the checkpoint with which it stopped."""
+    num_steps: float | None = None
+    """Steps in the checkpoint with which it stopped; None: in the last that was reported."""
 
 
 @dataclass(frozen=True)
-class CheckpointCopied(AttemptEvent):
-    """Another site has a copy of one of the job's checkpoints, whole and readable."""
+class CheckpointStored(AttemptEvent):
+    """A site has one of the job's checkpoints, whole and readable: the first of its sites, or another has a copy."""
 
     site: str
     num_steps: float
@@ -110,11 +114,9 @@ class PriceChanged(Event):
 
 @dataclass(frozen=True)
 class SiteLost(Event):
-    """A site is gone, with all that runs on it."""
+    """A site is gone, with all that runs on it: jobs there go back to their last checkpoints that were reported."""
 
     site: str
-    checkpoint_s: float = 0.0
-    """The work of this long before is lost by every job that ran there."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class DevicesChanged(Event):
 
 @dataclass(frozen=True)
 class Tick(Event):
-    """Nothing but time has passed: the policy may think again."""
+    """Nothing but time has passed: overdue starts and stops end, and the policy may think again."""
 
 
 @dataclass(frozen=True)

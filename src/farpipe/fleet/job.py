@@ -14,6 +14,8 @@ holds its devices until nothing runs on them."""
 
 MAX_STEPS: Final = 10**9
 """Steps of one job."""
+UNSAID: Final = 1e-3
+"""The last part of a job's steps, in steps, that only its own word completes: a silent run never does."""
 
 
 class Kind(NamedTuple):
@@ -181,7 +183,9 @@ class JobState:
     since_s: float = 0.0
     """Time at which it came into this phase or onto this placement; `num_done` is as of then."""
     num_done: float = 0.0
-    """Steps done, in fractions of one."""
+    """Steps done, in fractions of one: as reported, and since then as its speed lets expect."""
+    num_reported: float = 0.0
+    """Most steps that its attempt has reported or stored: what reports fewer is late."""
     placement: JobPlacement | None = None
     reserved: JobPlacement | None = None
     """Devices on which it starts once nothing runs there any more, and it has stopped itself."""
@@ -197,13 +201,15 @@ class JobState:
     queued_s: float = 0.0
     """Time in the queue before `since_s`, over all its stays there."""
     num_stored: float = 0.0
-    """Steps in the checkpoint with which its attempt began: no fault takes more."""
+    """Steps in its last checkpoint that was reported, or in that with which its attempt began."""
     attempt: int = 0
     """Number of the newest start, resize or move; 0: none yet."""
     num_failures: int = 0
     """Failures in a row, between which it came no further than a hundredth of its steps."""
     failed_at: float = 0.0
     """Steps done when the first of these failures took it back."""
+    last_failure: str = ""
+    """Reason of the last failure; empty: none was given."""
     not_before_s: float = 0.0
     """Time before which it is not started again: the pause after a failure."""
     num_starts: int = 0
@@ -222,7 +228,7 @@ class JobState:
         if self.phase != "running" or self.placement is None:
             return self.num_done
         done = self.num_done + max(0.0, now_s - self.since_s) / self.placement.step_s
-        return min(done, float(self.job.num_steps))
+        return min(done, max(self.num_done, self.job.num_steps - UNSAID))
 
     def left_at(self, now_s: float) -> float:
         """Steps still to do at `now_s`."""

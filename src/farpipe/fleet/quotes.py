@@ -136,6 +136,10 @@ class StopCosts:
     copy_every_s: float = 0.0
     """Seconds over which a running job sends a checkpoint to another site before it sends the next one; 0: it sends
     none."""
+    start_limit_s: float = 1800.0
+    """Seconds beyond its expected end after which a start that nobody confirms has failed."""
+    stop_limit_s: float = 900.0
+    """Seconds beyond its expected end after which a stop that nobody confirms counts as over."""
     first_pause_s: float = 60.0
     """Pause after the second failure in a row, twice as long after every further one; the first has none."""
     longest_pause_s: float = 900.0

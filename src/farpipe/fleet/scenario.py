@@ -135,6 +135,8 @@ class Stops(Part):
     transfer_share: Share = StopCosts.transfer_share
     stop_s: NonNegative = StopCosts.stop_s
     copy_every_s: NonNegative = StopCosts.copy_every_s
+    start_limit_s: NonNegative = StopCosts.start_limit_s
+    stop_limit_s: NonNegative = StopCosts.stop_limit_s
     first_pause_s: NonNegative = StopCosts.first_pause_s
     longest_pause_s: NonNegative = StopCosts.longest_pause_s
     max_failures: Natural = StopCosts.max_failures
@@ -341,10 +343,7 @@ def _outages(written: FleetFile, cluster: Cluster, path: Path) -> list[Event]:
                 f"{path}: outages[{index}]: ends at {outage.to_s:g} s, but begins at {outage.from_s:g} s; "
                 "give a to_s after from_s"
             )
-        events += [
-            SiteLost(outage.from_s, outage.site, written.stops.checkpoint_every_s / 2),
-            SiteBack(outage.to_s, outage.site),
-        ]
+        events += [SiteLost(outage.from_s, outage.site), SiteBack(outage.to_s, outage.site)]
     for index, change in enumerate(written.link_changes):
         if change.link not in links:
             raise InputError(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, TextIO
 
+from farpipe.core.errors import InputError
 from farpipe.fleet.events import (
-    CheckpointCopied,
+    CheckpointStored,
     Event,
     Happened,
     JobEnded,
@@ -18,6 +19,7 @@ from farpipe.fleet.events import (
     JobStopped,
     JobSubmitted,
     PriceChanged,
+    SiteLost,
     Tick,
 )
 from farpipe.fleet.job import FleetJob, JobState
@@ -63,7 +65,7 @@ class Simulator:
         self._version: dict[str, int] = {}
         self._fatal: dict[str, float] = {}
         self._draws: dict[str, random.Random] = {}
-        self._copies: dict[str, CheckpointCopied] = {}
+        self._copies: dict[str, CheckpointStored] = {}
         self.records: dict[str, JobRecord] = {}
         self._idle = self._idle_at_end = dict.fromkeys(self.state.sites, (0.0, 0.0))
         self._idle_until_s = self.state.now_s
@@ -104,7 +106,10 @@ class Simulator:
     def _play(self, event: Event) -> None:
         before = self.state.jobs
         self._count_idle(event.time_s)
-        self.state, commands = self.state.handle(event)
+        stored = self._checkpoints_at(event) if isinstance(event, SiteLost) else []
+        self.state, commands = self.state.handle(*stored, event)
+        if why := next(filter(None, self.state.verdicts), ""):
+            raise InputError(f"event of the simulation at {event.time_s:g} s: {why}")
         self.num_refused += len(self.state.refusals)
         if isinstance(event, PriceChanged):
             for site, price in event.prices.items():
@@ -134,14 +139,14 @@ class Simulator:
             self._push(JobStarted(job.since_s + job.placement.startup_s, job.name, job.attempt), version)
             return
         if job.phase == "stopping":
-            self._push(JobStopped(job.stopped_by_s, job.name, job.attempt), version)
+            self._push(JobStopped(job.stopped_by_s, job.name, job.attempt, job.num_done), version)
             return
         end_s = job.end_s()
         assert end_s is not None
         coming = [JobEnded(end_s, job.name, job.attempt), self._fault(job), self._next_copy(job)]
         self._push(min(filter(None, coming), key=lambda event: event.time_s), version)
 
-    def _next_copy(self, job: JobState) -> CheckpointCopied | None:
+    def _next_copy(self, job: JobState) -> CheckpointStored | None:
         """The copy that is under way, or one that begins now; None where the job makes none."""
         assert job.placement is not None
         site, now_s = job.placement.copy_site, self.state.now_s
@@ -150,7 +155,7 @@ class Simulator:
         copy = self._copies.get(job.name)
         if copy is None or (copy.attempt, copy.site) != (job.attempt, site) or copy.time_s <= now_s:
             due_s = now_s + self.state.world.stops.copy_every_s
-            copy = self._copies[job.name] = CheckpointCopied(due_s, job.name, job.attempt, site, job.done_at(now_s))
+            copy = self._copies[job.name] = CheckpointStored(due_s, job.name, job.attempt, site, job.done_at(now_s))
         return copy
 
     def _fault(self, job: JobState) -> JobFailed | None:
@@ -167,8 +172,19 @@ class Simulator:
         hours = draw.expovariate(job.placement.num_devices / self.failures.device_hours)
         time_s = job.since_s + hours * SECONDS_PER_HOUR
         lost_s = draw.random() * self.state.world.stops.checkpoint_every_s
-        fault = JobFailed(time_s, job.name, job.attempt, num_lost=lost_s / job.placement.step_s)
+        num_steps = max(job.num_stored, job.done_at(time_s) - lost_s / job.placement.step_s)
+        fault = JobFailed(time_s, job.name, job.attempt, num_steps=num_steps)
         return found if found and found.time_s < time_s else fault
+
+    def _checkpoints_at(self, lost: SiteLost) -> list[CheckpointStored]:
+        """The last checkpoints of the jobs at a site that is lost: half of the time between two of them is lost."""
+        lost_s, found = self.state.world.stops.checkpoint_every_s / 2, []
+        for job in self.state.jobs.values():
+            here = job.placement
+            if here is not None and lost.site in here.sites and job.phase in ("running", "stopping"):
+                steps = max(job.num_stored, job.done_at(lost.time_s) - lost_s / here.step_s)
+                found.append(CheckpointStored(lost.time_s, job.name, job.attempt, here.sites[0], steps))
+        return found
 
     def _count_idle(self, now_s: float) -> None:
         """Energy (kWh) and its price of the devices that nobody has had since the last event."""
@@ -201,7 +217,7 @@ class Simulator:
             "time_s": now_s,
             "event": one.what,
             "job": one.name,
-            "phase": "ended" if one.what in ENDS else phase,
+            "phase": phase or "ended",
             "devices": devices,
             "reserved_bytes_per_s": dict(rates),
             "sent_bytes_per_s": dict(here.sent(phase)) if here and phase else {},

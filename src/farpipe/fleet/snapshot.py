@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from farpipe.core.errors import InputError
 from farpipe.core.strict import nearest
@@ -17,6 +17,8 @@ from farpipe.fleet.replacing import replace
 
 ROUNDING: Final = 1e-6
 """Bytes/s that a sum of reservations may be off."""
+KEPT: Final = 1000
+"""Ended jobs that are remembered; up to twice as many at times."""
 
 
 @dataclass
@@ -64,25 +66,39 @@ class Space:
         return ""
 
 
+class EndedJob(NamedTuple):
+    """A job that has ended, or was not taken."""
+
+    job: FleetJob
+    attempt: int
+    """Number of its last attempt: the next job of its name goes on counting from there."""
+
+
 @dataclass(frozen=True)
 class Ended:
-    """A logarithmic method's dictionary (Bentley and Saxe, 1980): parts of falling size, of which equals are merged."""
+    """The `KEPT` jobs that ended last, or more, so that none is done twice and late reports find theirs."""
 
-    parts: tuple[dict[str, FleetJob], ...] = ()
+    newest: Mapping[str, EndedJob] = field(default_factory=dict)
+    older: Mapping[str, EndedJob] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
-        return self.job(name) is not None
+        return name in self.newest or name in self.older
 
-    def job(self, name: str) -> FleetJob | None:
-        """The job of that name; None if none has ended."""
-        return next((part[name] for part in self.parts if name in part), None)
+    def get(self, name: str) -> EndedJob | None:
+        """The job that had this name; None if none had, or so long ago that it is forgotten."""
+        return self.newest.get(name) or self.older.get(name)
 
-    def plus(self, job: FleetJob) -> Self:
-        """Add one, in time that grows with the logarithm of their number on average."""
-        parts, newest = self.parts, {job.name: job}
-        while parts and len(parts[-1]) <= len(newest):
-            parts, newest = parts[:-1], parts[-1] | newest
-        return type(self)((*parts, newest))
+    def plus(self, job: FleetJob, attempt: int) -> "Ended":
+        """Add one; with `KEPT` newest ones, those before them are forgotten."""
+        newest, older = (self.newest, self.older) if len(self.newest) < KEPT else ({}, self.newest)
+        return Ended({**newest, job.name: EndedJob(job, attempt)}, older)
+
+    def without(self, name: str) -> "Ended":
+        """The same without a job whose name another one takes."""
+        if name not in self:
+            return self
+        newest, older = ({one: job for one, job in part.items() if one != name} for part in (self.newest, self.older))
+        return Ended(newest, older)
 
 
 @dataclass(frozen=True)
@@ -135,9 +151,11 @@ class Snapshot:
     meters: Mapping[str, Mapping[str, Reading]] = field(default_factory=dict)
     """Readings of the sites of every running job, taken when it came into its phase."""
     ended: Ended = field(default_factory=Ended)
-    """Jobs that have ended, so that none comes twice."""
+    """Jobs that have ended lately."""
     closed: tuple[JobState, ...] = ()
-    """Jobs that the last event has ended, with all that they have used."""
+    """Jobs that the last events have ended, with all that they have used."""
+    verdicts: tuple[str, ...] = ()
+    """For each of the last events the reason for which it was refused; empty: it counts."""
     refusals: tuple[str, ...] = ()
     """Requests of the last decision that were refused, with the reason."""
     done: tuple[Happened, ...] = ()
@@ -192,7 +210,7 @@ class Snapshot:
         jobs, meters = dict(self.jobs), dict(self.meters)
         del jobs[job.name]
         meters.pop(job.name, None)
-        ended, done = self.ended.plus(job.job), (*self.done, Happened(job.name, what, why=why))
+        ended, done = self.ended.plus(job.job, job.attempt), (*self.done, Happened(job.name, what, why=why))
         return replace(self, jobs=jobs, meters=meters, ended=ended, closed=(*self.closed, job), done=done)
 
 
@@ -217,10 +235,13 @@ def settled(state: Snapshot, name: str) -> JobState:
     return replace(job, num_done=job.done_at(now_s), since_s=now_s, spent=job.spent.plus(spent))
 
 
-def queued(job: JobState, num_lost: float = 0.0) -> JobState:
-    """A settled job without devices; `num_lost` steps are to be done again, none of those it began with."""
-    num_done = max(job.num_stored, job.num_done - num_lost)
-    return replace(job, phase="queued", placement=None, num_done=num_done, stored_at=job.stop_site)
+def queued(job: JobState, num_steps: float | None = None) -> JobState:
+    """A settled job without devices, which goes on from `num_steps`; None: from all that it has done."""
+    num_done = job.num_done if num_steps is None else num_steps
+    num_stored = min(job.num_stored, num_done)
+    return replace(
+        job, phase="queued", placement=None, num_done=num_done, num_stored=num_stored, stored_at=job.stop_site
+    )
 
 
 def placed(job: JobState, placement: JobPlacement, phase: Phase) -> JobState:

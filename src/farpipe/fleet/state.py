@@ -13,7 +13,7 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster
 from farpipe.fleet.copies import copies_moved
 from farpipe.fleet.event_effects import apply_event
-from farpipe.fleet.events import Cancel, CheckpointCopied, Command, Event, Migrate, Preempt, Price, Resize, Start
+from farpipe.fleet.events import Cancel, CheckpointStored, Command, Event, Migrate, Preempt, Price, Resize, Start
 from farpipe.fleet.job import JobPlacement, JobState, devices_in_words
 from farpipe.fleet.meter import SiteTariff
 from farpipe.fleet.policies.protocol import Decision, Policy, View
@@ -34,21 +34,31 @@ class FleetState(Snapshot):
         """The state after `events`, in this order, and after the policy's one decision, and the commands of both.
 
         `done` of the state says what they did, `closed` and `refusals` whom they ended and what they refused.
-        InputError for an event that can't be: of an earlier time, about a job, site or link that nobody knows; then
-        none of them has happened. An event of an attempt that is over changes nothing.
+        `verdicts` has the reason for which an event is refused: it is of an earlier time, or about a job, site or link
+        that nobody knows. The others count. An event of an attempt that is over changes nothing.
         """
-        state, commands = replace(self, closed=(), refusals=(), done=()), list[Command]()
-        for event in events:
-            state, further = apply_event(state.at(event), event)
-            commands += further
+        state, commands = self._after(events)
+        if events and all(state.verdicts):
+            return state, commands
         state, further = start_reserved(state)
         commands += further
-        if not commands and all(isinstance(event, CheckpointCopied) for event in events):
-            return state, commands  # where copies are is no reason to decide anew
+        if not commands and all(isinstance(event, CheckpointStored) for event in events):
+            return state, commands  # where checkpoints are is no reason to decide anew
         if len(events) == 1 and state.jobs is self.jobs and any(isinstance(command, Cancel) for command in commands):
             return state, commands  # nothing that the policy could act on
         state, further = decide(state, self.policy)
         return state.noted(*copies_moved(self, state)), commands + further
+
+    def _after(self, events: Sequence[Event]) -> tuple["FleetState", list[Command]]:
+        state, commands, verdicts = replace(self, closed=(), refusals=(), done=()), list[Command](), list[str]()
+        for event in events:
+            try:
+                state, further = apply_event(state.at(event), event)
+                commands += further
+                verdicts.append("")
+            except InputError as error:
+                verdicts.append(str(error))
+        return replace(state, verdicts=tuple(verdicts)), commands
 
     def at(self, event: Event) -> "FleetState":
         """The state at the time of `event`; InputError if that is before the fleet's clock."""

@@ -26,23 +26,24 @@ def planned(state: State) -> State:
     return replace(state, jobs={name: as_planned(job) for name, job in state.jobs.items() if not job.leaves})
 
 
-def stopped(state: Snapshot, job: JobState, num_lost: float = 0.0) -> JobState:
+def stopped(state: Snapshot, job: JobState) -> JobState:
     """A settled job that is told to stop: in the queue, or ``stopping`` where that takes time."""
     stops = state.world.stops
     if not stops.holds or job.placement is None or job.phase == "stopping":
-        return queued(job, num_lost)
+        return queued(job)
     seconds = stops.stop_s
     if job.phase == "running":
         seconds += stops.checkpoint_s(state.world.quotes.state_bytes(job.job.kind), job.placement.num_devices)
     by_s = state.now_s + seconds
-    return replace(queued(job, num_lost), phase="stopping", placement=job.placement, stopped_by_s=by_s)
+    return replace(queued(job), phase="stopping", placement=job.placement, stopped_by_s=by_s)
 
 
 def started(job: JobState, placement: JobPlacement) -> JobState:
     """A settled job that begins its next attempt on `placement`; checkpoints of steps that it does again are void."""
     account = replace(placed(job, placement, "starting"), reserved=None)
     copies = {site: steps for site, steps in account.copies.items() if steps <= account.num_done}
-    return replace(account, num_stored=account.num_done, copies=copies, attempt=job.attempt + 1)
+    done = account.num_done
+    return replace(account, num_stored=done, num_reported=done, copies=copies, attempt=job.attempt + 1)
 
 
 def start_reserved(state: State) -> tuple[State, list[Command]]:

@@ -15,7 +15,9 @@ LOOKED_AT: Final = 16
 def why_unstarted(state: FleetState, name: str) -> str:
     """The reason for which the queued job `name` does not start now: others, or a fleet in which it never would."""
     if (job := state.jobs[name]).not_before_s > state.now_s:
-        return f"it has failed {job.num_failures} times in a row and is not started before {job.not_before_s:.0f} s"
+        last = f"; the last failure: {job.last_failure}" if job.last_failure else ""
+        times = f"{job.num_failures} times in a row"
+        return f"it has failed {times} and is not started before {job.not_before_s:.0f} s{last}"
     if job.reserved is not None:
         stopping = [other.name for other in state.jobs.values() if other.phase == "stopping"]
         return f"it has reserved {job.reserved.where} and starts when {', '.join(stopping[:LOOKED_AT])} have stopped"

@@ -172,6 +172,8 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, ch
         "(" in s.where for s in strategies
     )
     differs = any(not one.same_training for one in strategies)
+    local = next((one for one in strategies if one.alone_at), None)
+    alone = "" if local is None else _beside_local_steps(local)
     numbers = frozenset({1, 2, 3, 4, 5, 9, 10} if len(columns) > 8 else {1, 2, 3, 4, 5})
     expendable = (4, 3, 2, 6) if any(row[5] != "-" for row in rows) else (5, 4, 3, 2, 6)
     return TableView(
@@ -180,7 +182,7 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, ch
         tuple(rows),
         numbers,
         own,
-        " ".join(filter(None, [note * differs, shares])),
+        " ".join(filter(None, [note * differs, alone, shares])),
         expendable,
     )
 
@@ -190,6 +192,11 @@ def _under_failures(one: Strategy) -> tuple[str, ...]:
     if one.goodput is None or one.steps_lost_per_failure is None:
         return ()
     return one.recovery or "-", f"{one.steps_lost_per_failure:.3g}", format_percent(one.goodput)
+
+
+def _beside_local_steps(one: Strategy) -> str:
+    """Sentence on what one site alone does in the same time."""
+    return f"In the time of 100 local steps {one.alone_at} alone does {100 * one.alone_steps:.0f} of the whole batch."
 
 
 def price(one: Strategy) -> str:

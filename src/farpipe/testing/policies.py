@@ -102,7 +102,7 @@ def broken(state: Snapshot) -> list[str]:
             found.append(
                 f"{name} has done {job.num_done} of {job.job.num_steps} steps, {job.num_stored} in a checkpoint"
             )
-        if max(job.copies.values(), default=0.0) > job.num_done:
+        if job.phase != "queued" and max(job.copies.values(), default=0.0) > job.num_done:
             found.append(f"{name} has done {job.num_done} steps, and copies of {dict(job.copies)}")
         if not 0 <= job.since_s <= state.now_s:
             found.append(f"{name} is as of {job.since_s} s at {state.now_s} s")
@@ -157,7 +157,7 @@ def random_events(draw: random.Random) -> list[Event]:
         for hour in hours
     ]
     site, link = draw.choice(SITES), ">".join(draw.sample(SITES, 2))
-    events += [SiteLost(3.2 * HOUR_S, site, 600.0), SiteBack(5.7 * HOUR_S, site)]
+    events += [SiteLost(3.2 * HOUR_S, site), SiteBack(5.7 * HOUR_S, site)]
     events += [LinkChanged(4.1 * HOUR_S, link, 0.0), LinkChanged(6.1 * HOUR_S, link, 1e6)]
     events += [DevicesChanged(7.3 * HOUR_S, draw.choice(SITES), 8)]
     return events

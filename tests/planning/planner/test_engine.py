@@ -7,7 +7,7 @@ from rich.console import Console
 
 from farpipe import planning
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Cluster, Data, Lora, Training, preset_site
+from farpipe.core.spec import Cluster, Data, LocalSteps, Lora, Training, preset_site
 from farpipe.core.spec.model import Experts
 from farpipe.planning import PlanDocument
 from farpipe.planning.planner.batches import plan_batch
@@ -92,13 +92,21 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
             "expert = 2",
             "layout.expert = 1",
         ),
-        ("llama", {}, {"lora": Lora(rank=8)}, "training.lora", "a training of all weights, without training.lora"),
+        ("llama", {"context": 2}, {"lora": Lora(rank=8)}, "context = 2", "layout.context = 1"),
         (
-            "olmo",
-            {"context": 2},
-            {"lora": Lora(rank=8)},
-            "context = 2, training.lora",
-            "layout.context = 1, a training of all weights, without training.lora",
+            "llama",
+            {},
+            {"lora": Lora(rank=8, dropout=0.1, base_weights="nf4")},
+            'training.lora.dropout = 0.1, training.lora.base_weights = "nf4"',
+            'training.lora.dropout = 0, training.lora.base_weights = "same"',
+        ),
+        ("llama", {}, {"lora": Lora(rank=8), "zero": 3}, "training.zero = 3", "training.zero = 1"),
+        (
+            "mixtral",
+            {"expert": 1},
+            {"lora": Lora(rank=8, target_modules="linear_qkv linear_fc2")},
+            "adapters beside experts (linear_fc2)",
+            'training.lora.target_modules = ["linear_qkv"]',
         ),
     ],
 )
@@ -218,7 +226,12 @@ def test_the_engine_refuses_what_the_filter_names():
             {"zero_group_size": 4},
             "training.zero_group_size = 4; plan again with no training.zero_group_size",
         ),
-        ("training", {"lora": Lora(rank=8)}, "training.lora; plan again with a training of all weights"),
+        (
+            "training",
+            {"lora": Lora(rank=8, base_weights="fp8")},
+            'training.lora.base_weights = "fp8"; plan again with training.lora.base_weights = "same"',
+        ),
+        ("training", {"local_steps": LocalSteps()}, "training.local_steps; plan again with a training without"),
         (
             "training",
             {"activation_func_fp8_input_store": True},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farpipe import planning
 from farpipe.core.errors import InfeasibleError
-from farpipe.core.spec import Device, load_job
+from farpipe.core.spec import Device, LocalSteps, load_job
 from farpipe.planning import Explanation, Plan, PlanDocument
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.explain import after_search, explain, with_alternatives
@@ -34,10 +34,11 @@ def costs_of(asked):
     return JobCosts(asked.model, asked.training)
 
 
-def fastest_exchange(asked, steps_between=1):
+def fastest_exchange(asked, steps_between=1, **local):
     """The separate sites whose step is shortest with an exchange every `steps_between` steps."""
     every = separate_sites(asked, costs_of(asked))
-    rarely = [one if steps_between == 1 else one.exchanging(steps_between) for one in every]
+    steps = LocalSteps(every=steps_between, **local)
+    rarely = [one if steps_between == 1 else one.exchanging(steps, asked.cluster) for one in every]
     return min(rarely, key=lambda one: one.step_s)
 
 
@@ -174,8 +175,21 @@ def test_the_exchange_of_separate_sites_is_its_closed_form():
     one = fastest_exchange(asked)
     num_bytes = asked.model.num_params * 4  # a ring of two sends 2 (n - 1) / n = 1 times the 32-bit gradients
     assert one.exchanged_bytes == pytest.approx(num_bytes)
-    assert one.exchange_s == pytest.approx(num_bytes / 1e9 + 2 * 0.03)
+    assert one.exchange_s == pytest.approx(num_bytes / 1e9 + 0.03), "two sites swap theirs in one latency"
     assert one.step_s == pytest.approx(max(each.step_s for each in one.found) + one.exchange_s)
+
+
+def test_a_ring_of_three_sites_has_four_latencies_and_local_steps_have_one():
+    links = [*both_ways("a", "b", 0.03), *both_ways("b", "c", 0.03), *both_ways("a", "c", 0.03)]
+    asked = decided(
+        job([site(name) for name in "abc"], links, training=TRAINING.model_copy(update={"global_batch": 48}))
+    )
+    one = next(one for one in separate_sites(asked, costs_of(asked)) if len(one.sites) == 3)
+    through_s = one.exchanged_bytes / one.links[0].bandwidth_bytes_per_s
+    assert one.exchange_s == pytest.approx(through_s + 4 * 0.03)
+    rarely = one.exchanging(LocalSteps(every=10), asked.cluster)
+    assert len(rarely.links) == 6, "each site sends to both others"
+    assert 10 * rarely.exchange_s == pytest.approx(4 * one.num_params / rarely.links[0].bandwidth_bytes_per_s + 0.03)
 
 
 def test_local_steps_share_the_exchange_which_is_of_32_bit():
@@ -183,6 +197,36 @@ def test_local_steps_share_the_exchange_which_is_of_32_bit():
     every, rarely = (fastest_exchange(asked, number) for number in (2, 500))
     assert rarely.exchange_s == pytest.approx(every.exchange_s * 2 / 500)
     assert every.exchanged_bytes == pytest.approx(4 * asked.model.num_params)
+
+
+def test_steps_that_go_on_hide_the_exchange_until_the_link_is_full():
+    asked = decided(two_sites(fast=2.0, latency_s=0.03, gbit_per_s=8.0))
+    plain = fastest_exchange(asked, 100)
+    step_s, once_s = plain.compute_s, 100 * plain.exchange_s
+    hidden = fastest_exchange(asked, 100, delay_steps=99)
+    assert hidden.exchange_s == pytest.approx(max(0.0, once_s - 99 * step_s) / 100)
+    half = fastest_exchange(asked, 100, fragments=2, wire_type="int4")
+    assert 100 * half.exchange_s == pytest.approx(asked.model.num_params * (1 / 2 + 1 / 32) / 1e9 + 2 * 0.03)
+    full = fastest_exchange(decided(two_sites(fast=2.0, gbit_per_s=0.01)), 2, fragments=2, delay_steps=1)
+    occupied_s = full.exchanged_bytes / 1.25e6
+    assert full.step_s == pytest.approx(occupied_s / 2, rel=1e-4), "the link alone sets the pace"
+
+
+def test_local_steps_say_what_one_site_alone_does_in_their_time(unlike):
+    local = [one for one in unlike.explanation.strategies if one.kind == "local steps"]
+    alone = min((one for one in unlike.explanation.strategies if one.kind == "one site"), key=lambda one: one.step_s)
+    for one in local:
+        assert (one.alone_at, one.alone_steps) == (alone.where, pytest.approx(one.step_s / alone.step_s))
+    note = strategy_table(unlike.explanation.strategies).note
+    assert f"100 local steps b alone does {100 * local[0].alone_steps:.0f} of the whole batch" in note
+    assert all("alone_at" not in one.model_dump() for one in unlike.explanation.strategies if one.kind != "local steps")
+
+
+def test_the_job_s_own_local_steps_are_the_strategy():
+    asked = two_sites(fast=2.0)
+    training = asked.training.model_copy(update={"local_steps": LocalSteps(every=30, wire_type="int4")})
+    found = advised_plan(asked.model_copy(update={"training": training})).explanation.strategies
+    assert {one.training for one in found if one.kind == "local steps"} == {"30 local steps between 4-bit exchanges"}
 
 
 def test_a_faster_site_gets_the_larger_share_and_none_is_lost():

@@ -25,6 +25,7 @@ from farpipe.core.spec.load import (
     preset_site,
     value_of,
 )
+from farpipe.core.spec.local_steps import OUTER_BLOCK, LocalSteps, OuterWireType
 from farpipe.core.spec.lora import Lora, possible_modules
 from farpipe.core.spec.model import Model, RotaryScaling
 from farpipe.core.spec.recompute import Recompute, operations_of, possible_operations, recomputed_of
@@ -42,6 +43,7 @@ from farpipe.core.spec.training import (
 )
 
 __all__ = [
+    "OUTER_BLOCK",
     "Cluster",
     "CongestionControl",
     "ContextExchange",
@@ -49,10 +51,12 @@ __all__ = [
     "Device",
     "Job",
     "LocalLink",
+    "LocalSteps",
     "Lora",
     "Matmul",
     "MetricsSettings",
     "Model",
+    "OuterWireType",
     "Pins",
     "Precision",
     "Prices",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -114,6 +115,7 @@ class Job(Request):
         self._check_expert()
         self._check_batch()
         self._check_packing()
+        self._check_local_steps()
         self._check_evaluation()
         return self
 
@@ -322,6 +324,27 @@ class Job(Request):
                 raise fault(f"not with data.packing = {self.data.packing!r}: {why}", *place)
             if self.run.replan:
                 raise fault("with data.packing every step is planned separately; leave it out", "run", "replan")
+
+    def _check_local_steps(self) -> None:
+        if self.training.local_steps is None:
+            return
+        place, sites = ("training", "local_steps"), [site.name for _, site in self.used_sites()]
+        if len(sites) < 2:
+            raise fault(f"{sites[0]} has no other site to exchange with; use two sites or leave it out", *place)
+        refused = {
+            "data.packing": self.data.packing is not None,
+            "run.replan": self.run.replan,
+            "training.lora": self.training.lora is not None,
+            "layout.replicas": self.layout.replicas is not None,
+            "layout.layers": self.layout.layers is not None,
+        }
+        for key in (key for key, given in refused.items() if given):
+            raise fault(f"every site has a layout and steps of its own, without {key}; leave one of them out", *place)
+        for source, target in permutations(sites, 2):
+            if self.cluster.link(source, target) is None:
+                raise fault(
+                    f"the sites exchange with each other, and there is no link from {source} to {target}", *place
+                )
 
     def not_of_chunks(self) -> dict[tuple[str, str], str]:
         """Pinned keys that chunks of documents can't keep, each with the reason and what to do."""

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from farpipe.core.spec.part import Count, Part, Share, fault
+from farpipe.core.spec.part import Count, Part, Positive, Share, fault
 from farpipe.core.strict import nearest
 
 if TYPE_CHECKING:
@@ -32,11 +32,13 @@ class Lora(Part):
     """Linear maps that get an adapter, by Megatron-Core's names: `linear_qkv`, `linear_proj`, `linear_fc1`,
     `linear_fc2` (of the MLP, or of all experts). With latent attention `linear_q_down_proj`, `linear_q_up_proj` (or
     `linear_q_proj`), `linear_kv_down_proj` and `linear_kv_up_proj` replace the first."""
+    alpha: Annotated[Positive | None, Field(exclude_if=lambda alpha: alpha is None)] = None
+    """An adapter's output is scaled by `alpha / rank` (peft's `lora_alpha`). Default: `rank`, a scale of 1."""
     dropout: Share = 0.0
-    """Share of the adapters' inputs that is dropped out."""
+    """Share of the adapters' inputs that is dropped out. Planned only: the engine drops nothing."""
     base_weights: Literal["same", "fp8", "nf4"] = "same"
     """Format of the layers' frozen weights: `"same"` (as `precision`, and what `matmul` keeps), `"fp8"` (once, without
-    a transpose), `"nf4"` (QLoRA, double quantization)."""
+    a transpose), `"nf4"` (QLoRA, double quantization). Planned only but for `"same"`."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -45,6 +47,11 @@ class Lora(Part):
                 hint = nearest(module, MODULES) or f"; known: {', '.join(MODULES)}"
                 raise fault(f"there is no module {module[:60]!r}{hint}", "target_modules")
         return self
+
+    @property
+    def scaled(self) -> float:
+        """`alpha`, or what stands for it."""
+        return float(self.rank) if self.alpha is None else self.alpha
 
     @property
     def base_bytes(self) -> float | None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Share, Text, fault
 from farpipe.core.spec.recompute import RecomputeChoice
@@ -125,8 +126,11 @@ class Training(Part):
     """The exchange of tokens runs beside the computation of another microbatch (Megatron-LM's
     `--overlap-moe-expert-parallel-comm`)."""
     lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
-    """Low-rank adapters beside frozen weights, a [table](#traininglora). Planned only: the engine trains all
-    weights."""
+    """Low-rank adapters beside frozen weights, a [table](#traininglora). The engine trains them by peft, without
+    tensor and context parallelism and ZeRO-2 and 3."""
+    local_steps: Annotated[LocalSteps | None, Field(exclude_if=lambda given: given is None)] = None
+    """Train at each site by itself and exchange how far the sites have come now and then, a
+    [table](#traininglocal_steps). Planned only. Default: all sites train each step together."""
     activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
     cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0

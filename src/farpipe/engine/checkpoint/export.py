@@ -1,14 +1,17 @@
 """Export of a run's trained weights, out of its checkpoints."""
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Model
+from farpipe.core.spec import Lora, Model
+from farpipe.core.spec.hugging_face_count import FILE_NAME
 from farpipe.core.strict import write_text
 from farpipe.engine.checkpoint.files import Checkpoint, Piece
 from farpipe.engine.checkpoint.folders import (
@@ -19,12 +22,14 @@ from farpipe.engine.checkpoint.folders import (
     newest_of_run,
     run_around,
 )
-from farpipe.engine.checkpoint.manifest import Manifest
+from farpipe.engine.checkpoint.manifest import Manifest, Trained
 from farpipe.engine.figures.metrics import RUN_NAME
 from farpipe.engine.run_spec import RunSpec
-from farpipe.engine.stages.decoder import Decoder
-from farpipe.engine.stages.decoder_weights import save_model
-from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.decoder import Decoder, initialise
+from farpipe.engine.stages.decoder_weights import new_folder, save_model, their_name, write_tensors
+from farpipe.engine.stages.slices import SliceModule, StageSlice
+
+_BASE_NAME: Final = "base"
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
@@ -59,11 +64,14 @@ def parameter_shapes(model: Model, sequence_length: int) -> dict[str, torch.Size
 def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str = "float32") -> int:
     """Write the newest checkpoint of the run in `source`, or `source` if it is one itself; the steps it was trained.
 
-    InputError when there is none, when a part of it is at another site, or when the model has no form in files of
-    Hugging Face's.
+    Of a training of adapters it is peft's folder. InputError when there is none, when a part of it is at another site,
+    or when the model has no form in files of Hugging Face's.
     """
     checkpoint = _newest(Path(source))
     model = checkpoint.manifest.trained.model
+    if checkpoint.manifest.trained.lora is not None:
+        export_adapters(checkpoint, checkpoint.manifest.trained.lora, folder, dtype)
+        return checkpoint.manifest.step
     if model.hugging_face is not None:
         _export_transformers(checkpoint, model.hugging_face, folder, dtype)
         return checkpoint.manifest.step
@@ -82,6 +90,64 @@ def _export_transformers(checkpoint: Checkpoint, began_with: str, folder: Path |
 
     shapes = files.parameter_shapes(files.read_config(began_with))
     files.save(CheckpointWeights(checkpoint, shapes), began_with, folder, dtype=dtype)
+
+
+def export_adapters(checkpoint: Checkpoint, lora: Lora, folder: Path | str, dtype: str) -> None:
+    """Write trained adapters as peft has them: ``PeftModel.from_pretrained(model, folder)`` reads them.
+
+    The base of a model given by numbers, which exists nowhere else, is written beside them, as ``base``.
+    """
+    from farpipe.engine.stages import adapters
+
+    trained = checkpoint.manifest.trained
+    if trained.model.module is not None:
+        raise InputError(f"{checkpoint.folder}: adapters of a module of your own have no form in files of peft's")
+    whole = _whole_slice(trained.model, trained.sequence_length)
+    config = adapters.peft_config(lora, names := adapters.adapted_names(whole, lora), whole)
+    adapters.inject(whole, lora)
+    shapes = {name: parameter.shape for name, parameter in whole.trained_parameters.items()}
+    weights, name_of = CheckpointWeights(checkpoint, shapes), _their_names(trained.model)
+    began_with = trained.model.hugging_face or str((Path(folder) / _BASE_NAME).resolve())
+    with new_folder(folder) as new:
+        write_tensors(((adapters.their_name(name_of(name)), weights[name]) for name in shapes), new, dtype, math.inf)
+        (new / FILE_NAME).rename(new / "adapter_model.safetensors")
+        config.target_modules = sorted({adapters.short_name(name_of(name)) for name in names})
+        config.base_model_name_or_path, config.inference_mode = began_with, True
+        config.save_pretrained(new)
+        if trained.model.hugging_face is None:
+            _write_base(trained, new / _BASE_NAME, dtype)
+
+
+def _whole_slice(model: Model, sequence_length: int) -> SliceModule:
+    """The whole model as one slice, whose parameters have no memory."""
+    part = StageSlice(0, model.num_layers, True, True)
+    if model.hugging_face is None:
+        with torch.device("meta"):
+            return Decoder(model, part, sequence_length)
+    from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
+    from farpipe.engine.stages.hugging_face_weights import read_config
+
+    return HuggingFaceSlice(build(read_config(model.hugging_face), torch.float32), part)
+
+
+def _their_names(model: Model) -> Callable[[str], str]:
+    """Maps names of our modules and adapters to those in files of transformers and peft."""
+    if model.hugging_face is not None:
+        return str
+
+    def their_module(name: str) -> str:
+        """``layers.0.attention.query``, with what an adapter adds behind it, in Hugging Face's Llama."""
+        place, mark, rest = name.partition(".lora_")
+        return their_name(f"{place}.weight", model).removesuffix(".weight") + mark + rest
+
+    return their_module
+
+
+def _write_base(trained: Trained, folder: Path, dtype: str) -> None:
+    """The weights that a training of a model given by numbers began with, which its seed makes again."""
+    base = Decoder(trained.model, StageSlice(0, trained.model.num_layers, True, True), trained.sequence_length)
+    initialise(base, trained.seed)
+    save_model(dict(base.named_parameters()), trained.model, folder, dtype=dtype)
 
 
 def trained_on_bytes(checkpoint: Checkpoint) -> bool:

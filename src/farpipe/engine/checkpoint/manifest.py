@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from farpipe.core.document import Document
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Model
+from farpipe.core.spec import Lora, Model
 from farpipe.core.spec.part import Natural, Part, SiteName, Text
 from farpipe.core.strict import validate
 from farpipe.core.units import counted
@@ -52,6 +52,8 @@ class Trained(Part):
     sequence_length: Natural
     global_batch: Natural
     seed: Natural
+    lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
+    """Adapters, where all other weights are those that the training began with."""
 
 
 class ModelFacts(Part):
@@ -124,6 +126,7 @@ def trained_by(run: RunSpec) -> Trained:
         sequence_length=run.plan.training.sequence_length,
         global_batch=run.plan.training.global_batch,
         seed=run.plan.training.seed,
+        lora=run.plan.training.lora,
     )
 
 

@@ -328,7 +328,7 @@ def _replica_syncs(
         compute = stage.boundary.dtype
         if run.num_replicas == 1 and compute == parameters:
             continue
-        copy, named = tied.copies.get(number), dict(stage.module.named_parameters())
+        copy, named = tied.copies.get(number), stage.module.trained_parameters
         own = {name: parameter for name, parameter in named.items() if parameter is not copy}
         shared = {name: parameter for name, parameter in named.items() if parameter is copy}
         flat = partial(Flat, number, rings=rings, compute=compute, sharded=zero1)
@@ -342,7 +342,7 @@ def _shards(stages: Mapping[int, TorchStage], syncs: "Mapping[int, WeightSync | 
         if number in syncs:
             yield from syncs[number].shards()
         else:
-            yield from whole_shards(number, dict(stage.module.named_parameters()))
+            yield from whole_shards(number, stage.module.trained_parameters)
 
 
 def _exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
@@ -367,7 +367,8 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
     last = run.plan.problem.num_stages - 1
     copies: dict[int, nn.Parameter] = {}
     if run.plan.model.tied_embeddings and last > 0:
-        copies = {stage: weight for stage in stages for weight in stages[stage].module.end_weights.values()}
+        ends = {stage: stages[stage].module.end_weights.values() for stage in stages}
+        copies = {stage: weight for stage in stages for weight in ends[stage] if weight.requires_grad}
     return TiedWeights(copies, last, _exchange(run, peers))
 
 

@@ -180,7 +180,7 @@ def expected_names(model: Model) -> list[str]:
 
 
 def write_tensors(
-    tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: str, max_shard_bytes: int = MAX_SHARD_BYTES
+    tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: str, max_shard_bytes: float = MAX_SHARD_BYTES
 ) -> None:
     """Write tensors by name, in `dtype`, in files of at most so many bytes or one tensor, with an index if several."""
     shards: list[list[str]] = []

@@ -138,8 +138,9 @@ class WeightGradStore:
 def defer(module: nn.Module, store: WeightGradStore) -> int:
     """Patch the layers inside `module` so that `store` gets their weight gradients; the number of layers patched.
 
-    Patched are `nn.Linear`, `nn.Embedding` and GPT-2's ``Conv1D``, and subclasses that keep their forward. Others
-    (LoRA, FP8, quantised layers) stay as they are: autograd gives their gradients in I, which is right as well.
+    Patched are `nn.Linear`, `nn.Embedding` and GPT-2's ``Conv1D``, and subclasses that keep their forward; frozen ones
+    keep nothing and have no W. Others (FP8, quantised layers) stay as they are: autograd gives their gradients in I,
+    which is right as well.
     """
     patched = [(leaf, forward) for leaf in module.modules() if (forward := _patched_forward(leaf, store)) is not None]
     for leaf, forward in patched:

@@ -10,6 +10,7 @@ import torch
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Model, Training
 from farpipe.core.spec.recompute import Recompute
+from farpipe.engine.stages.adapters import add_adapters
 from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise
 from farpipe.engine.stages.divided_stages import divide_module, twins_in
@@ -87,6 +88,7 @@ def make_stage(
         theirs = _of_transformers(model, part, numerics)
         _divide(theirs, mesh, numerics, training)
         _fill(theirs, model.hugging_face, only_times=only_times)
+        _adapt(theirs, training, numerics)
         if (twins := twins_in(mesh)) is None:
             return kind(theirs, boundary, device)
         from farpipe.engine.site.twin_stage import twin_chunk_stage, twin_stage
@@ -96,13 +98,20 @@ def make_stage(
         return twin_stage(theirs, boundary, twins, device)
     if model.module is not None:
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
+        _adapt(own, training, numerics)
         _divide(own, mesh, numerics, training)
         stage = kind(own, boundary, device)
         check_outputs(model.module, stage.module, boundary.shape, model.vocab_size)
         return stage
     module = Decoder(model, part, training.sequence_length, numerics)
     initialise(module, training.seed)
+    _adapt(module, training, numerics)
     return kind(module, boundary, device)
+
+
+def _adapt(module: SliceModule, training: Training, numerics: Numerics) -> None:
+    if training.lora is not None:
+        add_adapters(module, training.lora, training.seed, numerics.compute)
 
 
 def _divide(module: SliceModule, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:

@@ -46,6 +46,11 @@ class SliceModule(nn.Module):
         return {}
 
     @property
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters that are not frozen, by name."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    @property
     def shared_names(self) -> dict[str, str]:
         """The name of the embedding's matrix by that of the head's, where the whole model ties them."""
         return {}

@@ -143,7 +143,7 @@ def _random_batch(request: ProfileRequest) -> Batch:
 
 def _optimizer_s_per_param(stage: TorchStage, request: ProfileRequest) -> float:
     """Norm, clipping and update of a stage, per parameter."""
-    parameters = [nn.Parameter(parameter.float()) for parameter in stage.module.parameters()]
+    parameters = [nn.Parameter(parameter.float()) for parameter in stage.module.trained_parameters.values()]
     optimizer = Optimizer(parameters, request.training)
     grads = [torch.randn_like(parameter) for parameter in parameters]
 

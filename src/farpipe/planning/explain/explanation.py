@@ -20,7 +20,7 @@ from farpipe.planning.explain.limits import (
     limits_in_words,
     parts_of,
 )
-from farpipe.planning.explain.strategies import LOCAL_STEPS, strategies_of
+from farpipe.planning.explain.strategies import strategies_of
 from farpipe.planning.explain.why_not import other_sites, runners_up, ties, use_of_sites
 from farpipe.planning.planner.candidates import left_out_note
 from farpipe.planning.planner.evaluate import Evaluated
@@ -90,7 +90,7 @@ def with_alternatives(
     if planned.batch is not None:
         told = better_layout(plan, planned.batch)
         return explanation.model_copy(update={"advice": (*explanation.advice, *told)})
-    strategies, unsearched = strategies_of(job, costs, planned.ranked, LOCAL_STEPS, limit_s)
+    strategies, unsearched = strategies_of(job, costs, planned.ranked, limit_s)
     able = None if runs_on is None else _lost_by(plan, runs_on)
     changes, untried = changes_that_help(
         job, costs, planned.ranked, plan.prediction.step_s, progress, limit_s, runs_on=able

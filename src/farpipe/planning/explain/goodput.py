@@ -119,26 +119,31 @@ def play(run: UnderFailures, failures: Sequence[Failure], horizon_s: float) -> G
     return Goodput(progress * run.step_s / horizon_s, lost / max(1, len(failures)), len(failures))
 
 
-def with_goodput(job: Job, strategies: Sequence[Strategy]) -> list[Strategy]:
-    """The strategies with what failures leave of them; as they are where no site of the job states `mtbf`."""
+def with_goodput(job: Job, strategies: Sequence[Strategy], local_every: int) -> list[Strategy]:
+    """The strategies with what failures leave of them; as they are where no site of the job states `mtbf`.
+
+    `local_every`: local steps between two exchanges.
+    """
     rates = {site.name: site.mtbf_s for site in job.cluster.sites if site.mtbf_s is not None}
     if not rates:
         return list(strategies)
-    return [one.model_copy(update=_figures(job, one, strategies)) for one in strategies]
+    return [one.model_copy(update=_figures(job, one, strategies, local_every)) for one in strategies]
 
 
-def _figures(job: Job, one: Strategy, every: Sequence[Strategy]) -> dict[str, object]:
+def _figures(job: Job, one: Strategy, every: Sequence[Strategy], local_every: int) -> dict[str, object]:
     sites = [site for site in job.cluster.sites if site.name in one.sites]
     rate = sum(1 / site.mtbf_s for site in sites if site.mtbf_s is not None)
     if not rate:
         return {"recovery": "", "goodput": 1.0, "steps_lost_per_failure": 0.0}
     horizon_s = NUM_FAILURES / rate
-    run = under_failures(job, one, every, mirrors=job.training.mirror)
+    run = under_failures(job, one, every, mirrors=job.training.mirror, local_every=local_every)
     found = play(run, failures_of(sites, horizon_s), horizon_s)
     return {"recovery": run.recovery, "goodput": found.share, "steps_lost_per_failure": found.steps_lost}
 
 
-def under_failures(job: Job, one: Strategy, every: Sequence[Strategy], *, mirrors: bool) -> UnderFailures:
+def under_failures(
+    job: Job, one: Strategy, every: Sequence[Strategy], *, mirrors: bool, local_every: int = 1
+) -> UnderFailures:
     """What failures do to a strategy; `mirrors`: its checkpoints are at all of its sites.
 
     Replicas survive (with `training.elastic`). A pipeline with a mirror goes on as the fastest of `every` strategy on
@@ -147,7 +152,7 @@ def under_failures(job: Job, one: Strategy, every: Sequence[Strategy], *, mirror
     names, num_sites = frozenset(one.sites), len(one.sites)
     if one.kind in ("replicas", "local steps"):
         recovery: Recovery = "survivors" if one.kind == "replicas" else "local steps"
-        exchanges = float(one.steps_between if one.kind == "local steps" else _checkpoint_steps(job, one.step_s))
+        exchanges = float(local_every if one.kind == "local steps" else _checkpoint_steps(job, one.step_s))
 
         def left(away: frozenset[str]) -> float:
             return (num_sites - len(away & names)) / num_sites / one.step_s

@@ -50,7 +50,7 @@ class JobPoint:
     @property
     def name(self) -> str:
         """The same for the same question to the same version of farpipe; what results are kept under."""
-        asked = {"job": self.table, "local_steps": LOCAL_STEPS, "version": __version__, "format": FORMAT}
+        asked = {"job": self.table, "local_steps": LOCAL_STEPS.model_dump(), "version": __version__, "format": FORMAT}
         asked |= {"lengths": self.lengths} if self.lengths else {}
         return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:20]
 

@@ -2,8 +2,9 @@
 
 Exchanged every step it is data parallelism over heterogeneous sites: training is as with one site. Exchanged after many
 local steps it is DiLoCo (Douillard et al., arXiv 2311.08105): each site trains by itself for so many steps, then the
-differences of parameters are averaged and an outer optimizer applies them. Closed forms on top of simulated sites; the
-exchange is a ring over the sites and is not hidden.
+differences of parameters are averaged and an outer optimizer applies them. Closed forms on top of simulated sites.
+Gradients go round a ring of sites and are not hidden; differences go from each site to every other, beside
+`delay_steps` steps of computing.
 """
 
 import time
@@ -14,7 +15,7 @@ from math import ceil, inf
 from typing import Final
 
 from farpipe.core.errors import FarpipeError
-from farpipe.core.spec import Cluster, Job, Site, SiteLink, differing_keys
+from farpipe.core.spec import Cluster, Job, LocalSteps, Site, SiteLink, differing_keys
 from farpipe.core.step import occupied_s
 from farpipe.planning.cost import JobCosts, memory
 from farpipe.planning.cost.adapters import trained_model_params
@@ -32,8 +33,6 @@ NUM_PARTS: Final = 16
 """Number of equal parts, about, in which a batch is divided over the sites."""
 UNEVEN: Final = 0.02
 """Relative time of the slowest site above the ideal up to which shares are even."""
-OUTER_BYTES: Final = 4
-"""Bytes of a parameter's difference after local steps, exchanged in 32 bit."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,14 @@ class SeparateSites:
     shares: tuple[int, ...]
     """Sequences of a step of each."""
     links: tuple[SiteLink, ...]
-    """Links of the ring."""
+    """Links of the exchange: those of the ring, or with local steps from each site to every other."""
     num_params: int
     bytes_per_param: float
-    """Bytes of a parameter's gradient or difference in the exchange."""
+    """Bytes of a parameter's gradient in the exchange."""
     identical: bool
     """True if one pipeline stands for all sites and their shares are equal."""
-    steps_between: int = 1
-    """Steps from one exchange to the next."""
+    local: LocalSteps | None = None
+    """The exchange of parameters' differences; None: of gradients, every step."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -68,25 +67,47 @@ class SeparateSites:
 
     @property
     def exchanged_bytes(self) -> float:
-        """Bytes of one exchange over each of the links."""
+        """Bytes of one exchange of all parameters over each of the links."""
+        if self.local is not None:
+            return self.num_params * self.local.bytes_per_param
         return ring_bytes("all-reduce", self.num_params * self.bytes_per_param, len(self.found))
 
     @property
     def exchange_s(self) -> float:
-        """Seconds of exchange in one step, on average."""
-        once = max(occupied_s(link, self.exchanged_bytes) for link in self.links)
-        once += 2 * (len(self.found) - 1) * max(link.latency_s for link in self.links)
-        return once / self.steps_between
+        """Seconds of exchange in one step that nothing hides, on average.
+
+        Gradients: a ring has 2 (n - 1) latencies, and two sites swap theirs in one. Differences: a fragment is merged
+        when `delay_steps` steps are done and it has come, and a link carries one fragment at a time.
+        """
+        if self.local is None:
+            num_latencies = 1 if len(self.found) == 2 else 2 * (len(self.found) - 1)
+            return self._occupied_s + num_latencies * max(link.latency_s for link in self.links)
+        once_s = max(
+            occupied_s(link, self.exchanged_bytes / self.local.fragments) + link.latency_s for link in self.links
+        )
+        exposed_s = max(0.0, once_s - self.local.delay_steps * self.compute_s) * self.local.fragments / self.local.every
+        return max(exposed_s, self._occupied_s / self.local.every - self.compute_s)
+
+    @property
+    def _occupied_s(self) -> float:
+        """Time of the slowest link for one exchange of all parameters."""
+        return max(occupied_s(link, self.exchanged_bytes) for link in self.links)
 
     @property
     def inter_site_bytes(self) -> dict[str, float]:
-        """Bytes of a step over every link of the ring, on average."""
-        return dict.fromkeys((link.name for link in self.links), self.exchanged_bytes / self.steps_between)
+        """Bytes of a step over every link of the exchange, on average."""
+        steps_between = 1 if self.local is None else self.local.every
+        return dict.fromkeys((link.name for link in self.links), self.exchanged_bytes / steps_between)
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of the slowest site's step."""
+        return max(one.step_s for one in self.found)
 
     @property
     def step_s(self) -> float:
         """Seconds from one step's start to the next one's: the slowest site's, and the exchange."""
-        return max(one.step_s for one in self.found) + self.exchange_s
+        return self.compute_s + self.exchange_s
 
     @property
     def devices(self) -> dict[str, int]:
@@ -103,9 +124,11 @@ class SeparateSites:
     def __str__(self) -> str:
         return "; ".join(_share_in_words(one, share) for one, share in zip(self.found, self.shares, strict=True))
 
-    def exchanging(self, steps_between: int, bytes_per_param: float = OUTER_BYTES) -> "SeparateSites":
-        """The same with an exchange of parameters' differences every `steps_between` steps."""
-        return replace(self, steps_between=steps_between, bytes_per_param=bytes_per_param)
+    def exchanging(self, local: LocalSteps, cluster: Cluster) -> "SeparateSites | None":
+        """The same with an exchange of parameters' differences; None where two of the sites have no link."""
+        links = [cluster.link(*pair) for pair in permutations(self.sites, 2)]
+        known = tuple(link for link in links if link is not None)
+        return None if len(known) < len(links) else replace(self, local=local, links=known)
 
 
 def _share_in_words(one: Evaluated, share: int) -> str:

@@ -7,18 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from farpipe.core.spec import Job
+from farpipe.core.spec import Job, LocalSteps
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.cost.money import money_of_step
 from farpipe.planning.explain.changes import LIMIT_S
 from farpipe.planning.explain.goodput import with_goodput
 from farpipe.planning.explain.limits import WORTH_NAMING, limit_of
-from farpipe.planning.explain.separate_sites import (
-    OUTER_BYTES,
-    SeparateSites,
-    planned_in_full,
-    separate_sites,
-)
+from farpipe.planning.explain.separate_sites import SeparateSites, planned_in_full, separate_sites
 from farpipe.planning.planner.bandwidth import link_bytes
 from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.evaluate import Evaluated, whole
@@ -31,10 +26,8 @@ from farpipe.planning.workload.lengths import cut_lengths
 PER_KIND: Final = 3
 """Largest number of site sets of each kind that are compared."""
 NARROW: Final = "int8 or fp8 messages"
-LOCAL_STEPS: Final = 100
-"""Steps between two exchanges of the strategy with local steps; DiLoCo's authors use 50 to 500 (arXiv 2311.08105)."""
-NARROW_BYTES: Final = 1
-"""Bytes of a parameter's difference in 8 bits; exchanges of 4 bits were seen to train as well (arXiv 2501.18512)."""
+LOCAL_STEPS: Final = LocalSteps(every=100)
+"""Local steps of a job that asks for none; DiLoCo's authors exchange every 50 to 500 steps (arXiv 2311.08105)."""
 _KINDS: Final[dict[str, StrategyKind]] = {
     "alone": "one site",
     "pipelines": "pipeline",
@@ -48,7 +41,7 @@ _JOINTS: Final = {"pipeline": " > ", "replicas": " + ", "one site": ""}
 
 
 def strategies_of(
-    job: Job, costs: JobCosts, found: Sequence[Evaluated] = (), local_steps: int = LOCAL_STEPS, limit_s: float = LIMIT_S
+    job: Job, costs: JobCosts, found: Sequence[Evaluated] = (), limit_s: float = LIMIT_S
 ) -> tuple[list[Strategy], list[str]]:
     """The strategies of a job, the fastest first, and names of those that `limit_s` left no time to search for.
 
@@ -61,12 +54,22 @@ def strategies_of(
     strategies = [_strategy(job, costs, _kind(one), expected(job, whole(one))) for one in _chosen(found)]
     searched = {
         NARROW: _narrow(job, costs, [one for one in found if _kind(one) == "pipeline"]),
-        "sites with layouts of their own": _separate(job, costs, local_steps, until_s),
+        "sites with layouts of their own": _separate(job, costs, until_s),
     }
     for name, more in searched.items():
         strategies += more if time.monotonic() <= until_s else ()
         untried += [name] if time.monotonic() > until_s else []
-    return with_goodput(job, sorted(strategies, key=lambda strategy: strategy.step_s)), untried
+    strategies = [_beside_one_site(one, strategies) for one in strategies]
+    ranked = sorted(strategies, key=lambda strategy: strategy.step_s)
+    return with_goodput(job, ranked, (job.training.local_steps or LOCAL_STEPS).every), untried
+
+
+def _beside_one_site(one: Strategy, strategies: Sequence[Strategy]) -> Strategy:
+    """Local steps with what the fastest site alone does in their time, which is the training that was asked for."""
+    alone = min((s for s in strategies if s.kind == "one site"), key=lambda s: s.step_s, default=None)
+    if one.kind != "local steps" or alone is None:
+        return one
+    return one.model_copy(update={"alone_at": alone.where, "alone_steps": one.step_s / alone.step_s})
 
 
 def _kind(one: Evaluated) -> StrategyKind:
@@ -94,7 +97,7 @@ def _narrow(job: Job, costs: JobCosts, pipelines: Sequence[Evaluated]) -> Iterat
             yield _strategy(narrow, others, "pipeline", one, NARROW)
 
 
-def _separate(job: Job, costs: JobCosts, local_steps: int, until_s: float) -> Iterator[Strategy]:
+def _separate(job: Job, costs: JobCosts, until_s: float) -> Iterator[Strategy]:
     """Sites with layouts of their own: exchanging gradients, exchanging after local steps, and that in 8 bits too.
 
     Where the sites are identical, exchanging gradients every step is replicas, which are a strategy already. The
@@ -106,18 +109,31 @@ def _separate(job: Job, costs: JobCosts, local_steps: int, until_s: float) -> It
     best = min(every, key=lambda one: one.step_s)
     if not best.identical:
         yield _strategy(job, costs, "replicas", best)
-    rarely, narrow = (
-        min((one.exchanging(local_steps, size) for one in every), key=lambda one: one.step_s)
-        for size in (OUTER_BYTES, NARROW_BYTES)
-    )
-    rarely = planned_in_full(job, costs, rarely, until_s)
-    yield _strategy(job, costs, "local steps", rarely, f"{local_steps} local steps between exchanges")
-    if rarely.exchange_s > WORTH_NAMING * rarely.step_s:
-        same = (narrow.sites, narrow.shares) == (rarely.sites, rarely.shares)
-        narrow = replace(narrow, found=rarely.found) if same else planned_in_full(job, costs, narrow, until_s)
-        yield _strategy(
-            job, costs, "local steps", narrow, f"{local_steps} local steps between {8 * NARROW_BYTES}-bit exchanges"
-        )
+    local = job.training.local_steps or LOCAL_STEPS
+    fastest = _fastest(every, local, job)
+    if fastest is None:
+        return
+    rarely = planned_in_full(job, costs, fastest, until_s)
+    yield _strategy(job, costs, "local steps", rarely, _between(local))
+    narrow = local.model_copy(update={"wire_type": "int8"})
+    if rarely.exchange_s > WORTH_NAMING * rarely.step_s and narrow.bytes_per_param < local.bytes_per_param:
+        narrower = _fastest(every, narrow, job)
+        assert narrower is not None, "the same sites have links"
+        same = (narrower.sites, narrower.shares) == (rarely.sites, rarely.shares)
+        narrower = replace(narrower, found=rarely.found) if same else planned_in_full(job, costs, narrower, until_s)
+        yield _strategy(job, costs, "local steps", narrower, _between(narrow))
+
+
+def _fastest(every: Sequence[SeparateSites], local: LocalSteps, job: Job) -> SeparateSites | None:
+    """Of the sets of sites that can exchange after local steps the one with the shortest step."""
+    found = (one.exchanging(local, job.cluster) for one in every)
+    return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
+
+
+def _between(local: LocalSteps) -> str:
+    """The exchanges in words, ``100 local steps between 8-bit exchanges``."""
+    bits = {"none": "", "bf16": "16-bit ", "int8": "8-bit ", "int4": "4-bit "}[local.wire_type]
+    return f"{local.every} local steps between {bits}exchanges"
 
 
 def _strategy(
@@ -125,7 +141,6 @@ def _strategy(
 ) -> Strategy:
     limited_by = limit_of(one, costs, job.cluster) if isinstance(one, Evaluated) else one.limited_by
     words = {"kind": kind, "where": one.where, "what": str(one), "limited_by": limited_by, "training": training}
-    words |= {"steps_between": one.steps_between} if isinstance(one, SeparateSites) else {}
     return _priced(job, one.step_s, job.training.tokens_per_step, (one.devices, one.inter_site_bytes), words)
 
 
@@ -140,7 +155,6 @@ def _priced(
         step_s=step_s,
         tokens_per_s=num_tokens / step_s,
         num_devices=sum(devices.values()),
-        sites=tuple(devices),
         inter_site_bytes=sum(sent_bytes.values()),
         usd_per_million_tokens=money.per_million_tokens(num_tokens).total_usd,
         unpriced=money.unpriced,

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Job, Model, Training
+from farpipe.core.spec import Job, Lora, Model, Training
 from farpipe.core.spec.hugging_face import quantization_of, type_of
 from farpipe.planning.cost import Layout, settle
 from farpipe.planning.planner.candidates import context_degrees, tensor_degrees
@@ -36,6 +36,8 @@ ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_st
     "zero_group_size": None,
 }
 """The values of a training's keys that the engine has, of those with one alone."""
+EXPERTS: Final = ("linear_fc1", "linear_fc2")
+"""Linear maps that are those of experts, where a model has any."""
 PLANNED_ONLY: Final = (
     *("experts", "latent_attention", "attention_bias", "qk_norm", "attention_sinks"),
     *("sliding_window", "mtp_num_layers"),
@@ -53,14 +55,28 @@ def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str,
         found[f'training.precision = "{training.precision}"'] = 'training.precision = "bf16"'
     if training.zero in (2, 3) and not shares_weights:
         found[f"training.zero = {training.zero}"] = "training.zero = 1"
-    if training.lora is not None:
-        found["training.lora"] = "a training of all weights, without training.lora"
+    if training.local_steps is not None:
+        found["training.local_steps"] = "a training without training.local_steps"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
         found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
     for key, able in ABLE.items():
         if getattr(training, key) != able:
             remedy = f"no training.{key}" if able is None else f"training.{key} = {json.dumps(able)}"
             found[f"training.{key} = {json.dumps(getattr(training, key))}"] = remedy
+    return found
+
+
+def _adapter_obstacles(lora: Lora | None, model: Model) -> dict[str, str]:
+    """Obstacles to training adapters, and what to say instead."""
+    if lora is None:
+        return {}
+    of_experts = [module for module in EXPERTS if model.experts is not None and module in lora.target_modules]
+    others = json.dumps([module for module in lora.target_modules if module not in of_experts])
+    found = {f"adapters beside experts ({module})": f"training.lora.target_modules = {others}" for module in of_experts}
+    if lora.dropout:
+        found[f"training.lora.dropout = {lora.dropout:g}"] = "training.lora.dropout = 0"
+    if lora.base_weights != "same":
+        found[f'training.lora.base_weights = "{lora.base_weights}"'] = 'training.lora.base_weights = "same"'
     return found
 
 
@@ -71,8 +87,10 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     model = dict.fromkeys(special, "model.hugging_face, the folder of such a model")
     free, groups = divided(plan.job), groups_documents(plan.job)
     degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key] and key not in free]
-    shares_weights, training = not is_ours and plan.job.data.packing is None, settle(plan.job.training, plan.layout)
+    shares_weights = not is_ours and plan.job.data.packing is None and plan.job.training.lora is None
+    training = settle(plan.job.training, plan.layout)
     of_training = training_obstacles(training, shares_weights=shares_weights)
+    of_training |= _adapter_obstacles(training.lora, plan.job.model)
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
     at = plan.layout
     tensor, context = (1 if key in degrees else getattr(at, key) for key in ("tensor", "context"))
@@ -131,6 +149,8 @@ def groups_documents(job: Job) -> bool:
 
 def divided(job: Job) -> tuple[str, ...]:
     """The degrees by which the engine divides this job's model over processes of a rank."""
+    if job.training.lora is not None:
+        return ()
     kind, by = _type_of(job.model), {"tensor": WITH_TENSOR if job.data.packing is None else (), "context": WITH_CONTEXT}
     return tuple(key for key, kinds in by.items() if kind in kinds)
 

@@ -116,14 +116,21 @@ class Strategy(Table):
     steps_lost_per_failure: float | None = Field(default=None, exclude_if=lambda steps: steps is None)
     goodput: float | None = Field(default=None, exclude_if=lambda share: share is None)
     """Share of its speed that failures leave."""
-    sites: tuple[str, ...] = Field(default=(), exclude=True)
-    steps_between: int = Field(default=1, exclude=True)
-    """Steps from one exchange between sites to the next."""
+    alone_at: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
+    """With local steps: the site that is fastest alone, trained as asked."""
+    alone_steps: Annotated[float, Field(exclude_if=lambda number: number == 0)] = 0.0
+    """Whole steps that it does in the time of one of these."""
 
     @property
     def same_training(self) -> bool:
         """True if it trains as the job says."""
         return not self.training
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites in `where`, each once."""
+        names = self.where.replace(" > ", " + ").split(" + ")
+        return tuple(dict.fromkeys(name.partition(" (")[0] for name in names))
 
 
 class Change(Table):

@@ -1,0 +1,1 @@
+"""Sites that train together though each is a run of its own."""
