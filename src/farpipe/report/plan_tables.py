@@ -163,8 +163,10 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, ch
         )
         for one in strategies
     ]
-    columns = ("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "bottleneck", "training")
-    columns += ("after a failure", "steps lost", "goodput") if any(map(_under_failures, strategies)) else ()
+    columns: tuple[str, ...] = (
+        *("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "bottleneck", "training"),
+        *(("after a failure", "steps lost", "goodput") if any(map(_under_failures, strategies)) else ()),
+    )
     places = [one.where if one.same_training else None for one in strategies]
     own = next((index for index, where in enumerate(places) if where and chosen in (None, where)), None)
     note = "Rows not marked 'same' change the training: compare losses before speed."
