@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from farpipe.core.cpu_share import other_work
 
@@ -82,11 +83,15 @@ def write_job() -> int:
     return 2 * ranks_per_site
 
 
-def figures(run: str) -> dict[str, float]:
+def figures(run: str) -> dict[str, Any]:
     """What came out of one run."""
     summary = json.loads((RUN_DIR / run / "summary.json").read_text(encoding="utf-8"))
     plan = json.loads((RUN_DIR / run / "plan.json").read_text(encoding="utf-8"))
-    return summary | {"predicted_s": plan["prediction"]["step_s"], "method": plan["schedule"]["method"]}
+    found: dict[str, Any] = summary | {
+        "predicted_s": plan["prediction"]["step_s"],
+        "method": plan["schedule"]["method"],
+    }
+    return found
 
 
 def conclude() -> None:

@@ -5,7 +5,8 @@ import pytest
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.fleet.job import Kind
-from farpipe.fleet.quotes import PlannerQuotes, request_of
+from farpipe.fleet.quotes import PlannerQuotes
+from farpipe.fleet.requests import request_of
 from farpipe.planning.planner.quotes import Planner
 
 SMALL, LARGE = Kind("llama-3.2-1b", 2048, 256), Kind("qwen2.5-32b", 4096, 512)

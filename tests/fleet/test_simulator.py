@@ -17,7 +17,8 @@ from farpipe.core.spec.cluster import SiteLink
 from farpipe.fleet.events import Price, PriceChanged
 from farpipe.fleet.job import FleetJob, JobPlacement, Kind
 from farpipe.fleet.policies import POLICIES
-from farpipe.fleet.quotes import RATE_STEP, PlannerQuotes, StopCosts, request_of
+from farpipe.fleet.quotes import RATE_STEP, PlannerQuotes, StopCosts
+from farpipe.fleet.requests import request_of
 from farpipe.fleet.simulator import Failures, Simulator
 from farpipe.fleet.state import first_state
 from farpipe.planning.planner.quotes import Planner

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from benchmarks.fleet.fleet_traces import RawJob, acme_like, at_load, offered_load
 from farpipe.cli.app import app
 from farpipe.core.errors import InputError, UsageError
+from farpipe.core.spec import load_model
 from farpipe.core.spec.links import links_between, read_matrix
 from farpipe.fleet.events import LinkChanged, Price, PriceChanged
 from farpipe.fleet.job import FleetJob, Kind, timed_kind
 from farpipe.fleet.play import play, quotes_of
-from farpipe.fleet.quotes import model_of
+from farpipe.fleet.requests import model_of
 from farpipe.fleet.scenario import load_scenario
 from farpipe.fleet.series import read_series
 from farpipe.fleet.traces import COLUMNS, read_jobs
@@ -76,7 +77,7 @@ def test_a_trace_may_be_json(tmp_path):
     ("change", "message"),
     [
         ({"modle": "x"}, r"jobs\[0\]: unknown key 'modle'; did you mean 'model'"),
-        ({"num_steps": None}, r"jobs\[0\]: num_steps: expected text or a number, found None"),
+        ({"num_steps": None}, r"jobs\[0\]: num_steps: empty, and llama-3-8b is no job.toml"),
         ({"num_steps": 1.5}, "num_steps: expected a whole number"),
         ({"num_steps": True}, "num_steps: expected text or a number"),
         ({"deadline_s": [1]}, "deadline_s: expected seconds"),
@@ -230,7 +231,7 @@ def test_a_job_s_model_may_be_a_file_beside_the_trace(tmp_path):
     rows = [f"{name},0,{name},512,8,10,1,8,," for name in ("own.toml", "config.json", str(tmp_path / "own.toml"))]
     (tmp_path / "jobs.csv").write_text("\n".join([HEADER, *rows]) + "\n")
     jobs = read_jobs(tmp_path / "jobs.csv")
-    assert {model_of(job.kind.model).num_params for job in jobs} == {model_of(str(tmp_path / "own.toml")).num_params}
+    assert {model_of(job.kind).num_params for job in jobs} == {load_model(tmp_path / "own.toml").num_params}
     assert len({job.kind for job in jobs}) == 2  # the same file under two names is one kind
 
 

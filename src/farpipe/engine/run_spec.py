@@ -61,6 +61,8 @@ class RunSpec(Document, RunSettings):
             self._check_light_paths(self.light_paths)
         if self.device != "sleep":
             self._check_training()
+        if self.is_elastic:
+            self._check_elastic()
         return self
 
     def _check_light_paths(self, paths: LightPaths) -> None:
@@ -145,6 +147,29 @@ class RunSpec(Document, RunSettings):
             raise fault("groups of processes share the chunks of one stage at one site, without tensor", "group_costs")
 
     @property
+    def is_elastic(self) -> bool:
+        """True if its sites may leave and return, each a run of its own."""
+        return self.plan.training is not None and self.plan.training.elastic
+
+    def _check_elastic(self) -> None:
+        """Fault unless whole replicas are at each site, as many at all, and nothing is divided among the sites."""
+        replicas, training = self.places.replicas, self.plan.training
+        assert training is not None
+        sites = [sites[0] for sites in replicas]
+        counts = {sites.count(site) for site in sites}
+        if any(len({*sites}) > 1 for sites in replicas) or len({*sites}) < 2:
+            raise fault("needs whole replicas at two sites or more; pin layout.data and layout.sites", "elastic")
+        if len(counts) > 1:
+            raise fault("needs as many replicas at every site", "elastic")
+        (count,) = counts
+        if training.zero == 1 or (count > 1 and training.zero == 0):
+            zeros = "2 or 3" if count > 1 else "0, or 2 or 3 with several replicas at each site"
+            raise fault(f"state can't be divided among sites that may leave: set training.zero = {zeros}", "elastic")
+        others = (self.replan, self.chunk_costs, self.light_paths, *self.link_changes)
+        if self.device == "sleep" or any(other is not None for other in others):
+            raise fault("not with --device sleep, re-planning, data.packing, light paths or changing links", "elastic")
+
+    @property
     def num_processes(self) -> int:
         """Processes of the run: every rank of the pipeline in every replica."""
         return self.places.num_processes
@@ -161,8 +186,9 @@ class RunSpec(Document, RunSettings):
 
     @property
     def is_mirrored(self) -> bool:
-        """True if every site keeps checkpoints of its own, whole ones."""
-        return self.device != "sleep" and self.plan.training is not None and self.plan.training.mirror
+        """True if every site keeps checkpoints of its own, whole ones; a site of an elastic run does so anyway."""
+        training = self.plan.training
+        return self.device != "sleep" and training is not None and training.mirror and not training.elastic
 
     def checkpoints(self, run_dir: Path, process: int) -> Path:
         """Folder to which `process` writes checkpoints: that of its site where they are mirrored, or of all sites."""

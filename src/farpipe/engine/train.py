@@ -5,14 +5,11 @@ Between two steps: evaluation, the snapshot of a checkpoint, leaving when SIGTER
 
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from farpipe.core.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.core.step import Schedule
@@ -25,7 +22,7 @@ from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWat
 from farpipe.engine.executor.evaluation import evaluation_of
 from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.peers import Messenger, Peers, TensorPeers
-from farpipe.engine.executor.staging import Staging
+from farpipe.engine.executor.staging import Staging, memory_figures
 from farpipe.engine.executor.step_plans import MakePlanner, StepPlans
 from farpipe.engine.executor.wire_types import NarrowMessenger
 from farpipe.engine.executor.work import SleepTrainer, Trainer, Work
@@ -34,6 +31,7 @@ from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
 from farpipe.engine.links import LinkShape
 from farpipe.engine.lock import lock_of_rank_0
+from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
 from farpipe.engine.replicas.replicas import PipelinePeers
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
@@ -41,7 +39,6 @@ from farpipe.engine.versions import untested, versions_of
 from farpipe.planning.workload import StepPlan
 
 NOTHING_TRAVELS: Final = "training.mirror: every site writes whole checkpoints by itself, so nothing has to travel"
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def train_rank(
@@ -52,14 +49,15 @@ def train_rank(
     stop: Callable[[], bool] = lambda: False,
     make_watch: MakeWatch | None = None,
     make_planner: MakePlanner | None = None,
+    make_elastic: MakeElastic | None = None,
 ) -> Summary | None:
     """Run the steps of `run` that are not done yet; rank 0 writes the figures to `run_dir` and gets the summary.
 
     `stop` is asked in every step; when it says so on any rank, all ranks write a checkpoint and leave with
     RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that, and `make_planner` what
-    plans the steps of a training on chunks. InputError when the ranks disagree on what to run or no checkpoint can be
-    read, InfeasibleError when a step's sequences can't fit, DivergedError when the training diverges, RunError when a
-    rank is lost or the figures can't be written.
+    plans the steps of a training on chunks, and `make_elastic` the work of one site of an elastic run. InputError when
+    the ranks disagree on what to run or no checkpoint can be read, InfeasibleError when a step's sequences can't fit,
+    DivergedError when the training diverges, RunError when a rank is lost or the figures can't be written.
     """
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
@@ -69,13 +67,17 @@ def train_rank(
         # All ranks compare versions, files and digests before any reads a checkpoint: a rank that differs would
         # otherwise train another model for hours before a loss looks odd. The weights that training begins with may
         # differ where a checkpoint replaces them, so they are judged only after `resume` has found none.
-        work = make_work(run, peers)
+        elastic = None if make_elastic is None else make_elastic(run, peers)
+        work = elastic or make_work(run, peers)
         agreed = agree(run, work, peers)
         start = resume(run, work.state(), peers, run_dir, agreed)
         if start.folder is None and agreed.different_weights:
             with leaving_together(peers):
                 raise InputError(agreed.different_weights)
         work.restore(start.step)
+        if elastic is not None:
+            start = dataclasses.replace(start, step=elastic.begin(start.step))
+            stack.callback(elastic.membership.close)
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded
@@ -93,7 +95,7 @@ def train_rank(
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
         order_switch = None if make_watch is None else OrderSwitch(peers, watch)
         loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans, mirror)
-        damaged = [] if recorder is None else recorder.problems
+        damaged = [] if recorder is None or elastic is not None else recorder.problems  # its lines may have gaps
         skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
         loop.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
         try:
@@ -165,6 +167,9 @@ class _Loop:
         self._evaluation = evaluation_of(run, work, peers, plans)
         minutes = run.plan.training.checkpoint_every_minutes if run.plan.training and checkpointer.keep else 0
         self._commands = Commands(peers, stop, every_s=60 * minutes)
+        self._elastic = work if isinstance(work, ElasticTrainer) else None
+        if self._elastic is not None:
+            self._elastic.run_actions = lambda tag: self._executor.run(tag)
 
     def _executor_of(self, schedule: Schedule) -> Executor:
         work, peers = self._work, self._staging or self._pipeline
@@ -188,6 +193,8 @@ class _Loop:
             self._look_after_mirror((report.end_ns - report.begin_ns) * 1e-9)
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
             self._num_done = step + 1
+            if self._elastic is not None and step + 1 < self._run.num_steps:
+                self._elastic.after_step(step + 1)
             if STOP in commands and step + 1 < self._run.num_steps:
                 self._leave(step + 1)
         self.warn(self._checkpointer.finish())
@@ -273,6 +280,8 @@ class _Loop:
         report = dataclasses.replace(report, **further, **figures, link_events=events)  # type: ignore[arg-type]
         if not is_recorded(report.step, self._record_every, self._run.num_steps):
             report = report.without_record()
+        if self._elastic is not None and self._recorder is not None:
+            self._recorder.note(report.step, self._elastic.membership.facts())
         self._peers.post(0, BOX, report.pack())
         if self._recorder is not None:
             self._recorder.collect()
@@ -366,13 +375,6 @@ def _pipeline(run: RunSpec, peers: Peers) -> Messenger:
     return NarrowMessenger(
         pipeline, run.places.replicas[run.places.of(peers.rank).replica], run.plan.training.wire_type
     )
-
-
-def memory_figures(device: str) -> dict[str, int]:
-    """Return this process's memory: of the machine's now, of the GPU's at most so far."""
-    resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    cuda_peak_bytes = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    return {"rss_bytes": resident_pages * _PAGE_BYTES, "cuda_peak_bytes": cuda_peak_bytes}
 
 
 def run_step(

@@ -19,15 +19,18 @@ UNSAID: Final = 1e-3
 
 
 class Kind(NamedTuple):
-    """Model and batch, which decide a job's speed: jobs of one kind share their quotes."""
+    """All that decides a job's speed: jobs of one kind share their quotes."""
 
     model: str
-    """A preset of the catalogue, or the path of a file; see `farpipe.fleet.quotes`."""
+    """A preset of the catalogue, or what the model in `request` is called."""
     sequence_length: int
     global_batch: int
     """Sequences in one optimizer step."""
     num_devices: int = 0
     """Devices on which a step takes one second, of a job known by its duration alone; 0: the planner quotes it."""
+    request: str = ""
+    """Model, precision, microbatch and what else its job.toml asks of the planner, as JSON (`farpipe.fleet.requests`);
+    empty: the preset, with the planner's choices."""
 
 
 def timed_kind(num_devices: int) -> Kind:

@@ -3,50 +3,23 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise, permutations
-from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from farpipe.core.catalog import model_row
+from pydantic import ValidationError
+
 from farpipe.core.errors import InfeasibleError
-from farpipe.core.spec import Cluster, Model, Prices, Request, Site, Training, load_model, preset_model
-from farpipe.core.strict import seen_from
+from farpipe.core.spec import Cluster, Prices, Request, Site
 from farpipe.fleet.job import JobPlacement, Kind
+from farpipe.fleet.requests import model_of, request_of
 from farpipe.planning.cost import Layout
-from farpipe.planning.cost.memory import optimizer_bytes
+from farpipe.planning.cost.memory import element_bytes, optimizer_bytes
+from farpipe.planning.cost.transfer import narrowed_bytes
 from farpipe.planning.planner.quote import Quote
 from farpipe.planning.planner.quotes import Planner
 
-SUFFIXES = (".json", ".toml")
-
-
-def model_name(text: str, folder: Path) -> str:
-    """The name that `model_of` knows a job's model by: a preset's, or the path of a file, seen from `folder`.
-
-    ValueError, or InputError in a file, tells what is wrong.
-    """
-    if Path(text).suffix not in SUFFIXES:
-        return model_row(text).name
-    name = str(seen_from(folder, text).resolve())
-    model_of(name)
-    return name
-
-
-@lru_cache(maxsize=1024)
-def model_of(name: str) -> Model:
-    """The model called `name` in a job: a preset, a config of Hugging Face (.json), or a TOML with [model]."""
-    return load_model(name) if Path(name).suffix in SUFFIXES else preset_model(name)
-
-
 Devices = tuple[tuple[str, int], ...]
 """(site, number of devices) in pipeline order."""
-
-
-def request_of(kind: Kind) -> Request:
-    """The request to the planner for a kind of job."""
-    training = Training(sequence_length=kind.sequence_length, global_batch=kind.global_batch)
-    return Request(model=model_of(kind.model), training=training)
 
 
 class PlannedHops:
@@ -87,7 +60,7 @@ class PlannedHops:
             rates = {link.name: free.get(link.name, 0.0) for link in cluster.links}
             try:
                 self._quotes[key] = self._planner.quote(request, cluster, devices=devices, bytes_per_s=rates)
-            except InfeasibleError:
+            except (InfeasibleError, ValidationError):  # it fits no device, or no device can do what it asks for
                 self._quotes[key] = None
         return self._quotes[key]
 
@@ -200,7 +173,7 @@ class PlannerQuotes:
         self._hops = PlannedHops(cluster, self._planner) if hop_quotes == "planner" else None
         self._inside: dict[tuple[Kind, str, int], _Base | None] = {}
         self._placed: dict[tuple[Kind, Devices, tuple[float, ...]], JobPlacement | None] = {}
-        self._params: dict[str, int] = {}
+        self._state: dict[Kind, float] = {}
         self._needed: dict[tuple[Kind, int], float | None] = {}
         self._requests: dict[Kind, Request] = {}
         self._wholes: dict[tuple[str, int, int], Cluster] = {}
@@ -220,9 +193,11 @@ class PlannerQuotes:
     def state_bytes(self, kind: Kind) -> float:
         if kind.num_devices:
             return 0.0
-        if kind.model not in self._params:  # a checkpoint has 16-bit weights and the optimizer's state
-            self._params[kind.model] = model_of(kind.model).num_params
-        return float(2 + optimizer_bytes("bf16")) * self._params[kind.model]
+        if kind not in self._state:  # a checkpoint has the weights and the optimizer's state
+            request = request_of(kind)
+            width = element_bytes(request.training.precision) + optimizer_bytes(request.training.precision)
+            self._state[kind] = float(width) * request.model.num_params
+        return self._state[kind]
 
     def needed_rate(self, kind: Kind, num_devices: int) -> float | None:
         """Rate that `Quotes` asks for, on the fastest devices of the cluster."""
@@ -271,7 +246,7 @@ class PlannerQuotes:
         request = self._requests.setdefault(kind, request_of(kind))
         try:
             quote = self._planner.quote(request, whole, devices={whole.sites[0].name: num_devices})
-        except InfeasibleError:
+        except (InfeasibleError, ValidationError):
             return None
         return _base_of(kind, quote)
 
@@ -294,8 +269,8 @@ class PlannerQuotes:
 
 
 def _base_of(kind: Kind, quote: Quote) -> _Base:
-    hidden = model_of(kind.model).hidden
-    step_bytes = 2.0 * kind.sequence_length * kind.global_batch * hidden
+    training, numbers = request_of(kind).training, kind.sequence_length * kind.global_batch * model_of(kind).hidden
+    step_bytes = narrowed_bytes(float(numbers * element_bytes(training.precision)), training)
     return _Base(quote.step_s, quote.layout, step_bytes)
 
 

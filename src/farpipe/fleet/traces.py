@@ -11,7 +11,9 @@ from farpipe.core.errors import InputError
 from farpipe.core.strict import as_utc, nearest, parse_json, read_csv, read_text
 from farpipe.fleet.job import MAX_STEPS, FleetJob, Kind, timed_kind
 
-_KIND: Final = ("model", "sequence_length", "global_batch", "num_steps")
+_OF_FILE: Final = ("sequence_length", "global_batch", "num_steps")
+"""Columns that may be empty where the model is a job.toml, which says them."""
+_KIND: Final = ("model", *_OF_FILE)
 _SIZES: Final = ("min_devices", "max_devices")
 _TIMED: Final = ("duration_s", "devices")
 """Instead of model, batch, steps and sizes."""
@@ -67,6 +69,8 @@ def _json_rows(path: Path | str) -> Iterator[tuple[str, dict[str, str]]]:
             if name not in COLUMNS:
                 raise InputError(f"{place}: unknown key {name!r}{nearest(name, COLUMNS)}")
         for name in _needed(row):
+            if name in _OF_FILE and row.get(name) is None:
+                continue
             if not isinstance(row.get(name), int | float | str) or isinstance(row[name], bool):
                 raise InputError(f"{place}: {name}: expected text or a number, found {row.get(name)!r}")
         yield place, {name: "" if row.get(name) is None else str(row[name]) for name in COLUMNS}
@@ -93,15 +97,18 @@ def _read_row(row: Mapping[str, str], place: str, folder: Path, start: datetime 
 
 def _trained(row: Mapping[str, str], place: str, folder: Path) -> tuple[Kind, int, int, int]:
     """Kind, steps, least and most devices of a job that the planner quotes."""
-    from farpipe.fleet.quotes import model_name
+    from farpipe.fleet.requests import read_kind
 
-    counts = (_count(row[key], f"{place}: {key}") for key in (*_KIND[1:], *_SIZES))
-    sequence_length, global_batch, num_steps, least, most = counts
+    length, batch, steps = (_count(row[key], f"{place}: {key}") if row[key] else None for key in _OF_FILE)
+    least, most = (_count(row[key], f"{place}: {key}") for key in _SIZES)
     try:
-        model = model_name(row["model"], folder)
+        kind, steps_of_file = read_kind(row["model"], folder, length, batch)
     except (ValueError, InputError) as error:
         raise InputError(f"{place}: model: {error}") from None
-    return Kind(model, sequence_length, global_batch), num_steps, least, most
+    num_steps = steps or steps_of_file
+    if num_steps is None:
+        raise InputError(f"{place}: num_steps: empty, and {row['model']} is no job.toml that says it")
+    return kind, num_steps, least, most
 
 
 def _timed(row: Mapping[str, str], place: str) -> tuple[Kind, int, int, int]:

@@ -8,18 +8,18 @@ from typing import Final
 import numpy as np
 
 from farpipe.core.spec import MetricsSettings
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.step import Schedule
 from farpipe.engine.control.watch import ReplanWatch
 from farpipe.engine.executor.commands import Watch
 from farpipe.engine.executor.executor import StepEvents
 from farpipe.engine.executor.peers import Peers
+from farpipe.engine.executor.staging import memory_figures
 from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.run_spec import RunSpec
-from farpipe.engine.train import memory_figures
 from farpipe.planning import Plan
 
 _ENDLESS: Final = 1 << 40

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from farpipe.core.errors import InputError
+from farpipe.engine.figures.follower import Follower
 from farpipe.engine.figures.metrics import MetricsFile, log_line, read_metrics, summarise
-from farpipe.engine.launch.run import Follower, run
+from farpipe.engine.launch.run import run
 from trainings import make_run, train
 
 

@@ -12,7 +12,8 @@ from farpipe.core.spec.lora import possible_modules
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.core.spec.recompute import operations_of, possible_operations
-from farpipe.core.spec.training import ContextExchange, Data, Matmul, MetricsSettings, RunKeys, Training
+from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
+from farpipe.core.spec.training import ContextExchange, Data, Matmul, Training
 from farpipe.core.spec.write import as_toml, link_table, site_table
 from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes

@@ -1,4 +1,4 @@
-"""Training of the model: batches, precision, optimizer, adapters, data; re-planning while it runs."""
+"""Training of the model: batches, precision, optimizer, adapters, data."""
 
 import math
 from collections.abc import Mapping
@@ -89,6 +89,10 @@ class Training(Part):
     zero_group_size: Annotated[Count | None, Field(exclude_if=lambda size: size is None)] = None
     """Devices among which ZeRO divides (hybrid sharding), or as many as divide theirs evenly; each group has all of it,
     and gradients are summed over the groups. Default: all that hold the same slice. Planned only."""
+    elastic: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
+    """Sites may leave and return while the others go on: whole replicas at each, as many at all of them; `zero` is then
+    `0` by default, `2` or `3` inside a site; see
+    [a site that leaves](../how-to/keep-a-run-going.md#a-site-that-leaves-and-returns)."""
     sequence_parallel: Literal["auto"] | Flag = "auto"
     """Norms are divided over the tensor-parallel devices as well; `"auto"` leaves it to the planner."""
     flash_attention: Flag = True
@@ -192,6 +196,14 @@ class Training(Part):
         if not isinstance(given["zero1"], bool):
             raise fault("input should be a valid boolean", "zero1")
         return {key: value for key, value in given.items() if key != "zero1"} | {"zero": int(given["zero1"])}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_elastic(cls, given: Any) -> Any:
+        """Sites that may leave divide nothing among them, so no planner need choose."""
+        if not isinstance(given, Mapping) or given.get("elastic") is not True or given.get("zero", "auto") != "auto":
+            return given
+        return dict(given) | {"zero": 0}
 
     @model_validator(mode="before")
     @classmethod
@@ -336,58 +348,3 @@ class Data(Part):
         names = (".npy", ".bin", ".idx", ".parquet", ".arrow", ".feather")
         is_other = self.format in ("tokens", "parquet", "arrow") or self.source.endswith(names)
         return self.tokenizer == "bytes" and not is_other
-
-
-class MetricsSettings(Part):
-    """Destinations of a run's metrics beside ``metrics.jsonl``."""
-
-    log_every_steps: Natural = 10
-    """Steps between two lines of rank 0's log, and of stderr where it is no terminal; `0`: no lines."""
-    tensorboard: Flag = False
-    """Write the metrics for TensorBoard as well, into the run directory's `tensorboard/`."""
-    prometheus_port: Annotated[Natural, Field(le=65535)] | None = None
-    """Port at which Prometheus reads the metrics, `0` for any that is free."""
-    prometheus_host: Text = "127.0.0.1"
-    """Address of that port. Reading the metrics takes no password; from other machines the loopback interface can't be
-    reached."""
-
-
-DAY_S: Final = 86_400.0
-
-
-class RunKeys(Part):
-    """Limits of the job's runs, and what they do about faults and changes."""
-
-    outage_s: Positive = 60.0
-    """Longest interruption of a connection that a run survives, in seconds."""
-    timeout_s: Positive | None = None
-    """Longest wait for one message, in seconds. Default: a minute, or ten predicted steps where that is more."""
-    max_restarts: Natural = 0
-    """Times that a run that breaks starts again from its newest checkpoint."""
-    site_wait_s: Annotated[Positive, Field(exclude_if=lambda limit: limit == DAY_S)] = DAY_S
-    """Longest wait for a site that is lost, with `--on-lost-site wait`, in seconds."""
-    replan: Flag = False
-    """Search for a faster schedule while the run goes on, and switch to it."""
-    emulate: Flag = True
-    """Delay messages between sites as the job's links would; only where all ranks are on one machine."""
-
-
-class ReplanSettings(Part):
-    """Conditions under which a run is re-planned, and limits of that search."""
-
-    drift: Positive = 0.1
-    """A step is odd if its time is off the expected one by this share ..."""
-    change: Positive = 0.25
-    """... or that of a stage or a message is off what the last decision assumed by this share."""
-    sudden_steps: Count = 2
-    """Odd steps in a row after which something has changed, if they are off by twice that; the less, the later."""
-    settle_steps: Natural = 3
-    """First steps of a run from which nothing is concluded."""
-    gain: Positive = 0.05
-    """Predicted gain in step time (a share) at which an order is taken; half of it must come true."""
-    search_s: Positive = 5.0
-    """Time that one search may take."""
-    watch_steps: Count = 5
-    """Steps after which a new order is judged."""
-    pause_steps: Natural = 10
-    """Steps between a search that changed nothing, or a step back, and the next search."""

@@ -41,7 +41,8 @@ from farpipe.core.spec.part import (
     first,
     known,
 )
-from farpipe.core.spec.training import Data, MetricsSettings, Rate, RunKeys, Training
+from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
+from farpipe.core.spec.training import Data, Rate, Training
 from farpipe.core.strict import nearest
 
 USUAL_SITE_LINK: Final = "infiniband-ndr"

@@ -14,7 +14,7 @@ from torch import nn
 from farpipe.core.spec import Training
 from farpipe.engine.checkpoint.checkpointer import state_pieces
 from farpipe.engine.checkpoint.files import Piece
-from farpipe.engine.data.batches import Batches, load_batches
+from farpipe.engine.data.batches import Batch, Batches, load_batches
 from farpipe.engine.executor.executor import message_table
 from farpipe.engine.executor.optimizer import Optimizer, Squares, global_norm, learning_rate
 from farpipe.engine.executor.peers import Messenger, Peers, TensorMessage
@@ -222,18 +222,18 @@ class Trainer:
         return last[0].loss if last else float("nan")
 
     def begin_step(self, step: int) -> None:
-        batch = None
-        if self._batches is not None:
-            batch = self._batches.batch(step)
+        batch = self._batch(step)
         for stage in self.torch_stages.values():
             stage.begin_step(batch)
         self._replicas.begin_step(step)
 
-    def begin_evaluation(self, index: int) -> int:
-        """Give the stages batch number `index` of the held-out text, the same one at every call.
+    def _batch(self, step: int) -> Batch | None:
+        """This replica's part of the step; None where no stage needs it."""
+        return None if self._batches is None else self._batches.batch(step)
 
-        The number of tokens that count in it, those of all replicas; 0 on a rank that needs no text.
-        """
+    def begin_evaluation(self, index: int) -> int:
+        """Give the stages batch number `index` of the held-out text; the tokens that count in it, those of all
+        replicas, or 0 on a rank that needs no text."""
         batch = None
         if self._batches is not None:
             batch = self._batches.held_out_batch(index % self._batches.num_held_out_batches)
@@ -255,11 +255,15 @@ class Trainer:
 
     def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
         rows = self.sum_gradients(step)
+        self._sum_over_sites(step)
         norm = global_norm(self._share_of_norm(), self._peers, step)
         self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
         self._optimizer.update(norm)
         self._weights_have_changed()
         return norm, rows
+
+    def _sum_over_sites(self, step: int) -> None:
+        """Add what other sites have, where each is a run of its own; see `farpipe.engine.outer`."""
 
     def _weights_have_changed(self) -> None:
         for sync in self._syncs.values():
@@ -367,8 +371,7 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
     last = run.plan.problem.num_stages - 1
     copies: dict[int, nn.Parameter] = {}
     if run.plan.model.tied_embeddings and last > 0:
-        ends = {stage: stages[stage].module.end_weights.values() for stage in stages}
-        copies = {stage: weight for stage in stages for weight in ends[stage] if weight.requires_grad}
+        copies = {n: w for n, stage in stages.items() for w in stage.module.end_weights.values() if w.requires_grad}
     return TiedWeights(copies, last, _exchange(run, peers))
 
 

@@ -112,6 +112,10 @@ class Recorder:
         """Put the newest checkpoint that each site holds in full into the lines from now on."""
         self._writer.mirrored = newest
 
+    def note(self, step: int, facts: dict[str, object]) -> None:
+        """Put further fields into the line of `step`, before its reports are collected."""
+        self._writer.notes[step] = facts
+
     @property
     def problems(self) -> list[str]:
         """Damage in the lines of earlier attempts, in words."""
@@ -271,6 +275,8 @@ class _Writer:
         """Eras of the steps that are not written yet."""
         self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.mirrored: dict[str, int] = {}
+        self.notes: dict[int, dict[str, object]] = {}
+        """Further fields of lines to come, by step."""
         self.num_steps = first_step
         """Steps whose lines are written, those of earlier attempts included."""
         with ExitStack() as opened:
@@ -344,6 +350,7 @@ class _Writer:
             **({"mirrored": self.mirrored} if self.mirrored else {}),
             **({"warnings": warnings} if warnings else {}),
             **({"link_events": link_events} if link_events else {}),
+            **self.notes.pop(report.step, {}),
         }
 
     def write_results(self) -> Summary:

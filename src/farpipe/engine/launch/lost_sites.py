@@ -81,6 +81,11 @@ def _expect_mirror(spec: RunSpec, on_lost_site: OnLostSite) -> None:
     """UsageError where the option could do nothing."""
     if on_lost_site == "end":
         return
+    if spec.is_elastic:
+        raise UsageError(
+            f"--on-lost-site {on_lost_site}: with training.elastic the others go on without a lost site, and it "
+            "returns by itself; leave it out"
+        )
     if not spec.is_mirrored:
         raise UsageError(
             f"--on-lost-site {on_lost_site}: a lost site's part of the checkpoints would be lost with it; set "

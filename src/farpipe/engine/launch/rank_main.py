@@ -13,6 +13,7 @@ import secrets
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from farpipe.core.errors import DivergedError, FarpipeError, InputError, RunErro
 from farpipe.engine.control.chunk_planning import ChunkPlanning
 from farpipe.engine.control.watch import ReplanWatch
 from farpipe.engine.executor.channels import open_channels
-from farpipe.engine.executor.peers import TensorPeers
+from farpipe.engine.executor.peers import Peers, TensorPeers
 from farpipe.engine.executor.staging import message_memory
 from farpipe.engine.figures.metrics import RUN_NAME
 from farpipe.engine.launch.reports import (
@@ -34,6 +35,10 @@ from farpipe.engine.launch.reports import (
     reporting_errors,
 )
 from farpipe.engine.lock import RUN_SHA256_VARIABLE, digest_of
+from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
+from farpipe.engine.outer.environment import AGENTS_VARIABLE, SITE_VARIABLE, Agents
+from farpipe.engine.outer.membership import Membership
+from farpipe.engine.outer.sites import folder_of_site, run_at, sites_of
 from farpipe.engine.processes import (
     LeaveRequest,
     die_with_agent,
@@ -84,9 +89,13 @@ def main(
         try:
             with reporting_errors():
                 with _telling_others():
-                    run = _load(run_dir)
+                    run, make_elastic = _load(run_dir), None
+                    if site := os.environ.get(SITE_VARIABLE):
+                        agents = Agents.from_env(site, host, certs, allow_plaintext=allow_plaintext)
+                        make_elastic = partial(_elastic, run, agents)
+                        run, run_dir = run_at(run, site), folder_of_site(run_dir, site)
                     config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
-                _run_rank(run, run_dir, config, request)
+                _run_rank(run, run_dir, config, request, make_elastic)
             exit_code = 0
         except FarpipeError as error:
             _print(error)
@@ -99,6 +108,13 @@ def main(
             report_done(exit_code)
             end_soon(exit_code, _say_late)
     sys.exit(exit_code)
+
+
+def _elastic(whole: RunSpec, agents: Agents, run: RunSpec, peers: Peers) -> ElasticTrainer:
+    """The work of this rank of a site that can leave and return."""
+    if agents.sites != sites_of(whole):
+        raise InputError(f"{AGENTS_VARIABLE} has the sites {agents.sites}, the run {sites_of(whole)}: in this order")
+    return ElasticTrainer(run, peers, whole, Membership(whole, agents, peers))
 
 
 def _print(error: BaseException) -> None:
@@ -192,7 +208,9 @@ def _leaving_at_once(request: LeaveRequest) -> Iterator[None]:
         yield
 
 
-def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, request: LeaveRequest) -> None:
+def _run_rank(
+    run: RunSpec, run_dir: Path, config: TransportConfig, request: LeaveRequest, make_elastic: MakeElastic | None
+) -> None:
     leaving: FarpipeError | None = None
     with contextlib.ExitStack() as stack:
         with _leaving_at_once(request):
@@ -219,6 +237,7 @@ def _run_rank(run: RunSpec, run_dir: Path, config: TransportConfig, request: Lea
                     stop=lambda: bool(request),
                     make_watch=ReplanWatch,
                     make_planner=ChunkPlanning,
+                    make_elastic=make_elastic,
                 )
         except (DivergedError, RunStoppedError, RunInterruptedError) as error:  # on all ranks: no rank needs a message
             leaving = error

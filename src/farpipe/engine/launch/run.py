@@ -1,18 +1,18 @@
 """Run a RunSpec on this machine: start the ranks, follow their progress, hand back the summary. Needs no torch."""
 
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from farpipe.core.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.engine.checkpoint.folders import newest_of_run, site_folder
-from farpipe.engine.figures.metrics import METRICS_NAME, SUMMARY_NAME, Summary, good_lines, last_line
+from farpipe.engine.figures.follower import Follower
+from farpipe.engine.figures.metrics import METRICS_NAME, SUMMARY_NAME, Summary
 from farpipe.engine.launch.directory import (
     make_site_folders,
     missing_sites,
@@ -25,6 +25,9 @@ from farpipe.engine.launch.host_memory import expect_memory
 from farpipe.engine.launch.launcher import launch
 from farpipe.engine.links import Namespace, Wan
 from farpipe.engine.lock import LOCK_VARIABLE, RUN_SHA256_VARIABLE, digest_of, only_run
+from farpipe.engine.outer.record import Record
+from farpipe.engine.outer.run_sites import run_sites
+from farpipe.engine.outer.sites import sites_of
 from farpipe.engine.processes import LeaveRequest, interrupt, leave_request
 from farpipe.engine.run_spec import RunSpec
 from farpipe.planning import Explanation
@@ -36,36 +39,6 @@ LEAVE_S: Final = 600.0
 
 class LostSiteError(RunError):
     """The processes of a site have ended, and its folder in the run directory is gone."""
-
-
-class Follower:
-    """Passes on every line soon after it was written; lines of attempts before the first call are not passed on.
-
-    Steps that an attempt does again are passed on again: they may have warnings of their own. Damaged lines, which the
-    rank that goes on with the file puts aside and names, are not.
-    """
-
-    def __init__(self, path: Path, on_step: Callable[[dict[str, Any]], None] | None) -> None:
-        self._path, self._on_step = path, on_step
-        self._file_number, self._position = -1, 0
-        last = last_line(path)
-        self._last = (-1, -1) if last is None else (last["attempt"], last["step"])
-
-    def read(self) -> None:
-        """Pass on the lines that have been completed since the last call."""
-        if self._on_step is None or not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            if (number := os.fstat(file.fileno()).st_ino) != self._file_number:  # a restart has rewritten it
-                self._file_number, self._position = number, 0
-            file.seek(self._position)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._position += len(whole)
-        for line in good_lines(whole, self._path):
-            if (step := (line["attempt"], line["step"])) > self._last:
-                self._last = step
-                self._on_step(line)
 
 
 def run(
@@ -112,6 +85,8 @@ def run(
             lock = stack.enter_context(only_run(run_dir, make=True))
         open_run_dir(spec, run_dir, resume=resume, explanation=explanation)
         make_site_folders(spec, run_dir)
+        if spec.is_elastic:
+            return _run_sites(spec, run_dir, on_step, on_notice, wan, allow_plaintext, stack)
         follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
         places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_processes)] if wan else None
         command = [sys.executable, *rank_program, str(run_dir)]
@@ -153,6 +128,30 @@ def _expect_sites(spec: RunSpec, run_dir: Path, error: object) -> None:
     if lost:
         folders = ", ".join(str(site_folder(run_dir, site)) for site in lost)
         raise LostSiteError(f"lost: {', '.join(lost)} ({folders} is gone)\n{error}") from None
+
+
+def _run_sites(
+    spec: RunSpec,
+    run_dir: Path,
+    on_step: Callable[[dict[str, Any]], None] | None,
+    on_notice: Callable[[str], None],
+    wan: Wan | None,
+    allow_plaintext: bool,
+    stack: ExitStack,
+) -> Summary:
+    """Run every site by itself, and put their figures together."""
+    record = stack.enter_context(closing(Record(run_dir, sites_of(spec), on_step, on_notice)))
+    run_sites(
+        spec,
+        run_dir,
+        on_tick=record.read,
+        on_notice=on_notice,
+        request=stack.enter_context(leave_request(interrupt)),
+        leave_s=LEAVE_S,
+        namespaces=wan.namespaces if wan else None,
+        options=stack.enter_context(_security(wan, allow_plaintext)),
+    )
+    return record.finish()
 
 
 def _reason_to_restart(

@@ -15,7 +15,7 @@ from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import Timeline
 from farpipe.core.spec import Job
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.strict import explain, nearest
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,

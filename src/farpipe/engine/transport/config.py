@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from farpipe.core.errors import InputError
-from farpipe.engine.transport.passages import Path, Shape
+from farpipe.engine.transport.passages import Links, Path, Shape
 from farpipe.engine.transport.security.tls import TlsFiles
 from farpipe.engine.transport.wire import ChannelKind, Tag
 
@@ -65,6 +65,8 @@ class TransportConfig:
     tried is not found."""
     links: Mapping[tuple[int, int], tuple[str, Shape | None]] = field(default_factory=dict)
     """(source rank, target rank) -> name of the directed link and, where it is emulated, its shape."""
+    open_links: Callable[[], Links] | None = None
+    """Opens emulated links that are there already and outlive the transport; None: rank 0 makes those of `links`."""
     own_paths: Callable[[ChannelKind, Tag], Path | None] | None = None
     """Return the path that a message has for itself instead of its emulated link; None: it shares that."""
 

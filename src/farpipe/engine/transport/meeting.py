@@ -51,11 +51,13 @@ def _connect(
     one_of_them = next(iter(shapes.values()), None)
     with ExitStack() as undo:
         listener = undo.enter_context(listen(config))
-        links = one_of_them.create(shapes) if one_of_them and rank == 0 else None
+        links = config.open_links() if config.open_links is not None else None
+        if one_of_them and links is None and rank == 0:
+            links = one_of_them.create(shapes)
         if links:
             undo.callback(links.close)
         ranks = introduce(rank, listener, config, rendezvous, links)
-        if one_of_them and rank:
+        if one_of_them and links is None:
             links = one_of_them.open(ranks[0].links_path, shapes)
         undo.pop_all()
     try:

@@ -50,7 +50,8 @@ class JobPoint:
     @property
     def name(self) -> str:
         """The same for the same question to the same version of farpipe; what results are kept under."""
-        asked = {"job": self.table, "local_steps": LOCAL_STEPS.model_dump(), "version": __version__, "format": FORMAT}
+        asked: dict[str, Any] = {"job": self.table, "local_steps": LOCAL_STEPS.model_dump()}
+        asked |= {"version": __version__, "format": FORMAT}
         asked |= {"lengths": self.lengths} if self.lengths else {}
         return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:20]
 
