@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -87,10 +88,11 @@ def rank_main() -> None:
 def steps_of(run_dir: Path) -> tuple[list[float], list[float]]:
     """Makespans of steps while nothing is mirrored, and while something is; the first two steps are left out."""
     quiet, busy = [], []
-    for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines()[2:]):
-        newest = line["step"] // EVERY * EVERY  # the checkpoint that was whole when the step began
-        is_full = min((line.get("mirrored", {}).get(site, 0) for site in SITES), default=0) >= newest
-        (quiet if not newest or is_full else busy).append(line["makespan_s"])
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for before, line in pairwise(lines[1:]):
+        newest = line["step"] // EVERY * EVERY  # the checkpoint that was begun before this step
+        is_full = min(before.get("mirrored", {}).get(site, 0) for site in SITES) >= newest
+        (quiet if is_full else busy).append(line["makespan_s"])
     return quiet, busy
 
 

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Final
 
 from farpipe.core.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.core.step import Schedule
 from farpipe.core.units import counted
 from farpipe.engine.agreement import agree, leaving_together
 from farpipe.engine.checkpoint.checkpointer import END_S, Checkpointer
-from farpipe.engine.checkpoint.mirror import Mirror
+from farpipe.engine.checkpoint.copies import Copies
 from farpipe.engine.checkpoint.resume import resume
 from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWatch, OrderSwitch, Watch
 from farpipe.engine.executor.evaluation import evaluation_of
@@ -37,8 +36,6 @@ from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
 from farpipe.engine.versions import untested, versions_of
 from farpipe.planning.workload import StepPlan
-
-NOTHING_TRAVELS: Final = "training.mirror: every site writes whole checkpoints by itself, so nothing has to travel"
 
 
 def train_rank(
@@ -81,7 +78,7 @@ def train_rank(
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded
-        mirror = Mirror(run, peers, run_dir, start.step) if run.is_mirrored else None
+        copies = Copies(run, peers, run_dir, start.step)
         checkpointer = Checkpointer(
             run,
             work.state,
@@ -90,25 +87,22 @@ def train_rank(
             agreed.batches_sha256,
             agreed.facts,
             recorded,
-            mirror.still_needed if mirror is not None else frozenset,
+            copies.still_needed,
         )
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
         order_switch = None if make_watch is None else OrderSwitch(peers, watch)
-        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans, mirror)
+        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans, copies)
         damaged = [] if recorder is None or elastic is not None else recorder.problems  # its lines may have gaps
         skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
         loop.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
         try:
-            if mirror is not None:
-                loop.say([NOTHING_TRAVELS] if mirror.nothing_travels else [])
-                mirror.start()
+            loop.say(copies.start())
             loop.run(start.step)
         except DivergedError as error:
             raise DivergedError(f"{error}; {loop.end_diverged()}") from None
         finally:
             checkpointer.end(min(END_S, run.transport.timeout_s / 2))
-            if mirror is not None:
-                mirror.stop()
+            copies.stop()
         summary = None if recorder is None else recorder.finish(run.num_steps)
         peers.exchange("end", b"", waiting_for="rank 0 to write the results")  # it asks the others' clocks until then
         return summary
@@ -156,9 +150,9 @@ class _Loop:
         stop: Callable[[], bool],
         order_switch: OrderSwitch | None,
         plans: StepPlans | None,
-        mirror: Mirror | None = None,
+        copies: Copies,
     ) -> None:
-        self._order_switch, self._plans, self._mirror = order_switch, plans, mirror
+        self._order_switch, self._plans, self._copies = order_switch, plans, copies
         self._run, self._work, self._peers = run, work, peers
         self._checkpointer, self._recorder = checkpointer, recorder
         self._pipeline = _pipeline(run, peers)
@@ -190,7 +184,8 @@ class _Loop:
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, commands)
             begin_ns = self._peers.clock.now_ns()
-            self._look_after_mirror((report.end_ns - report.begin_ns) * 1e-9)
+            self._copies.step_took((report.end_ns - report.begin_ns) * 1e-9)
+            self._tell_of_copies()
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
             self._num_done = step + 1
             if self._elastic is not None and step + 1 < self._run.num_steps:
@@ -199,30 +194,19 @@ class _Loop:
                 self._leave(step + 1)
         self.warn(self._checkpointer.finish())
         self._expect_last_checkpoint()
-        self._finish_mirror()
+        self._copies.finish()
+        self.say([mirrored_text(newest)] if (newest := self._tell_of_copies()) else [])
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
             self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
 
-    def _look_after_mirror(self, step_s: float) -> None:
-        """Tell the mirror how long the step was, and rank 0's recorder what it has brought about."""
-        if self._mirror is None:
-            return
-        self._mirror.rates.step_took(step_s)
-        if self._recorder is not None:
-            newest, problems = self._mirror.news()
-            self._recorder.mirrored(newest)
-            self.warn(problems)
-
-    def _finish_mirror(self) -> None:
-        """The last checkpoint is mirrored as well before the run ends, and no rank leaves while others send to it."""
-        if self._mirror is None:
-            return
-        self._mirror.finish()
-        self._peers.exchange("mirrored", b"", waiting_for="the others to have the last checkpoint")
-        if self._recorder is not None:
-            newest, problems = self._mirror.news()
-            self.warn(problems)
-            self.say([mirrored_text(newest)] if newest else [])
+    def _tell_of_copies(self) -> dict[str, int]:
+        """The newest checkpoint that is whole at each site and in the bucket, which rank 0's recorder hears of."""
+        if self._recorder is None:
+            return {}
+        newest, problems = self._copies.news()
+        self._recorder.mirrored(newest)
+        self.warn(problems)
+        return newest
 
     def _change_links(self, step: int) -> None:
         """Emulated links change as the run says; over real ones this rank sends at the rate that they have then."""

@@ -187,6 +187,9 @@ class Training(Part):
     mirror: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """Every site keeps the newest checkpoint in full, in `sites/NAME/checkpoints` of the run directory: what other
     sites wrote is sent there meanwhile, with what a step leaves free of the link."""
+    bucket: Annotated[Text | None, Field(exclude_if=lambda url: url is None)] = None
+    """Bucket or folder to which the newest checkpoint is copied as well, as `"s3://name/folder"`: what fsspec and its
+    drivers know. `--resume` takes the same URL."""
 
     @model_validator(mode="before")
     @classmethod
@@ -248,6 +251,8 @@ class Training(Part):
     def _check_mirror(self) -> None:
         if self.mirror and not self.keep_checkpoints:
             raise fault("no checkpoint is written: keep_checkpoints is 0", "mirror")
+        if self.bucket is not None and not (self.keep_checkpoints and "://" in self.bucket):
+            raise fault("a URL as s3://name/folder, with keep_checkpoints above 0", "bucket")
 
     def _check_offloading(self) -> None:
         if self.cpu_offloading_num_layers and self.recompute not in ("auto", "none"):

@@ -6,7 +6,6 @@ newest full checkpoint until it has the next one, however many that takes beyond
 """
 
 import json
-import time
 from collections.abc import Set
 from pathlib import Path
 from typing import Final
@@ -28,8 +27,6 @@ MIRROR_SHARE: Final = 0.8
 LEAST_SHARE: Final = 0.02
 """Part of a link that it takes where steps leave nothing: else no checkpoint would ever arrive."""
 BOX: Final = "mirrored"
-_SETTLED: Final = "mirror settled"
-_POLL_S: Final = 0.02
 
 
 class MirrorRates:
@@ -109,7 +106,7 @@ class Mirror:
 
     def _offer_newest(self, sender: Sender) -> None:
         """Offer this process's file of the newest whole checkpoint to who is not busy with an earlier one."""
-        self._tell_full()
+        self.tell_full()
         busy = {one.target for one in sender.outgoing}
         idle = [target for target in self._targets.values() if target not in busy]
         step = next(iter(whole_checkpoints(self._checkpoints)), None) if idle else None
@@ -136,7 +133,7 @@ class Mirror:
         else:
             self._arrived.add(step)
 
-    def _tell_full(self) -> None:
+    def tell_full(self) -> None:
         """Tell rank 0 of checkpoints that have become full here; a file may have come before this site's manifest."""
         for step in [*self._arrived]:
             if (folder_of(self._checkpoints, step) / MANIFEST_NAME).exists():
@@ -176,7 +173,7 @@ class Mirror:
         return dict(self._news), problems
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is everywhere, or can't be; no step runs any more, so links are free.
+        """Wait until this process's file of the last checkpoint is everywhere, or can't be; now links are free.
 
         RunError when nothing moves for `timeout_s`.
         """
@@ -190,13 +187,6 @@ class Mirror:
         limit_s = self._run.transport.timeout_s
         what = f"the checkpoint of step {newest} to be mirrored"
         await_progress(has_sent, lambda: self._sender.moved_bytes, limit_s, what, self._sender.is_alive)
-        for rank in range(self._peers.world_size):
-            self._peers.post(rank, _SETTLED, b"")
-        heard: set[int] = set()
-        while len(heard) < self._peers.world_size:  # the others have limits of their own, and take this one with them
-            heard.update(rank for rank, _ in self._peers.poll(_SETTLED))
-            time.sleep(_POLL_S)
-        self._tell_full()
 
     def stop(self) -> None:
         """End the threads; what is under way goes on after the next start. A second call does nothing."""
