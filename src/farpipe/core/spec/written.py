@@ -19,6 +19,7 @@ from farpipe.core.spec.cluster import (
     SiteLink,
     check_ends,
 )
+from farpipe.core.spec.data import Data
 from farpipe.core.spec.hugging_face import marked, read_model
 from farpipe.core.spec.job import Job, Pins
 from farpipe.core.spec.links import WrittenLink, WrittenMatrices, WrittenSpeed
@@ -41,8 +42,9 @@ from farpipe.core.spec.part import (
     first,
     known,
 )
+from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
-from farpipe.core.spec.training import Data, Rate, Training
+from farpipe.core.spec.training import Rate, Training
 from farpipe.core.strict import nearest
 
 USUAL_SITE_LINK: Final = "infiniband-ndr"
@@ -240,6 +242,7 @@ class WrittenJob(Written):
     schedule: WrittenSchedule = WrittenSchedule()
     metrics: MetricsSettings = MetricsSettings()
     run: RunKeys = RunKeys()
+    publish: PublishSettings | None = None
 
     def resolve(self) -> Job:
         """The job."""
@@ -252,4 +255,5 @@ class WrittenJob(Written):
             schedule=self.schedule.method,
             metrics=self.metrics,
             run=self.run,
+            publish=self.publish,
         )

@@ -37,7 +37,7 @@ class Store:
 
     def __init__(self, url: str) -> None:
         """InputError where there is no driver for it."""
-        import fsspec
+        import fsspec  # type: ignore[import-untyped]
 
         self.url = url.rstrip("/")
         with reached(self.url):

@@ -34,9 +34,7 @@ class Copies:
             self._bucket.start()
         if self._mirror is not None:
             self._mirror.start()
-        wanted = self._run.plan.training is not None and self._run.plan.training.mirror
-        nothing = self._run.is_elastic if self._mirror is None else self._mirror.nothing_travels
-        return [NOTHING_TRAVELS] if wanted and nothing else []
+        return [NOTHING_TRAVELS] if self._mirror is not None and self._mirror.nothing_travels else []
 
     def step_took(self, step_s: float) -> None:
         """Take note of the length of a step."""
