@@ -186,9 +186,8 @@ class RunSpec(Document, RunSettings):
 
     @property
     def is_mirrored(self) -> bool:
-        """True if every site keeps checkpoints of its own, whole ones; a site of an elastic run does so anyway."""
-        training = self.plan.training
-        return self.device != "sleep" and training is not None and training.mirror and not training.elastic
+        """True if every site keeps checkpoints of its own, whole ones."""
+        return self.device != "sleep" and self.plan.training is not None and self.plan.training.mirror
 
     def checkpoints(self, run_dir: Path, process: int) -> Path:
         """Folder to which `process` writes checkpoints: that of its site where they are mirrored, or of all sites."""

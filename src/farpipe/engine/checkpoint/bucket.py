@@ -56,7 +56,8 @@ class Store:
 
     def _has(self, step: int, entry: FileEntry) -> bool:
         place = self._at(step, entry.name)
-        with contextlib.suppress(FileNotFoundError), reached(self.url):
+        with contextlib.suppress(FileNotFoundError, InputError), reached(self.url):  # what can't be read is put anew
+            self._files.invalidate_cache()
             if self._files.info(place)["size"] == entry.num_bytes:
                 start = self._files.cat_file(place, 0, _LENGTH_BYTES)
                 end = _LENGTH_BYTES + int.from_bytes(start, "little")

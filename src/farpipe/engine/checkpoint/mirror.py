@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from farpipe.core.errors import FarpipeError, InputError
-from farpipe.core.simulate import simulate
 from farpipe.core.step import Link
 from farpipe.engine.checkpoint.fetch import FULL_RATE, INCOMING_NAME, await_progress
 from farpipe.engine.checkpoint.files import is_here
@@ -20,7 +19,6 @@ from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.checkpoint.transfer import Receiver, Sender
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.run_spec import RunSpec
-from farpipe.planning.planner.bandwidth import link_bytes
 
 MIRROR_SHARE: Final = 0.8
 """Part of what a step leaves free of a link that mirroring takes."""
@@ -37,8 +35,7 @@ class MirrorRates:
         self._step_s = 0.0
         self._is_idle = False
         self._links: dict[int, tuple[Link | None, float, int]] = {}
-        own, problem = run.places.site(rank), run.plan.problem
-        sent = link_bytes(problem, simulate(problem, run.plan.schedule, checked=True)) if targets else {}
+        own, sent = run.places.site(rank), sent_bytes(run)
         for site, target in targets.items():
             name = f"{own}>{site}"
             senders = sum(run.places.site(process) == own for process in run.mirrored_to(site))
@@ -62,6 +59,19 @@ class MirrorRates:
             return whole / num_senders
         free = whole - step_bytes / self._step_s if self._step_s else 0.0
         return max(MIRROR_SHARE * free, LEAST_SHARE * whole) / num_senders
+
+
+def sent_bytes(run: RunSpec) -> dict[str, float]:
+    """Bytes that all replicas send over each link in a step, of hops and, each once, of collectives."""
+    problem, found = run.plan.problem, dict.fromkeys(run.plan.problem.links, 0.0)
+    for hop in problem.hops:
+        for transfer in (hop.forward, hop.backward) if hop is not None else ():
+            for name, sizes in problem.shares(transfer) if transfer is not None and transfer.link else ():
+                found[name] += run.num_replicas * float(sizes.sum())
+    for one in problem.collectives:
+        if isinstance(one.transfer.link, str) and one.transfer.link:
+            found[one.transfer.link] += float(problem.row(one.transfer.bytes)[0])
+    return found
 
 
 def _link_of(run: RunSpec, name: str) -> Link | None:

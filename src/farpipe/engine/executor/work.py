@@ -197,8 +197,7 @@ class Trainer:
     def _make_optimizer(self, training: Training, *, is_divided: bool) -> Optimizer:
         """The optimizer of this process's shards; copies of what others update too count once in the norm."""
         copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
-        if is_divided:
-            copies += [shard.parameter for shard in self.shards if not shard.is_share]
+        copies += [shard.parameter for shard in self.shards if is_divided and not shard.is_share]
         biases = [shard.parameter for shard in self.shards if shard.name.endswith(ROUTER_BIAS)]
         return Optimizer([shard.parameter for shard in self.shards], training, copies=copies, router_biases=biases)
 
@@ -233,8 +232,7 @@ class Trainer:
         return None if self._batches is None else self._batches.batch(step)
 
     def begin_evaluation(self, index: int) -> int:
-        """Give the stages batch number `index` of the held-out text; the tokens that count in it, those of all
-        replicas, or 0 on a rank that needs no text."""
+        """Give the stages batch `index` of the held-out text; all replicas' tokens that count in it, 0 without text."""
         batch = None
         if self._batches is not None:
             batch = self._batches.held_out_batch(index % self._batches.num_held_out_batches)
