@@ -224,10 +224,14 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, ch
             price(one),
             bottleneck(one.limited_by),
             one.training or SAME,
+            *_under_failures(one),
         )
         for one in strategies
     ]
-    columns = ("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "bottleneck", "training")
+    columns: tuple[str, ...] = (
+        *("strategy", "step", "tokens/s", "devices", "between sites", "USD/M tokens", "bottleneck", "training"),
+        *(("after a failure", "steps lost", "goodput") if any(map(_under_failures, strategies)) else ()),
+    )
     places = [one.where if one.same_training else None for one in strategies]
     own = next((index for index, where in enumerate(places) if where and chosen in (None, where)), None)
     note = "Rows not marked 'same' change the training: compare losses before speed."
@@ -237,7 +241,7 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, ch
     differs = any(not one.same_training for one in strategies)
     local = next((one for one in strategies if one.alone_at), None)
     alone = "" if local is None else _beside_local_steps(local)
-    numbers = frozenset({1, 2, 3, 4, 5})
+    numbers = frozenset({1, 2, 3, 4, 5, 9, 10} if len(columns) > 8 else {1, 2, 3, 4, 5})
     expendable = (4, 3, 2, 6) if any(row[5] != "-" for row in rows) else (5, 4, 3, 2, 6)
     return TableView(
         "Strategies",
@@ -248,6 +252,13 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, ch
         " ".join(filter(None, [note * differs, alone, shares])),
         expendable,
     )
+
+
+def _under_failures(one: Strategy) -> tuple[str, ...]:
+    """Cells on failures of sites; none where the job states none."""
+    if one.goodput is None or one.steps_lost_per_failure is None:
+        return ()
+    return one.recovery or "-", f"{one.steps_lost_per_failure:.3g}", format_percent(one.goodput)
 
 
 def _beside_local_steps(one: Strategy) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 from elastic_runs import elastic_run
 from farpipe.core.errors import InputError
-from farpipe.core.spec.training import ReplanSettings, Training
+from farpipe.core.spec.run_keys import ReplanSettings
+from farpipe.core.spec.training import Training
 from farpipe.core.units import counted
 from farpipe.engine.checkpoint.folders import site_folder
 from farpipe.engine.launch.machines import Machine, sbatch_scripts, torchrun_commands
