@@ -15,6 +15,7 @@ from farpipe.core.spec.links import WrittenLink, WrittenMatrices, WrittenSpeed
 from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Part
+from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.training import MetricsSettings, RunKeys
 from farpipe.core.spec.written import WrittenDevice, WrittenJob, WrittenModel, WrittenSchedule, WrittenSite
 
@@ -34,6 +35,7 @@ TABLES: Final[Sequence[Sequence[type[Part]]]] = (
     (WrittenSchedule,),
     (MetricsSettings,),
     (RunKeys,),
+    (PublishSettings,),
 )
 """The tables of the page in their order, and whose fields each one has."""
 SCHEMA: Final = PAGE.with_name("job.schema.json")

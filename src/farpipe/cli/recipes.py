@@ -13,11 +13,13 @@ ABOUT: Final = {
     "megatron": "a script of Megatron-LM with its log, ping.txt and iperf.json",
     "two_nodes": "scripts of Hugging Face and DeepSpeed with their logs, for two nodes that are slower than one",
     "fleet": "regions of a fleet, and the jobs that come to them",
+    "rollouts": "a training that publishes its weights, and a script that generates with them at another site",
 }
 """Recipes that are folders."""
 NEXT: Final = {
     "megatron": "farpipe import {0}/train.sh --site h100 -o job.toml",
     "two_nodes": "farpipe import {0}/ddp.sh {0}/config.json --site a100-80gb -o job.toml",
+    "rollouts": "farpipe train {0}/job.toml --device cpu",
     "fleet": "farpipe fleet compare {0}/six_regions.toml --jobs {0}/jobs.csv --policy fcfs,farpipe",
 }
 """The first command on such a folder."""

@@ -6,6 +6,7 @@ from pydantic import InstanceOf
 
 from farpipe.core.spec import MetricsSettings
 from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Text
+from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.training import ReplanSettings
 from farpipe.core.step import LightPaths, Problem
 from farpipe.planning.cost.chunks import ChunkCosts
@@ -50,6 +51,8 @@ class RunSettings(Part):
     """Delay messages between sites as the Problem's links would; only where all ranks are on one machine."""
     transport: TransportSettings = TransportSettings()
     metrics: MetricsSettings = MetricsSettings()
+    publish: PublishSettings | None = None
+    """When weights are published for subscribers elsewhere; None: never."""
     resume: Text | None = None
     """Go on from this checkpoint, or the newest one of this run directory, unless the run has one of its own."""
     peak_flops_per_s: Positive | None = None

@@ -9,7 +9,7 @@ from pydantic import InstanceOf, model_validator
 
 from farpipe.core.document import Document
 from farpipe.core.spec.part import fault
-from farpipe.core.step import LightPaths, Problem, Transfer
+from farpipe.core.step import LightPaths, Link, Problem, Transfer
 from farpipe.core.strict import expect_format, parse_json, read_text, validate
 from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, site_folder
@@ -300,6 +300,33 @@ class RunSpec(Document, RunSettings):
             elif sites[0] != sites[1] and ">".join(sites) in self.plan.problem.links:
                 names[pair] = ">".join(sites)
         return {pair: (name, self._shape(name)) for pair, name in names.items()}
+
+    def links_to_subscribers(self) -> dict[tuple[int, int], tuple[str, LinkShape | None]]:
+        """As `links`, from every process to the sites of the job that do not train, numbered after all processes.
+
+        There nobody trains, but somebody may subscribe to the weights.
+        """
+        if self.publish is None or not self.emulate_links or not isinstance(self.plan, Plan):
+            return {}
+        used = {self.places.site(process) for process in range(self.num_processes)}
+        others = [site.name for site in self.plan.job.cluster.sites if site.name not in used]
+        found: dict[tuple[int, int], tuple[str, LinkShape | None]] = {}
+        for process, (number, target) in itertools.product(range(self.num_processes), enumerate(others)):
+            source = self.places.site(process)
+            if (link := self.link_between(source, target)) is not None:
+                shape = LinkShape(link.latency_s, link.bandwidth_bytes_per_s)
+                found[process, self.num_processes + number] = f"{source}>{target}", shape
+        return found
+
+    def link_between(self, source: str, target: str) -> Link | None:
+        """The link between two sites, of the step or else of the job; None where it is unknown, or inside a site."""
+        link = self.plan.problem.links.get(f"{source}>{target}")
+        if link is not None or not isinstance(self.plan, Plan):
+            return link
+        of_job = self.plan.job.cluster.link(source, target)
+        if of_job is None:
+            return None
+        return Link(latency_s=of_job.latency_s, bandwidth_bytes_per_s=of_job.bandwidth_bytes_per_s)
 
     def peers_over(self, link: str, process: int) -> list[int]:
         """Processes to which `process` sends over `link`."""

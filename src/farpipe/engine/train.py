@@ -5,40 +5,38 @@ Between two steps: evaluation, the snapshot of a checkpoint, leaving when SIGTER
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Final
 
 from farpipe.core.errors import DivergedError, InputError, RunError, RunInterruptedError, RunStoppedError
 from farpipe.core.step import Schedule
 from farpipe.core.units import counted
 from farpipe.engine.agreement import agree, leaving_together
 from farpipe.engine.checkpoint.checkpointer import END_S, Checkpointer
-from farpipe.engine.checkpoint.mirror import Mirror
 from farpipe.engine.checkpoint.resume import resume
 from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWatch, OrderSwitch, Watch
 from farpipe.engine.executor.evaluation import evaluation_of
 from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.peers import Messenger, Peers, TensorPeers
-from farpipe.engine.executor.staging import Staging, memory_figures
+from farpipe.engine.executor.staging import Staging
 from farpipe.engine.executor.step_plans import MakePlanner, StepPlans
 from farpipe.engine.executor.wire_types import NarrowMessenger
 from farpipe.engine.executor.work import SleepTrainer, Trainer, Work
-from farpipe.engine.figures.metrics import SUMMARY_NAME, Summary, mirrored_text
+from farpipe.engine.figures.memory import memory_figures
+from farpipe.engine.figures.metrics import SUMMARY_NAME, Summary
 from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
 from farpipe.engine.links import LinkShape
 from farpipe.engine.lock import lock_of_rank_0
 from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
+from farpipe.engine.outgoing import Log, Outgoing, outgoing_of
+from farpipe.engine.publish.publisher import MakePublisher
 from farpipe.engine.replicas.replicas import PipelinePeers
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
 from farpipe.engine.versions import untested, versions_of
 from farpipe.planning.workload import StepPlan
-
-NOTHING_TRAVELS: Final = "training.mirror: every site writes whole checkpoints by itself, so nothing has to travel"
 
 
 def train_rank(
@@ -49,15 +47,17 @@ def train_rank(
     stop: Callable[[], bool] = lambda: False,
     make_watch: MakeWatch | None = None,
     make_planner: MakePlanner | None = None,
+    make_publisher: MakePublisher | None = None,
     make_elastic: MakeElastic | None = None,
 ) -> Summary | None:
     """Run the steps of `run` that are not done yet; rank 0 writes the figures to `run_dir` and gets the summary.
 
     `stop` is asked in every step; when it says so on any rank, all ranks write a checkpoint and leave with
-    RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that, and `make_planner` what
-    plans the steps of a training on chunks, and `make_elastic` the work of one site of an elastic run. InputError when
-    the ranks disagree on what to run or no checkpoint can be read, InfeasibleError when a step's sequences can't fit,
-    DivergedError when the training diverges, RunError when a rank is lost or the figures can't be written.
+    RunStoppedError. `make_watch` makes what re-plans on rank 0, where the run asks for that, `make_planner` what plans
+    the steps of a training on chunks, `make_publisher` what publishes weights, where the run asks for that, and
+    `make_elastic` the work of one site of an elastic run. InputError when the ranks disagree on what to run or no
+    checkpoint can be read, InfeasibleError when a step's sequences can't fit, DivergedError when the training diverges,
+    RunError when a rank is lost or the figures can't be written.
     """
     if (run_dir / SUMMARY_NAME).exists():
         raise InputError(f"{run_dir}: this run has come to its end; choose another directory")
@@ -76,12 +76,13 @@ def train_rank(
                 raise InputError(agreed.different_weights)
         work.restore(start.step)
         if elastic is not None:
-            start = dataclasses.replace(start, step=elastic.begin(start.step))
             stack.callback(elastic.membership.close)
+            start = dataclasses.replace(start, step=elastic.begin(start.step))
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded
-        mirror = Mirror(run, peers, run_dir, start.step) if run.is_mirrored else None
+        log = Log(recorder)
+        outgoing = outgoing_of(run, peers, run_dir, start.step, work.state, log, make_publisher, stack)
         checkpointer = Checkpointer(
             run,
             work.state,
@@ -90,25 +91,22 @@ def train_rank(
             agreed.batches_sha256,
             agreed.facts,
             recorded,
-            mirror.still_needed if mirror is not None else frozenset,
+            outgoing.still_needed,
         )
         plans = _step_plans(run, work, peers, run_dir, make_planner, stack)
         order_switch = None if make_watch is None else OrderSwitch(peers, watch)
-        loop = _Loop(run, work, peers, checkpointer, recorder, stop, order_switch, plans, mirror)
+        loop = _Loop(run, work, peers, checkpointer, log, stop, order_switch, plans, outgoing)
         damaged = [] if recorder is None or elastic is not None else recorder.problems  # its lines may have gaps
         skipped = [f"skipped a checkpoint: {problem}" for problem in start.skipped]
-        loop.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
+        log.warn([*skipped, *start.changed, *damaged, *untested(versions_of(run))])
         try:
-            if mirror is not None:
-                loop.say([NOTHING_TRAVELS] if mirror.nothing_travels else [])
-                mirror.start()
+            outgoing.start()
             loop.run(start.step)
         except DivergedError as error:
             raise DivergedError(f"{error}; {loop.end_diverged()}") from None
         finally:
             checkpointer.end(min(END_S, run.transport.timeout_s / 2))
-            if mirror is not None:
-                mirror.stop()
+            outgoing.stop()
         summary = None if recorder is None else recorder.finish(run.num_steps)
         peers.exchange("end", b"", waiting_for="rank 0 to write the results")  # it asks the others' clocks until then
         return summary
@@ -152,15 +150,15 @@ class _Loop:
         work: Work,
         peers: Peers,
         checkpointer: Checkpointer,
-        recorder: Recorder | None,
+        log: Log,
         stop: Callable[[], bool],
         order_switch: OrderSwitch | None,
         plans: StepPlans | None,
-        mirror: Mirror | None = None,
+        outgoing: Outgoing,
     ) -> None:
-        self._order_switch, self._plans, self._mirror = order_switch, plans, mirror
+        self._order_switch, self._plans, self._outgoing = order_switch, plans, outgoing
         self._run, self._work, self._peers = run, work, peers
-        self._checkpointer, self._recorder = checkpointer, recorder
+        self._checkpointer, self._log, self._recorder = checkpointer, log, log.recorder
         self._pipeline = _pipeline(run, peers)
         self._staging = Staging(self._pipeline, peers.abort) if run.device == "cuda" else None
         self._executor = self._executor_of(run.plan.schedule)
@@ -189,40 +187,19 @@ class _Loop:
             commands = self._after_exchange(step)
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, commands)
+            self._outgoing.after_step(step, commands, (report.end_ns - report.begin_ns) * 1e-9)
             begin_ns = self._peers.clock.now_ns()
-            self._look_after_mirror((report.end_ns - report.begin_ns) * 1e-9)
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
             self._num_done = step + 1
             if self._elastic is not None and step + 1 < self._run.num_steps:
                 self._elastic.after_step(step + 1)
             if STOP in commands and step + 1 < self._run.num_steps:
                 self._leave(step + 1)
-        self.warn(self._checkpointer.finish())
+        self._log.warn(self._checkpointer.finish())
         self._expect_last_checkpoint()
-        self._finish_mirror()
+        self._outgoing.finish()
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
-            self.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
-
-    def _look_after_mirror(self, step_s: float) -> None:
-        """Tell the mirror how long the step was, and rank 0's recorder what it has brought about."""
-        if self._mirror is None:
-            return
-        self._mirror.rates.step_took(step_s)
-        if self._recorder is not None:
-            newest, problems = self._mirror.news()
-            self._recorder.mirrored(newest)
-            self.warn(problems)
-
-    def _finish_mirror(self) -> None:
-        """The last checkpoint is mirrored as well before the run ends, and no rank leaves while others send to it."""
-        if self._mirror is None:
-            return
-        self._mirror.finish()
-        self._peers.exchange("mirrored", b"", waiting_for="the others to have the last checkpoint")
-        if self._recorder is not None:
-            newest, problems = self._mirror.news()
-            self.warn(problems)
-            self.say([mirrored_text(newest)] if newest else [])
+            self._log.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
 
     def _change_links(self, step: int) -> None:
         """Emulated links change as the run says; over real ones this rank sends at the rate that they have then."""
@@ -245,6 +222,7 @@ class _Loop:
             self._order_switch.before_exchange(step, self._commands.ask)
         if self._plans is not None:
             self._plans.before_exchange(step)
+        self._outgoing.before_exchange(step, self._commands.ask)
 
     def _after_exchange(self, step: int) -> set[bytes]:
         """Commands that came with the exchange that ended `step`; the next step gets its order and its plan."""
@@ -270,7 +248,7 @@ class _Loop:
         self._executor = self._executor_of(plan.schedule)
         if self._recorder is not None and self._plans is not None and self._plans.latest is not None:
             self._recorder.plan_from(step, self._plans.latest)
-            self.warn([self._plans.latest.warning] if self._plans.latest.warning else [])
+            self._log.warn([self._plans.latest.warning] if self._plans.latest.warning else [])
 
     def _post(self, report: StepReport, **further: float) -> None:
         events = tuple(event.to_data() for event in self._peers.take_events())
@@ -301,7 +279,7 @@ class _Loop:
             if (every and num_steps % every == 0) or is_last or commands & {CHECKPOINT, STOP}:
                 self._checkpointer.save(num_steps)
                 self._commands.checkpoint_begun()
-        self.warn(problems := self._checkpointer.collect())
+        self._log.warn(problems := self._checkpointer.collect())
         if problems and self._checkpointer.never_succeeds:  # better now than after days that would be lost
             raise RunError(f"{problems[-1]}; it is not the first that failed, and {self._newest}")
 
@@ -319,7 +297,7 @@ class _Loop:
 
     def _leave(self, num_steps: int) -> None:
         """Leave after the checkpoint that was asked for."""
-        self.warn(self._checkpointer.finish())
+        self._log.warn(self._checkpointer.finish())
         self._record_all()
         after = f"stopped by SIGTERM or SIGHUP after {counted(num_steps, 'step')}"
         if not self._checkpointer.keep:
@@ -334,7 +312,7 @@ class _Loop:
         What goes wrong in here, as on a full disk, is reported but not raised: to start the run again would not help.
         """
         try:
-            self.warn(self._checkpointer.finish())
+            self._log.warn(self._checkpointer.finish())
             self._record_all()
         except (RunError, OSError) as error:
             self._peers.abort(str(error))  # the others may be waiting for this rank
@@ -352,19 +330,6 @@ class _Loop:
         if self._recorder is not None:
             self._recorder.drain(self._num_done)
         self._peers.exchange("stop", b"", waiting_for="rank 0 to write the figures of the last step")
-
-    def warn(self, warnings: list[str]) -> None:
-        """Report what went wrong though the run goes on: in rank 0's log and in the metrics."""
-        if self._recorder is None or not warnings:
-            return
-        self.say([f"warning: {warning}" for warning in warnings])
-        self._recorder.warn(warnings)
-
-    def say(self, lines: list[str]) -> None:
-        """Print lines to rank 0's log."""
-        for line in lines if self._recorder is not None else ():
-            with suppress(OSError):  # the log's disk may be full
-                print(line, file=sys.stderr, flush=True)
 
 
 def _pipeline(run: RunSpec, peers: Peers) -> Messenger:

@@ -11,7 +11,7 @@ from farpipe.cli.probe import doubts
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
 from farpipe.engine.links import LinkShape
-from farpipe.engine.transport import Tag, TransportConfig, handshake, link_probe, message_probe
+from farpipe.engine.transport import Tag, TransportConfig, handshake, link_probe, message_probe, pair
 from farpipe.engine.transport.link_probe import ProbeServer, Sides, answer, ask, measure
 from farpipe.engine.transport.message_probe import Messages, arrival_rate
 from transports import connected, in_parallel, tls_files
@@ -182,7 +182,7 @@ def test_several_at_once_are_measured_or_told_why_not(server):
 
 def test_a_side_that_dies_in_the_middle_is_told_and_the_next_one_is_measured(server):
     with link_probe._dial(("127.0.0.1", server.port), PLAIN) as sock:
-        link_probe._send(sock, {"nonce": "00", "introduction": "{}"})
+        pair.say(sock, {"nonce": "00", "introduction": "{}"})
         assert said(server, "what rank 1 says of itself makes no sense")
     assert measure(("127.0.0.1", server.port), PLAIN, seconds=0.1, num_streams=2).streams_there > 0
 

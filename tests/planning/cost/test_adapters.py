@@ -184,3 +184,16 @@ def test_the_host_takes_longer_to_launch_a_layer_with_experts():
         for model in (llama(), llama(experts=EXPERTS))
     )
     assert mixed - plain == pytest.approx(LAW.expert_launch_s)
+
+
+def test_maps_that_are_apart_have_an_adapter_each():
+    """As peft has them in a Llama: 8 x (in + out) for each of query, key, value, output, gate, up and down."""
+    megatron = {"target_modules": "linear_qkv linear_proj linear_fc1 linear_fc2"}
+    apart, fused = (stage(lora={"rank": 8} | named) for named in ({}, megatron))
+    model = llama()
+    heads, keys, wide = model.attention_hidden, model.kv_hidden, model.ffn_hidden
+    widths, depths = (heads, keys, keys, model.hidden, wide, wide, model.hidden), (*(model.hidden,) * 5, heads, wide)
+    assert apart.num_params == 2 * 8 * sum(widths + depths)
+    assert fused.num_params == apart.num_params - 2 * 8 * 3 * model.hidden, "three matrices less from the same input"
+    assert apart.weight_grad_s > fused.weight_grad_s
+    assert apart.activation_bytes == fused.activation_bytes

@@ -12,6 +12,7 @@ from farpipe.core.spec.data import Data
 from farpipe.core.spec.lora import possible_modules
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
+from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.recompute import operations_of, possible_operations
 from farpipe.core.spec.training import ContextExchange, Matmul, MetricsSettings, RunKeys, Training
 from farpipe.core.spec.write import as_toml, link_table, site_table
@@ -97,6 +98,7 @@ class Job(Request):
     cluster: Cluster
     metrics: MetricsSettings = Field(default=MetricsSettings(), exclude_if=lambda given: given == MetricsSettings())
     run: RunKeys = Field(default=RunKeys(), exclude_if=lambda given: given == RunKeys())
+    publish: PublishSettings | None = Field(default=None, exclude_if=lambda given: given is None)
     text: Annotated[str, Field(strict=True, min_length=0)] = Field(default="", repr=False)
     """The file this was read from, word for word, for the run directory; empty for a job made in Python."""
 
@@ -118,6 +120,7 @@ class Job(Request):
         self._check_packing()
         self._check_local_steps()
         self._check_evaluation()
+        self._check_publish()
         return self
 
     @property
@@ -143,6 +146,7 @@ class Job(Request):
             ("[schedule]", {"method": self.schedule or "auto"}),
             ("[metrics]", self.metrics.model_dump(exclude_defaults=True)),
             ("[run]", self.run.model_dump(exclude_defaults=True)),
+            *([("[publish]", self.publish.model_dump())] if self.publish else []),
         )
 
     def _check_lengths(self) -> None:
@@ -178,7 +182,7 @@ class Job(Request):
 
     def _check_lora(self) -> None:
         known = possible_modules(self.model)
-        for module in self.training.lora.target_modules if self.training.lora else ():
+        for module in (self.training.lora.target_modules or ()) if self.training.lora else ():
             if module not in known:
                 raise fault(
                     f"the layers of {self.model.name} have no {module}; they have {', '.join(known)}",
@@ -366,4 +370,10 @@ class Job(Request):
             raise fault(
                 "no text is held out for it; set data.held_out, for example to 0.01",
                 *("training", "evaluate_every_steps"),
+            )
+
+    def _check_publish(self) -> None:
+        if self.publish is not None and self.training.elastic:
+            raise fault(
+                "sites that may leave do not publish yet; leave it out, or set training.elastic = false", "publish"
             )

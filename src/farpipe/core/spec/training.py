@@ -129,6 +129,9 @@ class Training(Part):
     overlap_moe_expert_parallel_comm: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The exchange of tokens runs beside the computation of another microbatch (Megatron-LM's
     `--overlap-moe-expert-parallel-comm`)."""
+    moe_router_bias_update_rate: Annotated[NonNegative, Field(exclude_if=lambda rate: rate == 0)] = 0.0
+    """How far the routers' correction biases move in a step towards experts that were chosen less often than the mean
+    (Megatron-LM's `--moe-router-bias-update-rate`), as DeepSeek-V3 was trained; `0`: they stay."""
     lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
     """Low-rank adapters beside frozen weights, a [table](#traininglora). The engine trains them by peft, without
     tensor and context parallelism and ZeRO-2 and 3."""
@@ -236,15 +239,20 @@ class Training(Part):
             raise fault("only with matmul mxfp8", "fp8_output_proj")
         if self.tp_comm_overlap and self.sequence_parallel is False:
             raise fault("it divides what sequence parallelism gathers; set sequence_parallel = true", "tp_comm_overlap")
-        if self.lora is not None and self.fp8_param_gather:
-            raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
         if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
             raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
         self._check_mirror()
+        self._check_frozen()
         self._check_group()
         self._check_offloading()
         self._check_decay()
         return self
+
+    def _check_frozen(self) -> None:
+        if self.lora is not None and self.moe_router_bias_update_rate:
+            raise fault("frozen routers stay as they are; leave it out with lora", "moe_router_bias_update_rate")
+        if self.lora is not None and self.fp8_param_gather:
+            raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
 
     def _check_group(self) -> None:
         if self.overlap_param_gather is not None and (self.zero not in ("auto", 1) or not self.overlap):

@@ -41,6 +41,7 @@ from farpipe.core.spec.part import (
     first,
     known,
 )
+from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.training import MetricsSettings, Rate, RunKeys, Training
 from farpipe.core.strict import nearest
 
@@ -232,6 +233,7 @@ class WrittenJob(Written):
     schedule: WrittenSchedule = WrittenSchedule()
     metrics: MetricsSettings = MetricsSettings()
     run: RunKeys = RunKeys()
+    publish: PublishSettings | None = None
 
     def resolve(self) -> Job:
         """The job."""
@@ -244,4 +246,5 @@ class WrittenJob(Written):
             schedule=self.schedule.method,
             metrics=self.metrics,
             run=self.run,
+            publish=self.publish,
         )

@@ -30,12 +30,17 @@ def expect_memory(spec: "RunSpec") -> None:
             "train a smaller model, rehearse this one with --device sleep, or let `farpipe prepare` write what "
             "torchrun needs to start it at its sites"
         )
-    free = min([*_free_of_machine(), *_free_of_cgroups()], default=None)
+    free = free_memory()
     if free is not None and needed_bytes > free[0]:
         raise InfeasibleError(
             f"all {spec.num_processes} ranks on this machine: {what} take {format_bytes(needed_bytes)}, and "
             f"{format_bytes(free[0])} are free{free[1]}; {change}"
         )
+
+
+def free_memory() -> tuple[int, str] | None:
+    """(bytes free for this process, where that is said); None where nothing says it."""
+    return min([*_free_of_machine(), *_free_of_cgroups()], default=None)
 
 
 def _free_of_machine() -> list[tuple[int, str]]:

@@ -154,6 +154,7 @@ def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
     defaults: dict[str, Any] = {
         "num_steps": plan.job.training.num_steps,
         "metrics": plan.job.metrics,
+        "publish": plan.job.publish,
         "emulate_links": of_job.emulate,
         "replan": ReplanSettings() if of_job.replan else None,
         "transport": {

@@ -1,9 +1,6 @@
 """The two sides of a probe, a run of two ranks: one listens (`ProbeServer`), the other asks (`measure`).
 
-They meet on the port of the side that listens. A connection there begins as any between ranks does, within TLS where
-there are certificates, and with the proof that both know the probe's token (`handshake`); then both sides say
-where they are to be reached and draw a nonce, from which follows the token of the run. From then on it is a transport
-like that of training, on the same port. Needs no torch.
+They meet on the port of the side that listens (`pair`). Needs no torch.
 
 The side that asks (rank 1) sends commands as JSON, the other (rank 0) obeys; both use the channels that training uses,
 so the figures are what messages get, with TLS, the kernel's windows and emulated links. A rate is that of batches of
@@ -15,7 +12,6 @@ import itertools
 import json
 import socket
 import statistics
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +23,7 @@ from farpipe.core.errors import RunError
 from farpipe.engine.transport import handshake
 from farpipe.engine.transport.config import TransportConfig
 from farpipe.engine.transport.dialler import Listener
-from farpipe.engine.transport.handshake import HandshakeError, Purpose, nonce, prove, receive_before
+from farpipe.engine.transport.handshake import HandshakeError, Purpose
 from farpipe.engine.transport.meeting import connect
 from farpipe.engine.transport.message_probe import (
     COMMANDS,
@@ -40,9 +36,9 @@ from farpipe.engine.transport.message_probe import (
     send_batch,
     take_batch,
 )
-from farpipe.engine.transport.rendezvous import Meeting
-from farpipe.engine.transport.security.tls import Credentials, RefusedError, TlsFiles, check_address, secure
-from farpipe.engine.transport.tcp import listen, prepare
+from farpipe.engine.transport.pair import LIMIT_S, PairMeeting, dial
+from farpipe.engine.transport.security.tls import Credentials, RefusedError, TlsFiles
+from farpipe.engine.transport.tcp import listen
 from farpipe.engine.transport.transport import Transport
 from farpipe.engine.transport.wire import Tag
 
@@ -211,12 +207,8 @@ def _positive(text: bytes) -> float:
     raise RunError("its answer makes no sense; are both sides of the same version?")
 
 
-LIMIT_S: Final = 5.0
-"""Longest wait for the other side at the meeting, and beyond the time of a measurement."""
 RETRY_S: Final = 1.0
 _PAUSE_S: Final = 0.1
-_LENGTH: Final = struct.Struct("<I")
-_MAX_TEXT_BYTES: Final = 64 << 10
 
 
 class Sides(NamedTuple):
@@ -264,7 +256,7 @@ class ProbeServer:
                 host = str(sock.getpeername()[0])
                 self._on_event(f"measuring for {host}")
                 config = _config(self._host, self.port, self._sides, MAX_SECONDS)
-                with connect(SERVER, 2, config, _Meeting(sock, SERVER, self._sides.token)) as transport:
+                with connect(SERVER, 2, config, PairMeeting(sock, SERVER, self._sides.token, asks=False)) as transport:
                     answer(transport, self._host)
         except (RunError, OSError) as error:
             self._on_event(f"{host}: {error}")
@@ -289,47 +281,8 @@ def measure(
     """
     with _reaching(address), _reach(address, sides) as sock:
         config = _config(str(sock.getsockname()[0]), 0, sides, seconds)
-        with connect(CLIENT, 2, config, _Meeting(sock, CLIENT, sides.token)) as transport:
+        with connect(CLIENT, 2, config, PairMeeting(sock, CLIENT, sides.token, asks=True)) as transport:
             return ask(transport, seconds=seconds, num_streams=num_streams, host=address[0], messages=messages)
-
-
-class _Meeting(Meeting):
-    """The Meeting over `sock`, whose ends know each other. An address is the one at which the connection found it."""
-
-    token = b""
-
-    def __init__(self, sock: socket.socket, rank: int, token: bytes) -> None:
-        self._sock, self._rank, self.token = sock, rank, token
-
-    def introduce(self, introduction: str, timeout_s: float) -> list[str]:
-        """Introductions of both sides; the one that asks speaks first, for the other listens for the run by then."""
-        deadline_s = time.monotonic() + timeout_s
-        own = {"nonce": nonce().hex(), "introduction": introduction}
-        if self._rank == CLIENT:
-            _send(self._sock, own)
-        theirs = _receive(self._sock, deadline_s)
-        if self._rank == SERVER:
-            _send(self._sock, own)
-        both = (theirs, own) if self._rank == CLIENT else (own, theirs)
-        self.token = prove(self.token, b"run", "".join(one["nonce"] for one in both).encode())
-        found = json.dumps(json.loads(theirs["introduction"]) | {"host": str(self._sock.getpeername()[0])})
-        return [found, introduction] if self._rank == CLIENT else [introduction, found]
-
-
-def _send(sock: socket.socket, said: dict[str, str]) -> None:
-    text = json.dumps(said).encode()
-    sock.sendall(_LENGTH.pack(len(text)) + text)
-
-
-def _receive(sock: socket.socket, deadline_s: float) -> dict[str, str]:
-    """Receive the other side's description of itself; RefusedError if that makes no sense."""
-    (num_bytes,) = _LENGTH.unpack(receive_before(sock, _LENGTH.size, deadline_s))
-    if num_bytes <= _MAX_TEXT_BYTES:
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            said = json.loads(receive_before(sock, num_bytes, deadline_s))
-            if isinstance(json.loads(said["introduction"]), dict):
-                return {name: str(said[name]) for name in ("nonce", "introduction")}
-    raise RefusedError("what it says makes no sense; are both sides of the same version?")
 
 
 @contextlib.contextmanager
@@ -363,23 +316,12 @@ def _reach(address: tuple[str, int], sides: Sides) -> socket.socket:
 
 def _dial(address: tuple[str, int], sides: Sides) -> socket.socket:
     """The first connection, whose other side has proven itself."""
-    sock = socket.create_connection(address, timeout=LIMIT_S)
     try:
-        prepare(sock)
-        if (context := Credentials(sides.tls).context(server=False)) is not None:
-            dialled = str(sock.getpeername()[0])
-            sock = secure(sock, context, server=False)
-            check_address(sock, dialled)
-        handshake.offer(sock, Purpose(CLIENT, SERVER, None), sides.token, 0)
+        return dial(address, sides.tls, sides.token, Purpose(CLIENT, SERVER, None))
     except HandshakeError:
-        sock.close()
         raise _NotAdmittedError(
             "it has another token (give the one that it shows with --token), or is measuring for somebody else"
         ) from None
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _config(host: str, port: int, sides: Sides, seconds: float = 0.0) -> TransportConfig:

@@ -66,7 +66,8 @@ class Transport:
         )
         self._outboxes: dict[Channel, Outbox] = {}
         self._incoming: dict[tuple[Channel, int], Reconnector] = {}
-        self._links: Links | None = None
+        self.links: Links | None = None
+        """The emulated links of this run; None where all are real."""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -80,7 +81,7 @@ class Transport:
     ) -> None:
         """Connect to the ranks that have introduced themselves, and see that all have come so far; for `connect`."""
         token = rendezvous.token
-        self._links, self._dialler = links, Dialler(self.rank, ranks, token, credentials, self._config)
+        self.links, self._dialler = links, Dialler(self.rank, ranks, token, credentials, self._config)
         config, tick_s = self._config, self._config.silence_s / 5
         on_fault = partial(self._health.fault, what="moving messages")
         self._loops = [Loop(f"farpipe transport {index}", tick_s, on_fault) for index in range(num_threads())]
@@ -146,7 +147,7 @@ class Transport:
 
     def _control_link(self, peer: int) -> ControlLink:
         name = self._config.emulated_link(self.rank, peer)
-        reserve = partial(self._links.reserve_beside, name) if self._links and name else None
+        reserve = partial(self.links.reserve_beside, name) if self.links and name else None
         return ControlLink(peer, self._health, self.clock, self._control.on_message, reserve)
 
     def open(self, peer: int, kind: ChannelKind, streams: int | None = None) -> None:
@@ -205,7 +206,7 @@ class Transport:
 
     def _reservation(self, channel: Channel) -> Callable[[Tag, int], Passage] | None:
         """Return how a message gets its times on an emulated link, or on a path of its own; None: its link is real."""
-        name, links = self._config.emulated_link(self.rank, channel.peer), self._links
+        name, links = self._config.emulated_link(self.rank, channel.peer), self.links
         own_paths = self._config.own_paths or (lambda kind, tag: None)
         if name is None or links is None:
             return None
@@ -309,8 +310,8 @@ class Transport:
 
     def change_link(self, name: str, shape: Shape) -> None:
         """Change an emulated link for all ranks from now on."""
-        assert self._links is not None
-        self._links.change(name, shape)
+        assert self.links is not None
+        self.links.change(name, shape)
 
     def expect_rate(self, peer: int, bytes_per_s: float) -> None:
         """Pace the channels to `peer`, the open ones too, by what its real link carries from now on."""
@@ -386,8 +387,8 @@ class Transport:
         self._control.close(deadline_s)
         for loop in self._loops:
             loop.close(deadline_s)
-        if self._links:
-            self._links.close()
+        if self.links:
+            self.links.close()
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from typing import Final
 from farpipe.core.spec import Device, Lora, Matmul, Model, Precision, Training, recomputed_of
 from farpipe.core.spec.lora import attention_modules
 from farpipe.core.spec.training import QUANTIZED
-from farpipe.planning.cost.adapters import layout_adapted
+from farpipe.planning.cost.adapters import layout_adapted, shared_inputs
 from farpipe.planning.cost.layout import Layout
 
 MASK_BYTES: Final = 1
@@ -54,7 +54,7 @@ def kept_input_bytes(training: Training, *modules: str) -> float:
     """
     if training.lora is None:
         return input_bytes(training)
-    if not set(modules) & set(training.lora.target_modules):
+    if not any(training.lora.adapts(module) for module in modules):
         return 0.0
     return element_bytes(training.precision) + (MASK_BYTES if training.lora.dropout else 0)
 
@@ -312,8 +312,9 @@ def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float
 def _adapter_stash_bytes(model: Model, training: Training, lora: Lora, layout: Layout) -> float:
     """The same of the adapters: inputs of both matrices, and the gradients of both results."""
     base = layout_adapted(model, lora, microbatch_tokens(training, layout), layout)
-    numbers = sum(at.count * at.rows * (at.depth + at.columns + 2 * lora.rank) for at in base)
-    return numbers * element_bytes(training.precision)
+    numbers = sum(at.count * at.rows * (at.columns + 2 * lora.rank) for at in base)
+    inputs = sum(at.count * at.rows * at.depth for at in shared_inputs(base))
+    return (numbers + inputs) * element_bytes(training.precision)
 
 
 def head_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
