@@ -1,12 +1,13 @@
 """Fit the constants of src/farpipe/core/catalog/efficiency.toml.
 
-    FARPIPE_DATA=folder python -m benchmarks.cost_model.fit_efficiency
+    FARPIPE_DATA=folder python -m benchmarks.cost_model.fit_efficiency [--without SOURCE] [--a100]
 
 The folder has the public tables that published_steps.py reads, and sailor/profiles_tmp.json. Prints, for
 every device, the constants found, the mean error on each source before and after, and the error on a source when the
 others alone are fitted (leave one source out). Sources weigh alike, so that a table of 720 rows counts as much as one
 of five. What is made small is the mean absolute relative error, by a pattern search over the constants' logarithms;
-start values are those of the catalogue. `--a100` fits the law itself as well, which takes some minutes.
+start values are those of the catalogue. `--without` leaves a source out of every fit and prints the error on it alone
+with the catalogue's constants and with those found; `--a100` fits the law itself as well, which takes some minutes.
 """
 
 import argparse
@@ -182,9 +183,12 @@ FRACTIONS |= dict.fromkeys(
 LAW = ("matrix_fraction", "memory_fraction", "loss_passes", "layer_launch_s", "depth_elements", "action_overhead_s")
 
 
-def tell(device: str, names: Sequence[str], sources: Sources) -> None:
-    """Fit, print the constants and the errors, and those of each source when it was left out."""
+def tell(device: str, names: Sequence[str], sources: Sources, without: str | None) -> None:
+    """Fit, print the constants and the errors, and those of each source when it was left out; of `without` alone."""
     base = calibration_of(preset_site("site", device, 8).device)
+    if without is not None:
+        tell_without(device, names, sources, without)
+        return
     found, _ = fit(device, names, sources, FRACTIONS)
     print(f"{device}: " + ", ".join(f"{name} = {value:.4g}" for name, value in found.items()))
     for name, measured in sources.items():
@@ -192,6 +196,13 @@ def tell(device: str, names: Sequence[str], sources: Sources) -> None:
         fitted = error_of(measured, {device: replace(base, **found)}, exact=True)
         errors = f"today {before:6.1%}, fitted {fitted:6.1%}, left out {left_out(device, names, sources, name)}"
         print(f"  {name:32} {len(measured):4} rows, {errors}", flush=True)
+
+
+def tell_without(device: str, names: Sequence[str], sources: Sources, without: str) -> None:
+    """The error on the source called `without`, where the device has it, today and fitted to the others."""
+    if without in sources:
+        today = error_of(sources[without], {}, exact=True)
+        print(f"{device}: {without}: today {today:.1%}, left out {left_out(device, names, sources, without)}")
 
 
 def left_out(device: str, names: Sequence[str], sources: Sources, name: str) -> str:
@@ -267,26 +278,35 @@ def main() -> None:
     """Fit and tell about every device that there are measurements of."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--a100", action="store_true", help="fit the law on whole A100 steps too")
+    parser.add_argument("--without", metavar="SOURCE", help="print only the error on a source that no fit has seen")
     wanted = parser.parse_args()
+    without = wanted.without
     folder = data_folder("the public tables")
     known, parts = steps(folder, every=20), layers(folder)
     names = {"megatron": "GPT-", "llama-3": "Llama3", "megatron-bridge, fp8": "LLAMA3"}
     h100 = {name: [row for row in known["h100"] if str(row.point).startswith(start)] for name, start in names.items()}
-    tell("h100-sxm", ("matrix_fraction", "fp8_fraction"), h100)
-    tell("h100-96gb-500w", ("matrix_fraction", "fp8_fraction"), {"torchtitan-h100": known["torchtitan-h100"]})
+    tell("h100-sxm", ("matrix_fraction", "fp8_fraction"), h100, without)
+    tell("h100-96gb-500w", ("matrix_fraction", "fp8_fraction"), {"torchtitan-h100": known["torchtitan-h100"]}, without)
     blackwell = {name: known[name] for name in ("b200", "b200-context", "b200-experts")}
-    tell("b200", ("matrix_fraction", "attention_fraction"), blackwell)
-    tell_narrow(known)
+    tell("b200", ("matrix_fraction", "attention_fraction"), blackwell, without)
+    if without is None:
+        tell_narrow(known)
     for device, name in (("a100-80gb", "tf32"), ("a100-40gb", "tf32"), ("gh200", "tf32"), ("v100-16gb", "fp32")):
         own = {key: parts[key] for key in parts if device in key and (name == "fp32" or not key.endswith("OPT-30"))}
-        tell(device, (f"{name}_fraction",), own)
+        tell(device, (f"{name}_fraction",), own, without)
     for device, name in (("titan-rtx", "fp32"), ("rtx-2080-ti", "fp32"), ("rtx-3090", "tf32")):
-        tell(device, (f"{name}_fraction", "machine_link_fraction"), {"OPT-350": parts[f"sailor {device} OPT-350"]})
-    print(f"gh200, whole steps, never fitted: {error_of(known['sailor-opt-350-gh200'], {}, exact=True):.1%}")
-    tell_gains()
+        tell(
+            device,
+            (f"{name}_fraction", "machine_link_fraction"),
+            {"OPT-350": parts[f"sailor {device} OPT-350"]},
+            without,
+        )
+    if without is None:
+        print(f"gh200, whole steps, never fitted: {error_of(known['sailor-opt-350-gh200'], {}, exact=True):.1%}")
+        tell_gains()
     if wanted.a100:
         names = ("korthikanti-2022", "vtrain-multi-node", "vtrain-single-node", "narayanan-sc21", "zero-bubble-shapes")
-        tell("a100-80gb", LAW, {name: known[name] for name in names})
+        tell("a100-80gb", LAW, {name: known[name] for name in names}, without)
 
 
 if __name__ == "__main__":

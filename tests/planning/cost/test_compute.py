@@ -44,9 +44,10 @@ def all_times(part, model, spec, degrees, at=None, law=LAW):
     **HOW,
 )
 def test_more_tokens_never_take_less_time(part, size, more, tensor, **how):
-    spec = training(**how)
+    """Launches of softmax aside, which is one kernel for some numbers of sequences alone."""
+    spec, law = training(**how), replace(LAW, softmax_launch_s=0.0)
     few, many = (
-        all_times(part, llama(), spec, layout(tensor=tensor, microbatch_size=b, num_microbatches=1))
+        all_times(part, llama(), spec, layout(tensor=tensor, microbatch_size=b, num_microbatches=1), law=law)
         for b in (size, size + more)
     )
     assert no_longer(few, many)
@@ -244,3 +245,17 @@ def test_computing_beside_fsdp_s_collectives_takes_longer_by_half_of_their_time(
     assert parts[0].forward_s == parts[0].input_grad_s == 0, "all of it fits beside computing"
     assert parts[1].forward_s == pytest.approx(0.5 * open_s.forward_s)
     assert parts[1].input_grad_s == pytest.approx(0.5 * open_s.input_grad_s)
+
+
+@pytest.mark.parametrize(("heads", "tensor", "size", "how", "expected"), [
+    (16, 8, 1, {}, False), (16, 8, 2, {}, True), (16, 4, 1, {}, True), (16, 8, 1, {"flash_attention": True}, True),
+    (16, 8, 1, {"precision": "fp32"}, True), (16, 8, 1, {"framework": "pytorch"}, True),
+])  # fmt: skip
+def test_megatron_s_softmax_is_one_kernel_for_multiples_of_four_matrices(heads, tensor, size, how, expected):
+    asked = training(**{"flash_attention": False} | how)
+    degrees = layout(tensor=tensor, microbatch_size=size)
+    assert compute.fuses_softmax(gpt(num_heads=heads), asked, degrees) is expected
+    known = compute.launch_s(gpt(num_heads=heads), asked, degrees, LAW)
+    assert known == pytest.approx(
+        LAW.layer_launch_s + 2 * tensor * LAW.collective_launch_s + (0 if expected else LAW.softmax_launch_s)
+    )

@@ -197,7 +197,7 @@ def test_a_toml_file_has_groups_of_its_own(tmp_path):
         (("num_heads = 32", "num_heads = 33"), r"points\[0\].hidden: 4096 is not a multiple of num_heads 33"),
         (
             ('recompute = "none"', 'recompute = "some"'),
-            r"points\[0\].recompute: expected 'none', 'full', 'selective' or some of core_attn, .*found 'some'",
+            r"points\[0\].recompute: expected 'none', 'full', 'op', 'selective' or some of core_attn, .*found 'some'",
         ),
         (("points/1", "points/2"), "expected 'farpipe/points/1'"),
         (("step_s = 1.0", ""), "step_s: missing"),

@@ -88,7 +88,9 @@ class Calibration:
     expert_sync_s: float
     """Idle time of the device in a layer's forward after the host has asked how many tokens each expert gets."""
     collective_launch_s: float
-    """Overhead of one collective, in addition to it."""
+    """The host's time for one collective and each of its devices: all wait for the slowest of their hosts."""
+    softmax_launch_s: float
+    """The host's time for a layer's softmax in addition where one kernel does not compute it."""
     action_overhead_s: float
     """Fixed time of one F or I besides its computation."""
     stage_change_s: float

@@ -323,8 +323,17 @@ def launch_s(model: Model, training: Training, layout: Layout, calibration: Cali
     experts_s = calibration.expert_launch_s if model.experts is not None else 0.0
     if training.cuda_graphs:
         return experts_s
-    collectives = COLLECTIVES_PER_PASS if layout.tensor > 1 else 0
-    return calibration.layer_launch_s + collectives * calibration.collective_launch_s + experts_s
+    collectives = COLLECTIVES_PER_PASS * layout.tensor if layout.tensor > 1 else 0
+    softmax_s = 0.0 if fuses_softmax(model, training, layout) else calibration.softmax_launch_s
+    return calibration.layer_launch_s + collectives * calibration.collective_launch_s + softmax_s + experts_s
+
+
+def fuses_softmax(model: Model, training: Training, layout: Layout) -> bool:
+    """True unless PyTorch's operations scale, mask and normalise scores in place of Megatron-LM's kernel, which takes a
+    multiple of four matrices of 16-bit scores (``FusedScaleMaskSoftmax.is_kernel_available``)."""
+    if training.flash_attention or training.precision == "fp32" or training.by_pytorch:
+        return True
+    return layout.microbatch_size * model.num_heads / layout.tensor % 4 == 0
 
 
 def embedding_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
