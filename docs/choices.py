@@ -73,7 +73,10 @@ CHOICES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "`training.dropout`": {"training": {"dropout": True}},
     "`training.lora` beside attention": {"training": {"lora": Lora(rank=8, target_modules=("linear_qkv",))}},
     "`training.lora` beside MLP or experts": {"training": {"lora": Lora(rank=8, target_modules=("linear_fc1",))}},
-    "`training.local_steps`": {"training": {"local_steps": LocalSteps()}},
+    "`training.local_steps`": {
+        "training": {"local_steps": LocalSteps()},
+        "layout": {"replica_sites": ("zurich", "lugano")},
+    },
     "`cuda_graphs`": {"training": {"cuda_graphs": True}},
     "`cpu_offloading_num_layers`": {"training": {"cpu_offloading_num_layers": 1}},
     "`grad_reduce_in_fp32 = false`": {"training": {"grad_reduce_in_fp32": False}},
