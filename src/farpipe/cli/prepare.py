@@ -36,6 +36,7 @@ def prepare(
     manifests (--format).
     """
     from farpipe.engine.launch.directory import open_run_dir
+    from farpipe.engine.launch.machines import SITE_RESTARTS
     from farpipe.engine.launch.runs import run_spec_of
     from farpipe.engine.lock import only_run
 
@@ -50,7 +51,8 @@ def prepare(
         if not place.in_place:
             _keep_prepared(spec, place.run_dir)
         open_run_dir(spec, place.run_dir, resume=place.in_place, explanation=document.explanation)
-        _show_how_to_start(plan, spec, place.run_dir, plan.job.run.max_restarts, launch_format, hostfile)
+        max_restarts = plan.job.run.max_restarts or (SITE_RESTARTS if spec.is_elastic else 0)
+        _show_how_to_start(plan, spec, place.run_dir, max_restarts, launch_format, hostfile)
     named = (spec.plan.model and spec.plan.model.hugging_face, spec.plan.data.source, spec.plan.data.tokenizer)
     if paths := [path for path in named if path and Path(path).exists()]:
         typer.echo(f"\nEvery machine reads these too, at the same path from where it starts: {', '.join(paths)}")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _PLACEHOLDER: Final = re.compile(r"[^A-Za-z0-9_]")
 MASTER_PORT: Final = 29500
+SITE_RESTARTS: Final = 100
+"""Restarts of a site that may return, unless the job says another number."""
 AGENT_PORT: Final = 29600
 """Port at which the sites of an elastic run talk to each other."""
 

@@ -99,6 +99,7 @@ def main(
                         agents = Agents.from_env(site, host, certs, allow_plaintext=allow_plaintext)
                         make_elastic = partial(_elastic, run, agents)
                         run, whole_dir, run_dir = run_at(run, site), run_dir, site_folder(run_dir, site)
+                        run_dir.mkdir(parents=True, exist_ok=True)
                         if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") == "0":
                             stack.enter_context(running_agent(whole_dir, agents))
                     config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
