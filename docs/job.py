@@ -16,7 +16,7 @@ from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
 from farpipe.core.spec.part import Part
 from farpipe.core.spec.publish import PublishSettings
-from farpipe.core.spec.training import MetricsSettings, RunKeys
+from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
 from farpipe.core.spec.written import WrittenDevice, WrittenJob, WrittenModel, WrittenSchedule, WrittenSite
 
 PAGE: Final = Path(__file__).parent / "reference" / "job.md"

@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
 
 def run(options: argparse.Namespace, *, replan: bool) -> dict[str, Any]:
     """Time of the steps in every phase and in all, and the changes of order."""
-    from farpipe.core.spec.training import ReplanSettings
+    from farpipe.core.spec.run_keys import ReplanSettings
     from farpipe.engine.control.watch import LOG_NAME
     from farpipe.engine.launch import run as runner
     from farpipe.engine.links.wan import Wan, links_of_problem

@@ -11,7 +11,7 @@ from engine.test_recorder import PROBLEM, RUN, SCHEDULE, make_recorder, played, 
 from engine.test_train import make_run
 from farpipe.core.simulate import simulate
 from farpipe.core.simulate.timeline import Timeline
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.engine.figures import step_report
 from farpipe.engine.figures.metrics import read_metrics
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_bytes, record_every

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,6 +26,10 @@ def train(
     ] = False,
     allow_plaintext: AllowPlaintext = False,
     light_paths: Annotated[Path | None, typer.Option(help="Light paths of `farpipe optical simulate`.")] = None,
+    on_lost_site: Annotated[
+        Literal["replan", "wait", "end"],
+        typer.Option(help="When a site is lost: go on without it until it is back, wait, or end."),
+    ] = "end",
     as_json: AsJson = False,
 ) -> None:
     """Train here, one process per rank, with an emulated WAN between the sites.
@@ -50,6 +54,7 @@ def train(
         "emulate_links": emulated,
         "light_paths": paths,
         "resume": options.resume,
+        "on_lost_site": on_lost_site,
     }
     launching = {"allow_plaintext": allow_plaintext}
     with wan_for(plan.job.cluster, wanted=wan) as between:

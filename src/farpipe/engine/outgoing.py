@@ -4,17 +4,14 @@ import sys
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Final
 
+from farpipe.engine.checkpoint.copies import Copies
 from farpipe.engine.checkpoint.files import Piece
-from farpipe.engine.checkpoint.mirror import Mirror
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.figures.metrics import mirrored_text
 from farpipe.engine.figures.recorder import Recorder
 from farpipe.engine.publish.publisher import MakePublisher, Publisher
 from farpipe.engine.run_spec import RunSpec
-
-NOTHING_TRAVELS: Final = "training.mirror: every site writes whole checkpoints by itself, so nothing has to travel"
 
 
 class Log:
@@ -38,20 +35,18 @@ class Log:
 
 
 class Outgoing:
-    """One rank's mirror and publisher, where the run has them; all ranks make theirs at once."""
+    """One rank's copies and publisher, where the run has them; all ranks make theirs at once."""
 
-    def __init__(self, peers: Peers, log: Log, mirror: Mirror | None, publisher: Publisher | None) -> None:
-        self._peers, self._log, self._mirror, self._publisher = peers, log, mirror, publisher
+    def __init__(self, log: Log, copies: Copies, publisher: Publisher | None) -> None:
+        self._log, self._copies, self._publisher = log, copies, publisher
 
     def still_needed(self) -> Set[int]:
         """Steps of checkpoints that are kept though newer ones are whole."""
-        return frozenset() if self._mirror is None else self._mirror.still_needed()
+        return self._copies.still_needed()
 
     def start(self) -> None:
         """Begin, before the first step."""
-        if self._mirror is not None:
-            self._log.say([NOTHING_TRAVELS] if self._mirror.nothing_travels else [])
-            self._mirror.start()
+        self._log.say(self._copies.start())
 
     def before_exchange(self, step: int, ask: Callable[[int, bytes], None]) -> None:
         """Ask for what is due after `step`, ahead of the exchange that ends it."""
@@ -62,30 +57,29 @@ class Outgoing:
         """Take what `commands` ask for after `step`, which took so long; the weights are still those of its end."""
         if self._publisher is not None:
             self._publisher.after_exchange(step, commands, step_s)
-        if self._mirror is not None:
-            self._mirror.rates.step_took(step_s)
-            if self._log.recorder is not None:
-                newest, problems = self._mirror.news()
-                self._log.recorder.mirrored(newest)
-                self._log.warn(problems)
+        self._copies.step_took(step_s)
+        self._tell()
+
+    def _tell(self) -> dict[str, int]:
+        """The newest checkpoint that is whole at each site and in the bucket, which rank 0's recorder hears of."""
+        if self._log.recorder is None:
+            return {}
+        newest, problems = self._copies.news()
+        self._log.recorder.mirrored(newest)
+        self._log.warn(problems)
+        return newest
 
     def finish(self) -> None:
         """The last checkpoint and version go out before the run ends, and no rank leaves while others send to it."""
         if self._publisher is not None:
             self._publisher.finish()
-        if self._mirror is None:
-            return
-        self._mirror.finish()
-        self._peers.exchange("mirrored", b"", waiting_for="the others to have the last checkpoint")
-        if self._log.recorder is not None:
-            newest, problems = self._mirror.news()
-            self._log.warn(problems)
-            self._log.say([mirrored_text(newest)] if newest else [])
+        self._copies.finish()
+        newest = self._tell()
+        self._log.say([mirrored_text(newest)] if newest else [])
 
     def stop(self) -> None:
         """End what is under way."""
-        if self._mirror is not None:
-            self._mirror.stop()
+        self._copies.stop()
 
 
 def outgoing_of(
@@ -99,8 +93,7 @@ def outgoing_of(
     stack: ExitStack,
 ) -> Outgoing:
     """This rank's part; a rehearsal publishes nothing. `stack` closes it."""
-    mirror = Mirror(run, peers, run_dir, start_step) if run.is_mirrored else None
     publisher = None
     if make_publisher is not None and run.publish is not None and run.device != "sleep":
         publisher = stack.enter_context(closing(make_publisher(run, peers, state, run_dir)))
-    return Outgoing(peers, log, mirror, publisher)
+    return Outgoing(log, Copies(run, peers, run_dir, start_step), publisher)

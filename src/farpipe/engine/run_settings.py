@@ -7,7 +7,7 @@ from pydantic import InstanceOf
 from farpipe.core.spec import MetricsSettings
 from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Positive, Text
 from farpipe.core.spec.publish import PublishSettings
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.step import LightPaths, Problem
 from farpipe.engine.bare_plan import BarePlan
 from farpipe.planning.cost.chunks import ChunkCosts

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from farpipe.core.spec import MetricsSettings
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.step import Schedule
 from farpipe.engine.control.watch import ReplanWatch
 from farpipe.engine.executor.commands import Watch

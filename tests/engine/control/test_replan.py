@@ -18,7 +18,7 @@ from engine.test_replicas import make_run as make_replicated_run
 from engine.test_train import make_run
 from farpipe.core.schedule import check
 from farpipe.core.schedule.library import order
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.step import Link, Problem
 from farpipe.engine import train
 from farpipe.engine.control.beside import LOWEST_PRIORITY

@@ -9,7 +9,7 @@ from engine.control.test_measured import noisy, real_problem, replaced
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.step import Rank
 from farpipe.engine.control.measured import largest_change
 from farpipe.engine.control.replanning import Replanner, SearchRequest, UnexpectedSteps

@@ -24,7 +24,7 @@ from farpipe.planning.planner.plan import Change
 from farpipe.planning.planner.refinement import predicted, refined
 from farpipe.planning.planner.search import BEST_ONLY, search, small
 from farpipe.report.plan_tables import change_table, strategy_table
-from farpipe.report.shown import cheapest_gain
+from farpipe.report.shown import gain_lines
 from planning.planner.jobs import TRAINING, both_ways, device, job, site, why
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -468,7 +468,7 @@ def test_what_only_an_export_can_run_is_marked_unless_the_plan_is_the_same():
     assert marks['training.matmul = "fp8"'] == ("megatron",)
     assert all(names is None for what, names in marks.items() if "fp8" not in what)
     assert "farpipe can't train this yet; export to megatron." in change_table(plan.explanation.changes).note
-    assert "by export only" in cheapest_gain(with_changes(plan, fp8_of(plan)))
+    assert "by export only" in gain_lines(with_changes(plan, fp8_of(plan)))[0]
     nothing = advised_plan(with_fp8(asked), runs_on=lambda plan: ())
     assert all(change.runs_on is None for change in nothing.explanation.changes)
 
@@ -495,7 +495,7 @@ def test_pins_of_the_user_are_no_cheapest_gain():
     assert plan.explanation.changes[0].costs in ("a setting", "a pin")
     pins = [change for change in plan.explanation.changes if change.costs == "a pin"]
     assert pins
-    line = cheapest_gain(with_changes(plan, tuple(pins)))
+    (line,) = gain_lines(with_changes(plan, tuple(pins)))
     assert not line.startswith("Cheapest gain")
     assert pins[0].what in line
 

@@ -30,17 +30,8 @@ from farpipe.core.spec.local_steps import OUTER_BLOCK, LocalSteps, OuterWireType
 from farpipe.core.spec.lora import Lora, possible_modules
 from farpipe.core.spec.model import Model, RotaryScaling
 from farpipe.core.spec.recompute import Recompute, operations_of, possible_operations, recomputed_of
-from farpipe.core.spec.training import (
-    ContextExchange,
-    Matmul,
-    MetricsSettings,
-    Precision,
-    Rate,
-    RunKeys,
-    Training,
-    WireType,
-    Zero,
-)
+from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
+from farpipe.core.spec.training import ContextExchange, Matmul, Precision, Rate, Training, WireType, Zero
 
 __all__ = [
     "OUTER_BLOCK",

@@ -130,6 +130,10 @@ def _usual_reserve(known: dict[str, Any]) -> float:
     return min(RESERVED_BYTES, RESERVED_FRACTION * known["device"].memory_bytes) if "device" in known else 0.0
 
 
+MTTR_S: Final = 120.0
+"""Usual time for which a site is away: a restart of its processes. A guess."""
+
+
 class Site(Part):
     """A datacenter with `num_devices` equal devices in machines of `devices_per_machine`.
 
@@ -147,6 +151,10 @@ class Site(Part):
     memory_reserve_bytes: NonNegative = Field(default_factory=_usual_reserve)
     """Memory of every device that plans leave free: the driver's context, buffers of libraries, fragmentation."""
     prices: Prices = Prices()
+    mtbf_s: Annotated[Positive | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+    """Mean time between failures of the site; None: it is not planned for."""
+    mttr_s: Annotated[Positive, Field(exclude_if=lambda seconds: seconds == MTTR_S)] = MTTR_S
+    """Mean time to repair: for how long a site is away."""
 
     @model_validator(mode="after")
     def _whole_machines(self) -> Self:

@@ -14,7 +14,8 @@ from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.recompute import operations_of, possible_operations
-from farpipe.core.spec.training import ContextExchange, Matmul, MetricsSettings, RunKeys, Training
+from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
+from farpipe.core.spec.training import ContextExchange, Matmul, Training
 from farpipe.core.spec.write import as_toml, link_table, site_table
 from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes

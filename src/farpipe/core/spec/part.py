@@ -141,6 +141,7 @@ MemoryBandwidth = Annotated[float, more_than_zero(BYTES_PER_S, "3350 GB/s")]
 Flops = Annotated[float, more_than_zero(FLOPS, "989 TFLOP/s")]
 Queue = Annotated[tuple[float, str], BeforeValidator(_bytes_or_seconds, json_schema_input_type=Quantity)]
 Power = Annotated[float, more_than_zero(WATTS, "700 W")]
+Duration = Annotated[float, more_than_zero(SECONDS, "24 h")]
 
 
 def fault(message: str, *location: str | int) -> ValidationError:

@@ -23,7 +23,8 @@ def site_table(site: Site) -> dict[str, Any]:
     links = {"machine_link": _speed(site.machine_link), "site_link": _speed(site.site_link)}
     table = site.model_dump(exclude={"memory_reserve_bytes", "prices"}) | {"device": _device(site.device)} | links
     prices = {"prices": site.prices.model_dump(exclude_none=True, exclude_defaults=True) or None}
-    return table | {"memory_reserve": _quantity(site.memory_reserve_bytes, "B")} | prices
+    times = {name.removesuffix("_s"): _quantity(table.pop(name), "s") for name in ("mtbf_s", "mttr_s") if name in table}
+    return table | times | {"memory_reserve": _quantity(site.memory_reserve_bytes, "B")} | prices
 
 
 def _device(device: Device) -> dict[str, Any]:

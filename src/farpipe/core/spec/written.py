@@ -26,6 +26,7 @@ from farpipe.core.spec.links import WrittenLink, WrittenMatrices, WrittenSpeed
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import (
     Count,
+    Duration,
     Flops,
     Memory,
     MemoryBandwidth,
@@ -42,7 +43,8 @@ from farpipe.core.spec.part import (
     known,
 )
 from farpipe.core.spec.publish import PublishSettings
-from farpipe.core.spec.training import MetricsSettings, Rate, RunKeys, Training
+from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
+from farpipe.core.spec.training import Rate, Training
 from farpipe.core.strict import nearest
 
 USUAL_SITE_LINK: Final = "infiniband-ndr"
@@ -151,6 +153,11 @@ class WrittenSite(Written):
     """Region of the site's prices, `"aws:us-east-1"`: a region of the catalogue."""
     prices: Prices = Prices()
     """A table (below); each key replaces the region's figure. Default: no prices."""
+    mtbf: Duration | None = None
+    """Mean time between failures of the site, as `"24 h"`: strategies are then told with the steps that a failure costs
+    and their goodput."""
+    mttr: Duration | None = None
+    """Mean time to repair, for which a site is away after a failure. Default: `"2 min"`, a guess."""
 
     def resolve(self) -> Site:
         """The site; a machine's links are the device preset's unless they are given."""
@@ -158,6 +165,8 @@ class WrittenSite(Written):
         given: dict[str, Any] = {
             "devices_per_machine": self.devices_per_machine,
             "memory_reserve_bytes": self.memory_reserve,
+            "mtbf_s": self.mtbf,
+            "mttr_s": self.mttr,
         }
         return Site(
             name=self.name,

@@ -13,11 +13,18 @@ SITES_NAME: Final = "sites"
 MANIFEST_NAME: Final = "manifest.json"
 ABANDONED: Final = ".abandoned"
 _FOLDER: Final = re.compile(r"step-(\d{1,15})")
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
     """Folder of the checkpoint after `step` steps."""
     return checkpoints / f"step-{step}"
+
+
+def url_of(path: str | Path) -> str | None:
+    """The URL of a bucket that `path` stands for, None for a path; a Path has lost some of its slashes."""
+    match = _URL.fullmatch(str(path))
+    return f"{match[1]}:{'///' if match[1] == 'file' else '//'}{match[2]}" if match else None
 
 
 def site_folder(run_dir: Path, site: str) -> Path:

@@ -6,13 +6,11 @@ newest full checkpoint until it has the next one, however many that takes beyond
 """
 
 import json
-import time
 from collections.abc import Set
 from pathlib import Path
 from typing import Final
 
 from farpipe.core.errors import FarpipeError, InputError
-from farpipe.core.simulate import simulate
 from farpipe.core.step import Link
 from farpipe.engine.checkpoint.fetch import FULL_RATE, INCOMING_NAME, await_progress
 from farpipe.engine.checkpoint.files import is_here
@@ -21,15 +19,12 @@ from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.checkpoint.transfer import Receiver, Sender
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.run_spec import RunSpec
-from farpipe.planning.planner.bandwidth import link_bytes
 
 MIRROR_SHARE: Final = 0.8
 """Part of what a step leaves free of a link that mirroring takes."""
 LEAST_SHARE: Final = 0.02
 """Part of a link that it takes where steps leave nothing: else no checkpoint would ever arrive."""
 BOX: Final = "mirrored"
-_SETTLED: Final = "mirror settled"
-_POLL_S: Final = 0.02
 
 
 class MirrorRates:
@@ -40,8 +35,7 @@ class MirrorRates:
         self._step_s = 0.0
         self._is_idle = False
         self._links: dict[int, tuple[Link | None, float, int]] = {}
-        own, problem = run.places.site(rank), run.plan.problem
-        sent = link_bytes(problem, simulate(problem, run.plan.schedule, checked=True)) if targets else {}
+        own, sent = run.places.site(rank), sent_bytes(run)
         for site, target in targets.items():
             name = f"{own}>{site}"
             senders = sum(run.places.site(process) == own for process in run.mirrored_to(site))
@@ -65,6 +59,19 @@ class MirrorRates:
             return whole / num_senders
         free = whole - step_bytes / self._step_s if self._step_s else 0.0
         return max(MIRROR_SHARE * free, LEAST_SHARE * whole) / num_senders
+
+
+def sent_bytes(run: RunSpec) -> dict[str, float]:
+    """Bytes that all replicas send over each link in a step, of hops and, each once, of collectives."""
+    problem, found = run.plan.problem, dict.fromkeys(run.plan.problem.links, 0.0)
+    for hop in problem.hops:
+        for transfer in (hop.forward, hop.backward) if hop is not None else ():
+            for name, sizes in problem.shares(transfer) if transfer is not None and transfer.link else ():
+                found[name] += run.num_replicas * float(sizes.sum())
+    for one in problem.collectives:
+        if isinstance(one.transfer.link, str) and one.transfer.link:
+            found[one.transfer.link] += float(problem.row(one.transfer.bytes)[0])
+    return found
 
 
 def _link_of(run: RunSpec, name: str) -> Link | None:
@@ -109,7 +116,7 @@ class Mirror:
 
     def _offer_newest(self, sender: Sender) -> None:
         """Offer this process's file of the newest whole checkpoint to who is not busy with an earlier one."""
-        self._tell_full()
+        self.tell_full()
         busy = {one.target for one in sender.outgoing}
         idle = [target for target in self._targets.values() if target not in busy]
         step = next(iter(whole_checkpoints(self._checkpoints)), None) if idle else None
@@ -136,7 +143,7 @@ class Mirror:
         else:
             self._arrived.add(step)
 
-    def _tell_full(self) -> None:
+    def tell_full(self) -> None:
         """Tell rank 0 of checkpoints that have become full here; a file may have come before this site's manifest."""
         for step in [*self._arrived]:
             if (folder_of(self._checkpoints, step) / MANIFEST_NAME).exists():
@@ -176,7 +183,7 @@ class Mirror:
         return dict(self._news), problems
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is everywhere, or can't be; no step runs any more, so links are free.
+        """Wait until this process's file of the last checkpoint is everywhere, or can't be; now links are free.
 
         RunError when nothing moves for `timeout_s`.
         """
@@ -190,13 +197,6 @@ class Mirror:
         limit_s = self._run.transport.timeout_s
         what = f"the checkpoint of step {newest} to be mirrored"
         await_progress(has_sent, lambda: self._sender.moved_bytes, limit_s, what, self._sender.is_alive)
-        for rank in range(self._peers.world_size):
-            self._peers.post(rank, _SETTLED, b"")
-        heard: set[int] = set()
-        while len(heard) < self._peers.world_size:  # the others have limits of their own, and take this one with them
-            heard.update(rank for rank, _ in self._peers.poll(_SETTLED))
-            time.sleep(_POLL_S)
-        self._tell_full()
 
     def stop(self) -> None:
         """End the threads; what is under way goes on after the next start. A second call does nothing."""

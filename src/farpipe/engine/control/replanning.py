@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.schedule import check
 from farpipe.core.simulate import Timeline, simulate
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import expect_format, finite, parse_json
 from farpipe.core.units import format_percent, format_rate, format_seconds

@@ -4,7 +4,7 @@ Nothing of an earlier run is overwritten here, nor of anybody else: a new run re
 anything where no run is, and a run that goes on is first held against the checkpoints that it finds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,6 +20,8 @@ from farpipe.engine.checkpoint.folders import (
     checkpoint_folders,
     newest_of_run,
     run_around,
+    site_folder,
+    url_of,
 )
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
@@ -40,6 +42,8 @@ LOGS_NAME: Final = "logs"
 WRITTEN: Final = (RUN_NAME, METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, STEP_PLAN_NAME, PLAN_NAME, JOB_NAME)
 """Files of a run in its directory, beside its checkpoints and logs."""
 _HEAD_BYTES: Final = 200
+BUCKET_NAME: Final = ".bucket"
+"""Folder of a run directory for the checkpoint of a bucket that it goes on from."""
 DEFAULT_RUN_DIR: Final = Path("runs/last")
 
 
@@ -78,6 +82,8 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     InputError when the directory has results of another run, or there is nothing to go on from; UsageError when the
     new directory has to be named.
     """
+    if resume is not None and (url := url_of(resume)) is not None:
+        resume = _brought(url, run_dir)
     is_checkpoint = resume is not None and (resume / MANIFEST_NAME).exists()
     if is_checkpoint and run_dir is None:
         raise UsageError("--resume with one checkpoint: give --run-dir another directory, for a run of its own")
@@ -91,6 +97,16 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
         return RunPlace(place, in_place=True)
     refuse_results(place)
     return RunPlace(place, None if resume is None else str(resume.absolute()))
+
+
+def _brought(url: str, run_dir: Path | None) -> Path:
+    """Folder in the new run directory with the newest checkpoint of a bucket."""
+    from farpipe.engine.checkpoint.bucket import Store
+
+    if run_dir is None:
+        raise UsageError("--resume with a bucket: give --run-dir another directory, for a run of its own")
+    refuse_results(run_dir)
+    return Store(url).bring(run_dir / BUCKET_NAME)
 
 
 def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool, explanation: "Explanation | None" = None) -> None:
@@ -185,6 +201,17 @@ def _check_same_training(spec: "RunSpec", run_dir: Path) -> None:
     has_lines = last_line(run_dir / METRICS_NAME) is not None
     if max(found) >= spec.num_steps + has_lines:  # of all steps: only their summary is missing
         raise all_done(folder.parent, max(found), spec.num_steps)
+
+
+def missing_sites(sites: Iterable[str], run_dir: Path) -> list[str]:
+    """Those of `sites` whose folders in the run directory are gone, and so their disks."""
+    return [site for site in sites if not site_folder(run_dir, site).is_dir()]
+
+
+def make_site_folders(spec: "RunSpec", run_dir: Path) -> None:
+    """Make the folders of the sites of a run that keeps checkpoints by site."""
+    for site in spec.places.sites if spec.is_mirrored else ():
+        site_folder(run_dir, site).mkdir(parents=True, exist_ok=True)
 
 
 def write_inputs(document: "PlanDocument", run_dir: Path) -> None:

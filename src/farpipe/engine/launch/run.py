@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -9,10 +10,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from farpipe.core.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
-from farpipe.engine.checkpoint.folders import newest_of_run
+from farpipe.engine.checkpoint.folders import newest_of_run, site_folder
 from farpipe.engine.figures.follower import Follower
 from farpipe.engine.figures.metrics import METRICS_NAME, SUMMARY_NAME, Summary
-from farpipe.engine.launch.directory import next_log_dir, open_run_dir, refuse_results, what_is_left
+from farpipe.engine.launch.directory import (
+    make_site_folders,
+    missing_sites,
+    next_log_dir,
+    open_run_dir,
+    refuse_results,
+    what_is_left,
+)
 from farpipe.engine.launch.host_memory import expect_memory
 from farpipe.engine.launch.launcher import launch
 from farpipe.engine.links import Namespace, Wan
@@ -27,6 +35,10 @@ from farpipe.planning import Explanation
 RANK_PROGRAM: Final = ("-m", "farpipe.engine.launch.rank_main")
 LEAVE_S: Final = 600.0
 """Time, in seconds, for the ranks to write a checkpoint and leave; they wait as long for one themselves."""
+
+
+class LostSiteError(RunError):
+    """The processes of a site have ended, and its folder in the run directory is gone."""
 
 
 def run(
@@ -44,6 +56,7 @@ def run(
     on_restart: Callable[[str], None] | None = None,
     on_notice: Callable[[str], None] = lambda text: None,
     rank_program: Sequence[str] = RANK_PROGRAM,
+    leave_when: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Run `spec` with one process per rank; results go to `run_dir`, what the ranks print to its ``logs``.
 
@@ -55,6 +68,7 @@ def run(
     the plan is kept in ``plan.json``. A run that breaks is started again up to `max_restarts` times, from its newest
     checkpoint or else from the beginning; `on_restart` gets the reason. `on_notice` hears of ranks that did not end by
     themselves when their work was done. `rank_program` is what the ranks run, followed by the run directory.
+    When `leave_when` says so, the ranks are asked to leave as by SIGTERM.
 
     SIGTERM and SIGHUP are passed on to the ranks: they write a checkpoint and leave, and RunStoppedError says so;
     RunInterruptedError where there is no checkpoint. Raises InputError when `run_dir` has results already, another run
@@ -70,6 +84,7 @@ def run(
                 refuse_results(run_dir)  # before a lock is put there
             lock = stack.enter_context(only_run(run_dir, make=True))
         open_run_dir(spec, run_dir, resume=resume, explanation=explanation)
+        make_site_folders(spec, run_dir)
         if spec.runs_by_site:
             return _run_sites(spec, run_dir, on_step, on_notice, wan, allow_plaintext, stack)
         follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
@@ -83,20 +98,36 @@ def run(
             spec.num_processes,
             master_port=master_port,
             namespaces=places,
-            on_tick=follower.read,
+            on_tick=partial(_tick, follower, request, leave_when),
             on_notice=on_notice,
             request=request,
             leave_s=LEAVE_S,
             fds_of_rank_0=[lock],
         )
         for restart in range(max_restarts + 1):
-            reason = _reason_to_restart(attempt, run_dir, lock, wan, request, is_last=restart == max_restarts)
+            is_last = restart == max_restarts
+            reason = _reason_to_restart(attempt, spec, run_dir, lock, wan, request, is_last=is_last)
             follower.read()
             if reason is None:
                 break
             if on_restart is not None:
                 on_restart(reason)
     return Summary.load(run_dir / SUMMARY_NAME)
+
+
+def _tick(follower: Follower, request: LeaveRequest, leave_when: Callable[[], bool]) -> None:
+    """What is due while the ranks run."""
+    follower.read()
+    if not request and leave_when():
+        request.time_s = time.monotonic()
+
+
+def _expect_sites(spec: RunSpec, run_dir: Path, error: object) -> None:
+    """LostSiteError when the disk of a site is gone: to start its ranks again would be another site."""
+    lost = missing_sites(spec.places.sites, run_dir) if spec.is_mirrored else []
+    if lost:
+        folders = ", ".join(str(site_folder(run_dir, site)) for site in lost)
+        raise LostSiteError(f"lost: {', '.join(lost)} ({folders} is gone)\n{error}") from None
 
 
 def _run_sites(
@@ -126,7 +157,14 @@ def _run_sites(
 
 
 def _reason_to_restart(
-    attempt: Callable[..., object], run_dir: Path, lock: int, wan: Wan | None, request: LeaveRequest, *, is_last: bool
+    attempt: Callable[..., object],
+    spec: RunSpec,
+    run_dir: Path,
+    lock: int,
+    wan: Wan | None,
+    request: LeaveRequest,
+    *,
+    is_last: bool,
 ) -> str | None:
     """Run one attempt; the reason for another one, or None when the run is whole.
 
@@ -145,6 +183,7 @@ def _reason_to_restart(
             raise _left(run_dir, error) from None
         if wan is not None:
             Wan.find(wan.name)  # ranks that are lost because the WAN has ended: its own error says so
+        _expect_sites(spec, run_dir, error)
         if is_last or (run_dir / SUMMARY_NAME).exists():
             raise
         return str(error)

@@ -15,7 +15,7 @@ from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import InputError
 from farpipe.core.simulate import Timeline
 from farpipe.core.spec import Job
-from farpipe.core.spec.training import ReplanSettings
+from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.strict import explain, nearest
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
@@ -27,6 +27,7 @@ from farpipe.engine.figures.metrics import (
     read_metrics,
 )
 from farpipe.engine.launch.directory import choose_run_dir
+from farpipe.engine.launch.lost_sites import OnLostSite, Start, run_over_sites
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import DeviceKind, RunSettings
 from farpipe.engine.run_spec import RunSpec
@@ -91,6 +92,7 @@ def train(
     resume: Path | str | None = None,
     launching: dict[str, Any] | None = None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_lost_site: OnLostSite = "end",
     **settings: Any,
 ) -> Run:
     """Train `plan` on this machine, one process per rank; the results go to `run_dir` (default: ``runs/last``).
@@ -98,6 +100,7 @@ def train(
     `resume` continues another run, or this one, from its newest checkpoint, or continues from one checkpoint. `on_step`
     gets every line of ``metrics.jsonl`` soon after it is written. `settings` are those of RunSettings: without
     `num_steps` the job's steps, without `device` that of its sites, and otherwise what the job's ``[run]`` says.
+    `on_lost_site`: what to do when a site is lost with its disk, see `run_over_sites`; it needs `training.mirror`.
     `launching` has further options of `run`. A job is planned first, within what the engine can run; where that decides
     something that the job leaves open, a UserWarning says so. One with `data.packing` has to be given as a job, because
     each of its steps is planned. Raises what `run` raises, and InputError for a plan that the engine can't run, and for
@@ -114,9 +117,16 @@ def train(
     spec = run_spec_of(document.plan, resume=place.resume, **(chunks | settings))
     if change := place.change_of(document.plan):
         (launching or {}).get("on_notice", partial(warnings.warn, stacklevel=2))(change)
-    why = document.explanation
     launching = {"max_restarts": document.plan.job.run.max_restarts} | (launching or {})
-    run(spec, place.run_dir, resume=place.in_place, explanation=why, on_step=on_step, **launching)
+    run_over_sites(
+        Start(document, spec),
+        place.run_dir,
+        on_lost_site,
+        lambda other, of_chunks: run_spec_of(other.plan, resume=place.resume, **(settings | of_chunks)),
+        resume=place.in_place,
+        on_step=on_step,
+        **launching,
+    )
     return Run.load(place.run_dir)
 
 

@@ -32,6 +32,8 @@ from farpipe.engine.run_spec import RunSpec
 
 BEAT_S: Final = 0.25
 """Seconds between two messages to every other agent."""
+SILENT_S: Final = 10.0
+"""Silence of another site after which the agent's log says why it can't be asked."""
 PAUSE_S: Final = 1.0
 """Seconds before the ranks are started again."""
 MAX_FAILURES: Final = 5
@@ -47,9 +49,7 @@ class Agent:
         """`listener`: where it can be asked."""
         near_steps = math.inf if RunSpec.load(run_dir / RUN_NAME).local_steps else NEAR_STEPS
         self._agents = agents
-        self.meeting = Meeting(
-            agents.own, len(agents.sites), digest_of(run_dir), time.monotonic(), near_steps=near_steps
-        )
+        self.meeting = Meeting(agents.own, len(agents.sites), digest_of(run_dir), near_steps=near_steps)
         self._store: dict[str, dict[str, str]] = {}
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._server = CallServer(listener, agents.own, agents.sites, agents.token, agents.credentials, self.answer)
@@ -78,6 +78,7 @@ class Agent:
     def _report(self, facts: Mapping[str, Any], failed: str) -> dict[str, Any]:
         """What this site's ranks have to know, who say how far they are."""
         now_s = time.monotonic()
+        self.meeting.ready(now_s)
         self.meeting.report(**{**facts, "members": tuple(facts.get("members", ()))})
         if failed:
             self.meeting.fail(failed)
@@ -102,7 +103,7 @@ class Agent:
             self._talk_to(site, caller)
 
     def _talk_to(self, site: int, caller: Caller) -> None:
-        offered, said = "", ""
+        offered, said, heard_s = "", "", time.monotonic()
         while not self._ended.wait(BEAT_S):
             with self._lock:
                 status = self.meeting.own.to_data()
@@ -116,9 +117,10 @@ class Agent:
                 if offer is not None and is_ours and offer.world != offered:
                     offered = offer.world
                     caller.call({"ask": "offer", "offer": offer.to_data()})
-            except (OSError, KeyError):
-                continue
-            except RunError as error:
+                heard_s = time.monotonic()
+            except (OSError, RunError) as error:
+                if isinstance(error, OSError) and time.monotonic() < heard_s + SILENT_S:
+                    continue
                 if str(error) != said:
                     print(f"site {self._agents.sites[self._agents.own]}: {error}", file=sys.stderr, flush=True)
                 said = str(error)

@@ -5,6 +5,7 @@ can be reached from it. Where those it can reach are not in one world, the site 
 first) offers one to all of them. An offer that not all can follow comes to nothing, and another one is made.
 """
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -92,12 +93,13 @@ class Meeting:
     """One site's view of all sites. Times are monotonic seconds; the caller sees to threads."""
 
     def __init__(
-        self, own: int, num_sites: int, run: str, now_s: float, start_s: float = START_S, near_steps: float = NEAR_STEPS
+        self, own: int, num_sites: int, run: str, start_s: float = START_S, near_steps: float = NEAR_STEPS
     ) -> None:
         """`run`: digest of the run; a site with another one is refused. Sites that are no more than `near_steps` apart
         meet while they run."""
         self._near_steps = near_steps
-        self._own, self._num_sites, self._start_s = own, num_sites, now_s + start_s
+        self._own, self._num_sites = own, num_sites
+        self._patience_s, self._start_s = start_s, math.inf
         self._statuses: dict[int, tuple[Status, float]] = {}
         self.own = Status(run)
         self.offer: Offer | None = None
@@ -105,6 +107,10 @@ class Meeting:
         self._offered_s, self._world = -OFFER_S, ""
         self._newest = 0
         """The largest epoch of all offers that this site has seen."""
+
+    def ready(self, now_s: float) -> None:
+        """This site's ranks are there, for the first time: from now on it waits for the other sites."""
+        self._start_s = min(self._start_s, now_s + self._patience_s)
 
     def report(self, **facts: Any) -> None:
         """Take in what this site's ranks say: fields of `Status`."""

@@ -11,6 +11,7 @@ from farpipe.planning.cost import busy_notes
 from farpipe.planning.cost.trust import Trust, trust_of
 from farpipe.planning.explain.changes import LIMIT_S, RunsOn, changes_that_help, still_helping
 from farpipe.planning.explain.first_batch import better_layout, on_batch, trust_of_batch
+from farpipe.planning.explain.goodput import on_failures
 from farpipe.planning.explain.limits import (
     BETWEEN_SITES,
     breakdown_s,
@@ -104,7 +105,7 @@ def with_alternatives(
     left = {"Strategies that there was no time to search for": unsearched}
     left |= {"Changes that there was no time to try": untried}
     advice = (*explanation.advice, *(f"{what}: {', '.join(names)}." for what, names in left.items() if names))
-    advice = (*advice, *_faster_than(plan, strategies))
+    advice = (*advice, *_faster_than(plan, strategies), *on_failures(job, strategies, plan.where))
     update = {"strategies": tuple(strategies), "changes": tuple(changes), "advice": advice}
     return explanation.model_copy(update=update)
 

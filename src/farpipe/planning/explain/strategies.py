@@ -11,6 +11,7 @@ from farpipe.core.spec import Job, LocalSteps
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.cost.money import money_of_step
 from farpipe.planning.explain.changes import LIMIT_S
+from farpipe.planning.explain.goodput import with_goodput
 from farpipe.planning.explain.limits import WORTH_NAMING, limit_of
 from farpipe.planning.explain.separate_sites import SeparateSites, planned_in_full, separate_sites
 from farpipe.planning.planner.bandwidth import link_bytes
@@ -59,7 +60,8 @@ def strategies_of(
         strategies += more if time.monotonic() <= until_s else ()
         untried += [name] if time.monotonic() > until_s else []
     strategies = [_beside_one_site(one, strategies) for one in _by_exchange(job, strategies)]
-    return sorted(strategies, key=lambda strategy: strategy.step_s), untried
+    ranked = sorted(strategies, key=lambda strategy: strategy.step_s)
+    return with_goodput(job, ranked, (job.training.local_steps or LOCAL_STEPS).every), untried
 
 
 def _by_exchange(job: Job, strategies: Sequence[Strategy]) -> Iterator[Strategy]:

@@ -33,6 +33,8 @@ WITH_ROUTER_BIAS: Final = (
 """Types whose routers have a correction bias for every expert."""
 UNCUT: Final = ("opt", "bloom", "falcon")
 """Types that can't be cut into stages: the check before a training refuses them, as it does others of their kind."""
+NOT_ON_CHUNKS: Final = ("deepseek_v3", "gemma3_text", "gpt2", "qwen3_next")
+"""Types whose attention can't be computed on chunks, each tested; the check before a training refuses more."""
 TRAINABLE: Final = ("fp32", "bf16")
 """Precisions without loss scaling."""
 ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_store": False} | {
@@ -111,10 +113,13 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     layout |= {} if groups else _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
     kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
     uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
+    kind = _type_of(plan.job.model)
+    if plan.job.data.packing is not None and (plan.job.model.module is not None or kind in NOT_ON_CHUNKS):
+        model[f"data.packing with {'model.module' if kind is None else f'a model of type {kind!r}'}"] = (
+            "no data.packing"
+        )
     if plan.job.training.local_steps is not None and len(plan.layout.replica_sites) < 2:
         layout["training.local_steps with no replicas at two sites"] = 'layout.replicas = "across"'
-    if plan.job.model.module is not None and plan.job.data.packing is not None:
-        model["data.packing with model.module"] = "no data.packing"
     changes = model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | layout | of_training
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
 

@@ -110,6 +110,12 @@ class Strategy(Table):
     limited_by: str = ""
     training: str = ""
     """Differences from the training that the job asks for; empty where losses are the same but for rounding."""
+    recovery: str = Field(default="", exclude_if=lambda name: name == "")
+    """How it goes on after a failure: ``restart``, ``mirror``, ``survivors`` or ``local steps``; empty where no site of
+    its states `mtbf`."""
+    steps_lost_per_failure: float | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    goodput: float | None = Field(default=None, exclude_if=lambda share: share is None)
+    """Share of its speed that failures leave."""
     alone_at: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
     """With local steps: the site that is fastest alone, trained as asked."""
     alone_steps: Annotated[float, Field(exclude_if=lambda number: number == 0)] = 0.0
@@ -119,6 +125,12 @@ class Strategy(Table):
     def same_training(self) -> bool:
         """True if it trains as the job says."""
         return not self.training
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites in `where`, each once."""
+        names = self.where.replace(" > ", " + ").split(" + ")
+        return tuple(dict.fromkeys(name.partition(" (")[0] for name in names))
 
 
 class Change(Table):
