@@ -71,6 +71,8 @@ class RunSettings(Part):
     of all `context` processes of the one stage; `chunk_costs` is the last. Empty: all share all."""
     site_plans: tuple[InstanceOf[BarePlan], ...] = ()
     """What each site runs by itself, with local steps and layouts of their own; empty: its replicas of the plan."""
+    whole_batch: Count | None = None
+    """Sequences of a step over all sites, where this is what one of them runs with local steps."""
     seeks_orders: bool = False
     """True if faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
 

@@ -158,6 +158,27 @@ def test_sites_of_unlike_layouts_and_shares_train_one_model(tmp_path):
     expect_reference(tmp_path / "run", spec, (12, 4))
 
 
+@pytest.mark.slow
+def test_another_number_of_sites_goes_on_from_the_anchor_and_momentum(tmp_path):
+    local = LocalSteps(every=3, learning_rate=0.7, momentum=0.9)
+    sites = (*SITES, "turin")
+    two = with_plans(local_run(local, 6, sites=sites), [(2, 12), (1, 12)])
+    run(two, tmp_path / "two", allow_plaintext=True)
+    spec = local_run(local, 9, sites=sites, fields={"resume": str(tmp_path / "two")})
+    run(spec, tmp_path / "three", allow_plaintext=True)
+    (step,) = {
+        json.loads((site_folder(tmp_path / "three", site) / "metrics.jsonl").read_text().splitlines()[0])["step"]
+        for site in sites
+    }
+    assert step == 6
+    begun = Reference(two, (12, 12)).run(6).anchor
+    last = json.loads((site_folder(tmp_path / "three", "zurich") / "metrics.jsonl").read_text().splitlines()[-1])
+    assert len(last["sites"]) > 1, "on a busy machine one may come too late"
+    first, *others = (kept(tmp_path / "three", site, 9, begun) for site in last["sites"])
+    assert all(torch.equal(first[name], other[name]) for name in begun for other in others)
+    assert any(not torch.equal(first[name], begun[name].view(-1)) for name in begun)
+
+
 def ranks_of(run_dir, site):
     """Process numbers of the ranks of one site of a run."""
     found = []

@@ -124,7 +124,7 @@ def trained_by(run: RunSpec) -> Trained:
     return Trained(
         model=run.plan.model,
         sequence_length=run.plan.training.sequence_length,
-        global_batch=run.plan.training.global_batch,
+        global_batch=run.whole_batch or run.plan.training.global_batch,
         seed=run.plan.training.seed,
         lora=run.plan.training.lora,
     )

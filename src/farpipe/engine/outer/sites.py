@@ -32,7 +32,7 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
         raise InputError(f"the run has no site {site!r}, only {', '.join(sites_of(run))}")
     if run.site_plans:
         own = run.site_plans[sites_of(run).index(site)]
-        return run.model_copy(update={"plan": own, "site_plans": (), "resume": _resumed(run.resume)})
+        return run.model_copy(update={"plan": own, "site_plans": ()} | _of_whole(run))
     plan = run.plan
     here = tuple(run.places.replicas[number] for number in replicas_at(run, site))
     bare = BarePlan(
@@ -48,7 +48,14 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
         partition=plan.partition,
         recompute=plan.recompute,
     )
-    return run.model_copy(update={"plan": bare, "resume": _resumed(run.resume)})
+    return run.model_copy(update={"plan": bare} | _of_whole(run))
+
+
+def _of_whole(run: RunSpec) -> dict[str, object]:
+    """What a site has of the whole run: the checkpoint to go on from, and with local steps the whole batch."""
+    training = run.plan.training
+    whole = None if training is None or run.local_steps is None else training.global_batch
+    return {"resume": _resumed(run.resume), "whole_batch": whole}
 
 
 def _training_at(run: RunSpec, site: str) -> Training | None:

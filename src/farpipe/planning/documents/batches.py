@@ -159,8 +159,7 @@ class TextBatches:
 
         `Tokens.digest` says how closely texts are compared.
         """
-        part = "" if self._num_own == self.global_batch else f"{self._all[0]} {self._num_own} of "
-        head = f"{part}{self.global_batch} {self.shape[2]} {self.seed} {self.num_held_out} ".encode()
+        head = f"{self.global_batch} {self.shape[2]} {self.seed} {self.num_held_out} ".encode()
         return hashlib.sha256(head + self.tokens.digest).digest()
 
 
