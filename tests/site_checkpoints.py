@@ -81,7 +81,7 @@ def state_of(division, seed):
     if is_divided := mesh.size() > 1:
         divide_module(module, mesh, torch.float32)
     boundary, twins = Boundary((2, 12, config.hidden_size), torch.float32), twins_in(mesh)
-    stage = TorchStage(module, boundary) if twins is None else twin_stage(module, boundary, twins)
+    stage = TorchStage(module, boundary) if twins is None else twin_stage(module, boundary, twins, share=1.0)
     if is_divided:
         shards = list(SharedWeights(block, stage.module, stage.store, Rings((), 0), 1).shards())
     else:

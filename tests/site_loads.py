@@ -11,11 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from farpipe.core.errors import InputError
 from farpipe.engine.site.mesh import stage_mesh
 from farpipe.engine.stages import hugging_face_weights
-from farpipe.engine.stages.deferred import local_part
 from farpipe.engine.stages.divided_stages import divide_module
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
 from farpipe.engine.stages.self_check import shrunk
 from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.weight_grads import local_part
 
 WHOLE = StageSlice(0, 6, True, True)
 

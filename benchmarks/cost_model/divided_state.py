@@ -27,10 +27,10 @@ from farpipe.engine.data.batches import Batch
 from farpipe.engine.site.mesh import DATA, TENSOR, stage_mesh
 from farpipe.engine.site.sharding import StepReduction, shard
 from farpipe.engine.site.tensor_plans import divide
-from farpipe.engine.stages.deferred import local_part
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
 from farpipe.engine.stages.slices import StageSlice
 from farpipe.engine.stages.stage import Boundary, TorchStage
+from farpipe.engine.stages.weight_grads import local_part
 from farpipe.planning.cost import Layout, memory
 from farpipe.planning.cost.stage import stage_params
 

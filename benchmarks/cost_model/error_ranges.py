@@ -1,21 +1,21 @@
 """Ranges of errors by kind of job, and the tables of errors that README and status lead with.
 
-    FARPIPE_DATA=FOLDER python -m benchmarks.cost_model.error_ranges [--write]
+    FARPIPE_DATA=FOLDER python -m benchmarks.cost_model.error_ranges [--write | --rows WORD]
 
 Predicts every row of published tables, those of strangers, and trainings by their settings and logs. A row counts as if
 the constants of its device had been fitted to the other sources alone: its error less the median of theirs, at the same
 rate of products. Rows of a source weigh 1/sqrt(their number) each. Prints the ranges, the pairs of layouts, what links
 between sites cost, and how many rows lie inside ranges made of other sources, over random halves of the sources.
-`--write` writes the catalogue's error_ranges.toml, and README, status and raw/error_ranges.md from it.
+`--write` writes the catalogue's error_ranges.toml, and README, status and raw/error_ranges.md from it; `--rows` prints
+rows instead.
 """
 
 import argparse
 import datetime
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
@@ -23,15 +23,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.cost_model.families import STRANGERS, Row, quantile, row_of
+from benchmarks.cost_model.cases import LOGS, STRANGERS, Case, cases, quantile, ranking_table
 from benchmarks.cost_model.far_links import link_ratios
 from benchmarks.cost_model.fit_efficiency import Step
-from benchmarks.cost_model.published_steps import SOURCES
 from benchmarks.shared.data import data_folder
-from farpipe.core.strict import validate
-from farpipe.planning.cost import JobCosts, calibration_of
+from farpipe.planning.cost import calibration_of
 from farpipe.planning.cost.calibration import REFERENCE
-from farpipe.planning.cost.speed import rate_name
 from farpipe.planning.cost.trust import (
     DEGREES,
     FAR_LINKS,
@@ -40,11 +37,7 @@ from farpipe.planning.cost.trust import (
     ORDERS,
     UNCOMPARED,
     ErrorRange,
-    kind_of,
-    uncompared,
-    unmeasured,
 )
-from farpipe.planning.planner.reference_points import ReferencePoint, load_points
 from farpipe.planning.planner.validation import errors_table
 
 ROOT: Final = Path(__file__).parents[2]
@@ -53,13 +46,10 @@ RAW: Final = ROOT / "docs/reference/benchmarks/raw/error_ranges.md"
 PAGES: Final = ("README.md", "docs/status.md")
 BEGIN, END = "<!-- errors by family -->\n", "<!-- end of errors by family -->\n"
 COMMAND: Final = "FARPIPE_DATA=FOLDER python -m benchmarks.cost_model.error_ranges --write"
-LOGS: Final = "settings-and-logs"
 LOWEST, HIGHEST = 0.1, 0.9
 FEW_ROWS, FEW_SOURCES = 20, 3
 """A kind with fewer rows or sources has the range of all rows too."""
 NUM_SPLITS: Final = 400
-REPEATED: Final = ("zero-bubble",)
-"""Groups whose rows another group has too, with times of their own."""
 LARGEST: Final = "vtrain-single-node"
 """Group of 720 rows, which would hide all others."""
 FAMILIES: Final[dict[str, tuple[str, ...]]] = {
@@ -72,59 +62,6 @@ FAMILIES: Final[dict[str, tuple[str, ...]]] = {
     "Megatron on V100": ("dtfm-megatron",),
 }
 """Strangers' sources by family; what is not named here makes a family of its own."""
-
-
-@dataclass(frozen=True)
-class Case(Row):
-    """A measured step of one source, and what is predicted of it."""
-
-    source: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """Logarithm of measured over predicted."""
-        return math.log(self.point.step_s / self.predicted_s)
-
-    @property
-    def rate(self) -> tuple[str, str]:
-        """Device and rate of products; 16-bit rates are one."""
-        rate = rate_name(self.point.precision, self.point.matmul)
-        return self.point.device, "16 bit" if rate in ("bf16", "fp16") else rate
-
-    @cached_property
-    def kind(self) -> str:
-        """Kind of job."""
-        assert self.predicted is not None
-        model, layout = self.predicted.model, self.predicted.layout
-        return kind_of(model, JobCosts(model, self.predicted.training).settled(layout), layout)
-
-    @cached_property
-    def is_marked(self) -> bool:
-        """True if a plan would mark it as never compared."""
-        assert self.predicted is not None
-        job, sites = self.predicted, self.predicted.cluster.sites
-        costs = JobCosts(job.model, job.training)
-        return bool(
-            unmeasured(costs, sites) or uncompared(costs, sites, job.training.sequence_length, job.layout.context)
-        )
-
-
-def case_of(source: str, point: ReferencePoint) -> Case:
-    """The prediction of a point."""
-    return Case(**vars(row_of(point)), source=source)
-
-
-def cases(base: Path) -> list[Case]:
-    """Every row of the published tables, then those of strangers."""
-    readers: dict[str, Callable[[Path], Iterable[dict[str, Any]]]] = {
-        name: read for name, (*_, read) in SOURCES.items()
-    }
-    found = []
-    for name, read in (readers | STRANGERS).items():
-        if name not in REPEATED:
-            found += [case_of(name, validate(ReferencePoint, row, name)) for row in read(base)]
-    logs = next(group for group in load_points() if group.name == LOGS)
-    return found + [case_of(LOGS, point) for point in logs.points]
 
 
 def left_out(known: Sequence[Case]) -> list[float]:
@@ -282,16 +219,15 @@ def family(name: str, found: Sequence[Case], inside: Mapping[str, float]) -> dic
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
 
 
-def families_of(found: Sequence[Case], inside: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The table: every family of strangers, all of them, and the published rows that were partly fitted."""
+def grouped(found: Sequence[Case]) -> dict[str, list[Case]]:
+    """Rows by family of strangers, all of these, and the published ones that were partly fitted."""
     strangers = [LOGS, *STRANGERS]
     named = {source for sources in FAMILIES.values() for source in sources}
     every = FAMILIES | {source: (source,) for source in strangers if source not in named}
     groups = {name: [case for case in found if case.source in sources] for name, sources in every.items()}
     groups["all strangers"] = [case for case in found if case.source in strangers]
-    fitted = [case for case in found if case.source not in (*strangers, LARGEST)]
-    groups["published, partly fitted"] = fitted
-    return [family(name, own, inside) for name, own in groups.items() if own]
+    groups["published, partly fitted"] = [case for case in found if case.source not in (*strangers, LARGEST)]
+    return {name: own for name, own in groups.items() if own}
 
 
 def toml(tables: Mapping[str, Any]) -> str:
@@ -328,12 +264,14 @@ def tables_of(base: Path) -> tuple[dict[str, Any], str]:
     made[UNCOMPARED] = without_device(known)
     made |= link_ranges(base)
     inside, both = coverage(known, ratios), pairs(known)
+    groups = grouped(found)
     tables = {
         "ranges": {kind: figures_of(one) for kind, one in made.items()},
         "differences": {kind: difference(kind, both) for kind in (ORDERS, DEGREES)},
-        "families": families_of(found, inside),
+        "families": [family(name, own, inside) for name, own in groups.items()],
     }
-    return tables, "\n".join(details(tables, inside, known))
+    by_source = {name: [case for case in found if case.source == name] for name in inside}
+    return tables, "\n".join((*details(tables, inside, known), "", *ranking_table(groups | by_source)))
 
 
 def link_ranges(base: Path) -> dict[str, ErrorRange]:
@@ -372,11 +310,18 @@ def rewritten(page: str, table: str) -> str:
 
 
 def main() -> None:
-    """Print all tables, and write them where that is asked for."""
+    """Print all tables, and write them where that is asked for; or the rows of some sources."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the catalogue, README, status and raw page")
+    parser.add_argument("--rows", metavar="WORD", help="print rows, only of sources whose name has this word")
     wanted = parser.parse_args()
-    tables, more = tables_of(data_folder("measured/ and published/"))
+    base = data_folder("measured/ and published/")
+    if wanted.rows is not None:
+        found = cases(base, wanted.rows)
+        by_source = {case.source: [other for other in found if other.source == case.source] for case in found}
+        print("\n".join((*map(str, found), *ranking_table(by_source))))
+        return
+    tables, more = tables_of(base)
     errors = errors_table(tables["families"])
     print(f"{errors}\n{more}")
     if wanted.write:

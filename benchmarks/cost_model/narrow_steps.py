@@ -28,7 +28,7 @@ DEVICES: Final = {
 }
 DEVICES_2025: Final = {"(B300-SXM-270GB)": "b300", "(GB300)": "gb300", "MI350X": "mi350x", "MI355X": "mi355x"}
 MATMULS: Final = {"fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "bf16": "same"}
-MEGATRON: Final = {"flash_attention": True, "sequence_parallel": True, "recompute": "none"}
+MEGATRON: Final = {"framework": "megatron", "flash_attention": True, "sequence_parallel": True, "recompute": "none"}
 MLPERF: Final = {"GPT-3 175B": "gpt3-175b", "Llama-3.1-405B": "llama-3-405b", "Llama-3.1-8B": "llama-3-8b"}
 NVIDIA_FP8: Final = {"fp8_param_gather": True, "grad_reduce_in_fp32": False}
 """As MLPerf's implementations (FP8_PARAMS, grad_reduce_in_fp32=False) and Megatron-Bridge's performance recipes say."""

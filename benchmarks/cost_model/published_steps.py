@@ -161,6 +161,7 @@ def _bridge(base: Path) -> Iterator[dict[str, Any]]:
             batch = {"data": int(row["GPUs"]) // degrees, "global_batch": int(row["gbs"])}
             virtual = int(row["VPP"]) if row["VPP"].isdigit() else 1
             how = {"zero": 3 if degrees == 1 else 1, "recompute": "none", "matmul": "fp8", "tp_comm_overlap": True}
+            how["framework"] = "megatron"
             yield _llama(row, name, **batch, **how, microbatch_size=int(row["mbs"]), virtual=virtual)
 
 
@@ -171,18 +172,20 @@ def _all_h100(base: Path) -> Iterator[dict[str, Any]]:
 
 
 def _torchtitan(base: Path) -> Iterator[dict[str, Any]]:
-    """FSDP2 on H100s held to 500 W; recomputation by operator is taken for that of attention."""
+    """FSDP2 on H100s held to 500 W, 8B with recomputation by operation."""
     for row in _rows(base / "published" / "trainings.csv"):
         if row["source"].startswith("torchtitan"):
-            how: dict[str, Any] = {"recompute": "full" if "8B" not in row["model"] else "selective", "zero": 3}
+            how: dict[str, Any] = {"recompute": "full" if "8B" not in row["model"] else "op", "zero": 3}
             how["cross_entropy_loss_fusion"] = False  # torch.compile took the layers alone then
             narrow = "float8" in row["schedule"] or "8B" not in row["model"]  # the long 405B rows continue a float8 one
+            if int(row["PP"]) > 1:  # weights are not gathered again for each microbatch then
+                how |= {"zero": 1, "framework": "pytorch"}
             how["matmul"] = "fp8" if narrow else "same"
             how["kernels"] = "fused" if narrow or "compile" in row["schedule"] else "eager"
             name = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3-405b"}[row["model"].split("-")[1]]
             data, batch = int(row["DP"]), int(row["gbs"])
-            sizes = SIZES[:2] if 2 * data <= batch else 1
-            batches = {"data": data, "global_batch": batch, "microbatch_size": sizes}
+            # as many microbatches as ranks, torchtitan's default then
+            batches = {"data": data, "global_batch": batch, "microbatch_size": batch // data // int(row["PP"])}
             yield _llama(row, name, **how, **batches) | {"device": "h100-96gb-500w"}
 
 

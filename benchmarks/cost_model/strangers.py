@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.cost_model.narrow_steps import MATMULS, MEGATRON, NVIDIA_FP8, network, rows, slots
+from farpipe.core.spec import preset_model
 
 Row = Mapping[str, str]
 
@@ -66,6 +67,12 @@ def _shape(row: Row) -> dict[str, Any]:
     }
 
 
+def _preset_experts(shape: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The experts of a shape's preset."""
+    model = preset_model(shape["preset"]) if "preset" in shape else None
+    return None if model is None or model.experts is None else model.experts.model_dump()
+
+
 def _point(row: Row) -> dict[str, Any]:
     """What every table says in the same words."""
     note = row["note"]
@@ -91,10 +98,17 @@ def _point(row: Row) -> dict[str, Any]:
 
 
 def _automodel(row: Row) -> dict[str, Any]:
-    """PyTorch with Transformer Engine's layers; the table's LoRA of all linear maps."""
-    more: dict[str, Any] = {"kernels": "fused"}
+    """PyTorch with Transformer Engine's layers; the table's LoRA of all linear maps.
+
+    Its benchmarks route with FakeBalancedGate, which gives each token neighbouring experts, k of them beginning at a
+    multiple of k: one of so many groups.
+    """
+    more: dict[str, Any] = {"framework": "pytorch"}
     if "LoRA" in row["model"]:
-        more = {"lora": {"rank": 16}}
+        more |= {"lora": {"rank": 16}}
+    shape = _shape(row)
+    if (experts := shape.get("experts") or _preset_experts(shape)) is not None:
+        more["experts"] = experts | {"num_groups": experts["num_experts"] // experts["per_token"], "group_topk": 1}
     return more | {"sequence_parallel": int(row["TP"]) > 1}
 
 
@@ -126,9 +140,14 @@ def _primus(row: Row) -> dict[str, Any]:
 
 
 def _internevo(row: Row) -> dict[str, Any]:
-    """Four ports of 100 Gbit/s for eight devices; gradients are summed in 16 bit."""
+    """Four ports of 100 Gbit/s for eight devices; gradients are summed in 16 bit.
+
+    PyTorch 1.13 without a compiler and FlashAttention 1.0.5 (InternLM's doc/en/install.md); parameters are not gathered
+    beside computing (``overlap_sync_param=False`` in configs/7B_sft.py).
+    """
     inside = "in machine" in row["model"]
-    how = {"site_link_bandwidth": "50 Gbit/s", "grad_reduce_in_fp32": False, "zero": 1}
+    how = {"site_link_bandwidth": "50 Gbit/s", "grad_reduce_in_fp32": False, "zero": 1, "kernels": "eager"}
+    how |= {"attention_kernel": "flash-1", "overlap_param_gather": False}
     return how | ({"zero_group_size": 8 // int(row["TP"])} if inside else {})
 
 
@@ -187,8 +206,8 @@ def async_tp(base: Path) -> Iterator[dict[str, Any]]:
             "tensor": int(row["TP"]),
             "pipeline": 1,
             "zero": 3,
-            "recompute": "full" if row["activation_checkpointing"] == "full" else "selective",
-            "matmul": "fp8" if row["precision"].startswith("fp8") else "same",
+            "recompute": "full" if row["activation_checkpointing"] == "full" else "op",
+            "matmul": "fp8" if row["precision"] in ("fp8", "fp8 tensorwise") else "same",  # rowwise as imports have it
             "sequence_parallel": True,
             "flash_attention": True,
             "cross_entropy_loss_fusion": False,

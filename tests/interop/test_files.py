@@ -340,7 +340,8 @@ def test_adapters_of_a_fine_tuning_are_read(files):
         files(one_yaml=TRAINER + text + "lora_target_modules: [q_proj, v_proj, down_proj, embed_tokens]")
     )
     assert draft.value("training", "lora") == {
-        "rank": 32, "target_modules": ["linear_qkv", "linear_fc2"], "dropout": 0.05, "base_weights": "nf4",
+        "rank": 32, "target_modules": ["q_proj", "v_proj", "down_proj"], "dropout": 0.05, "base_weights": "nf4",
+        "alpha": 16.0,
     }  # fmt: skip
     assert draft.value("training", "precision") == "bf16"
     assert draft.changes == [
@@ -352,7 +353,7 @@ def test_adapters_of_a_fine_tuning_are_read(files):
     assert whole.changes == ["stage: dpo: counted as one pass over each sequence"]
     assert (whole.shapes, whole.not_understood) == ({}, [])
     every = read_draft(files(three_yaml=TRAINER + "finetuning_type: lora\nlora_target: all\n"))
-    assert len(every.value("training", "lora")["target_modules"]) == 4
+    assert every.value("training", "lora") == {"rank": 8, "dropout": 0.0}, "all of them"
 
 
 def test_what_deepspeed_leaves_to_the_trainer_contradicts_nothing(files):

@@ -8,6 +8,7 @@ import typer
 from farpipe.cli.options import with_groups
 from farpipe.cli.output import second_name
 from farpipe.cli.run_options import RunOptions, show_planned
+from farpipe.core.errors import UsageError
 from farpipe.core.strict import write_text
 
 if TYPE_CHECKING:
@@ -68,8 +69,10 @@ def _show_how_to_start(
     if hostfile is None:
         _put(run_dir / HOSTFILE_NAME, hostfile_of(machines))
     if launch_format == "torchrun":
-        typer.echo(torchrun_commands(machines, run_dir, max_restarts))
+        typer.echo(torchrun_commands(machines, run_dir, max_restarts, is_elastic=spec.is_elastic))
         return
+    if spec.is_elastic and launch_format != "sbatch":
+        raise UsageError(f"--format {launch_format} does not start elastic runs yet; take torchrun or sbatch")
     texts = _manifests(plan, spec, machines, run_dir, max_restarts, launch_format)
     for name, text in texts.items():
         _put(run_dir / name, text)
@@ -110,7 +113,7 @@ def _manifests(
 
     with_gpus = spec.device == "cuda"
     if launch_format == "sbatch":
-        return sbatch_scripts(machines, run_dir, max_restarts, with_gpus=with_gpus)
+        return sbatch_scripts(machines, run_dir, max_restarts, with_gpus=with_gpus, is_elastic=spec.is_elastic)
     if launch_format == "jobset":
         return jobsets(machines, run_dir, max_restarts, with_gpus=with_gpus)
     devices = {site.name: site.device.name for site in plan.job.cluster.sites if with_gpus}

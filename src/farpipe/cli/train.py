@@ -113,6 +113,12 @@ def _train(document: "PlanDocument", run_dir: Path, launching: dict[str, Any], s
         raise RunError(f"{error}\nThe run ended {what_is_left(run_dir)}") from None
 
 
+def _shown_loss(line: dict[str, Any]) -> str:
+    """The loss of a step and, of an elastic run, the sites that computed it."""
+    loss = "rehearsing" if line.get("loss") is None else f"loss {line['loss']:.3f}"
+    return f"{loss}, {' + '.join(line['sites'])}" if "sites" in line else loss
+
+
 @contextmanager
 def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar on stderr with the loss of the last step; where it is no terminal, a line every `log_every` steps."""
@@ -121,6 +127,7 @@ def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[d
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from farpipe.engine.figures.metrics import event_sentence, is_logged, log_line, mirrored_text
+    from farpipe.engine.outer.record import EVENTS, site_event_text
 
     shown, is_terminal = console(stderr=True), sys.stderr.isatty()
     columns = (
@@ -133,14 +140,14 @@ def _progress(what: str, num_steps: int, log_every: int) -> Iterator[Callable[[d
         task = bar.add_task(f"training, {what}", total=num_steps, loss="starting")
 
         def on_step(line: dict[str, Any]) -> None:
-            loss = line.get("loss")
             for warning in line.get("warnings", ()):
                 shown.print(f"warning: {warning}")
             for event in line.get("link_events", ()):
                 shown.print(f"step {line['step']}: {event_sentence(event)}")
-            shown_loss = "rehearsing" if loss is None else f"loss {loss:.3f}"
+            for event in line.get(EVENTS, ()):
+                shown.print(f"site {event['site']}: {site_event_text(event)}")
             mirrored = f", {mirrored_text(line['mirrored'])}" if line.get("mirrored") else ""
-            bar.update(task, completed=line["step"] + 1, loss=shown_loss + mirrored)
+            bar.update(task, completed=line["step"] + 1, loss=_shown_loss(line) + mirrored)
             if not is_terminal and is_logged(line["step"], num_steps, log_every):
                 log(log_line(line, num_steps))
 

@@ -19,10 +19,11 @@ from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWat
 from farpipe.engine.executor.evaluation import evaluation_of
 from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.peers import Messenger, Peers, TensorPeers
-from farpipe.engine.executor.staging import Staging, memory_figures
+from farpipe.engine.executor.staging import Staging
 from farpipe.engine.executor.step_plans import MakePlanner, StepPlans
 from farpipe.engine.executor.wire_types import NarrowMessenger
 from farpipe.engine.executor.work import SleepTrainer, Trainer, Work
+from farpipe.engine.figures.memory import memory_figures
 from farpipe.engine.figures.metrics import SUMMARY_NAME, Summary
 from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
@@ -75,8 +76,8 @@ def train_rank(
                 raise InputError(agreed.different_weights)
         work.restore(start.step)
         if elastic is not None:
-            start = dataclasses.replace(start, step=elastic.begin(start.step))
             stack.callback(elastic.membership.close)
+            start = dataclasses.replace(start, step=elastic.begin(start.step))
         make_watch = None if run.replan is None else make_watch
         recorder, watch = _records(run, peers, run_dir, start.step, make_watch, stack)
         recorded = None if recorder is None else recorder.is_recorded

@@ -8,6 +8,7 @@ from typing import Any, Final
 from farpipe.core.catalog import model_names
 from farpipe.core.spec.hugging_face import model_of_config
 from farpipe.core.spec.hugging_face_keys import MTP
+from farpipe.core.spec.lora import PARTS
 from farpipe.core.spec.model import Model
 from farpipe.interop.kinds import as_count, as_flag, as_size
 from farpipe.interop.known_options import known_options
@@ -329,12 +330,11 @@ _SWITCHES: Final = {
 }
 """Settings that turn adapters on, with the values by which they do."""
 _MODULES: Final = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "linear_qkv"),
-    "o_proj": "linear_proj",
-    **dict.fromkeys(("gate_proj", "up_proj"), "linear_fc1"),
-    "down_proj": "linear_fc2",
+    **{name: name for parts in PARTS.values() for name in parts},
+    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn"), "linear_qkv"),
+    "gate_up_proj": "linear_fc1",
 }
-"""Linear maps of transformers' layers, by Megatron-Core's names."""
+"""Linear maps of transformers' layers, by the names of a job."""
 _OF_ADAPTERS: Final = (
     *("lora_r", "lora_rank", "lora_dropout", "lora_alpha", "lora_target_modules", "lora_target", "lora_target_linear"),
     *("use_dora", "use_rslora", "lora_target_parameters", "lora_rank_pattern", "loraplus_lr_ratio"),
@@ -354,9 +354,12 @@ def _adapters(settings: Settings, draft: Draft) -> None:
         return
     lora: dict[str, Any] = {
         "rank": settings.take("lora_r", as_count) or settings.take("lora_rank", as_count, default=8),
-        "target_modules": _targets(settings),
         "dropout": settings.take("lora_dropout", float, default=0.0),
     }
+    if targets := _targets(settings):
+        lora["target_modules"] = targets
+    if (alpha := settings.take("lora_alpha", float)) is not None:
+        lora["alpha"] = alpha
     narrow = settings.flag("load_in_4bit"), settings.take("quantization_bit") == "4"
     if settings.take("adapter") == "qlora" or any(narrow):
         lora["base_weights"] = "nf4"
@@ -367,12 +370,12 @@ def _adapters(settings: Settings, draft: Draft) -> None:
 
 
 def _targets(settings: Settings) -> list[str]:
-    """The linear maps that get adapters; those of a layer only, and peft's default where none are named."""
+    """The linear maps of a layer that get adapters, none for all; peft's default for a Llama where none are named."""
     names = settings.take("lora_target_modules", _names, default=[]) + settings.take("lora_target", _names, default=[])
     if settings.flag("lora_target_linear") or {*names} & {*_ALL}:
-        return [*dict.fromkeys(_MODULES.values())]
+        return []
     settings.changes += [f"adapters of {name} are not counted" for name in names if name not in _MODULES]
-    return [*dict.fromkeys(_MODULES[name] for name in names if name in _MODULES)] or ["linear_qkv"]
+    return [*dict.fromkeys(_MODULES[name] for name in names if name in _MODULES)] or ["q_proj", "v_proj"]
 
 
 def _names(value: Any) -> list[str]:

@@ -234,6 +234,7 @@ def _positions(settings: Settings, draft: Draft) -> None:
 
 _OF_EXPERTS: Final = (
     *("moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
+    *("moe_router_num_groups", "moe_router_group_topk"),
     *("expert_interval", "moe_router_enable_expert_bias", "moe_expert_capacity_factor", "moe_shared_expert_overlap"),
     *("moe_token_dispatcher_type", "moe_pad_expert_input_to_capacity", "moe_latent_size", "moe_extended_tp"),
 )
@@ -256,6 +257,8 @@ def _experts(settings: Settings, draft: Draft) -> None:
         "num_dense_layers": settings.take("moe_layer_freq", num_dense_layers, default=0),
         "router_bias": int(settings.flag("moe_router_enable_expert_bias")),
     }
+    groups = {"num_groups": "moe_router_num_groups", "group_topk": "moe_router_group_topk"}
+    experts |= {ours: count for ours, theirs in groups.items() if (count := settings.take(theirs, as_count, 1)) > 1}
     if of_deepspeed and (every := settings.take("expert_interval", as_count, default=2)) > 1:
         origin = settings.origin("expert_interval", "num_experts")
         settings.shapes["expert_interval"] = f"{origin}: Megatron-DeepSpeed has experts in one of {every} layers"

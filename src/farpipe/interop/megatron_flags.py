@@ -106,7 +106,10 @@ def _training(training: "Training") -> list[str]:
         *(["--fp8-dot-product-attention"] * training.fp8_dot_product_attention),
         *(["--activation-func-fp8-input-store"] * training.activation_func_fp8_input_store),
         *(["--overlap-grad-reduce"] * training.overlap),
-        *(["--overlap-param-gather"] * (training.overlap and training.zero1)),
+        *(
+            ["--overlap-param-gather"]
+            * (training.overlap and training.zero1 and training.overlap_param_gather is not False)
+        ),
         *(["--attention-backend unfused"] * (not training.flash_attention)),
         *(["--cuda-graph-impl local"] * (training.cuda_graphs is True)),
         *(
@@ -166,6 +169,8 @@ def _megatron_experts(plan: "Plan") -> list[str]:
         *([f'--moe-layer-freq "([0]*{dense}+[1]*{num_layers - dense})"'] * (dense > 0)),
         f"--moe-token-dispatcher-type {plan.job.training.moe_token_dispatcher_type}",
         *(["--moe-router-enable-expert-bias --moe-router-score-function sigmoid"] * experts.router_bias),
+        *([f"--moe-router-num-groups {experts.num_groups}"] * (experts.num_groups > 1)),
+        *([f"--moe-router-group-topk {experts.group_topk}"] * (experts.num_groups > 1)),
         "--moe-grouped-gemm",
         *([f"--expert-model-parallel-size {at.expert}"] * (at.expert > 1)),
     ]
@@ -199,7 +204,9 @@ def _windows(model: "Model") -> list[str]:
 
 def _megatron_recompute(plan: "Plan") -> list[str]:
     comments, mode = most_recomputed(plan, "Megatron-LM")
-    if mode == "full":
+    if mode == "op":
+        comments.append("# The plan recomputes every second product as torchtitan does; Megatron-LM can't.")
+    if mode in ("full", "op"):
         return [*comments, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"]
     modules = " ".join(operations_of(mode))
     return [*comments, f"--recompute-granularity selective --recompute-modules {modules}"] if modules else []
@@ -209,7 +216,8 @@ def most_recomputed(plan: "Plan", framework: str) -> tuple[list[str], str]:
     """The operations that a framework with one setting for all stages must recompute so that they fit, with a comment
     where those of the plan differ."""
     modes = set(plan.recompute)
-    most = "full" if "full" in modes else spelled(operation for mode in modes for operation in operations_of(mode))
+    some = spelled(operation for mode in modes for operation in operations_of(mode))
+    most = next((whole for whole in ("full", "op") if whole in modes), some)
     if len(modes) == 1:
         return [], most
     each = ", ".join(f"stages {_spans(plan, mode)} {mode}" for mode in sorted(modes))

@@ -42,9 +42,16 @@ def _training(settings: Settings, draft: Draft) -> None:
     dropped = [settings.take(name, float, 0.1) for name in ("attention_dropout", "hidden_dropout")]
     draft.put("training", "dropout", any(dropped), settings.origin("hidden_dropout", "attention_dropout"))
     draft.put("training", "zero", _zero(settings), settings.origin(*_ZERO_NAMES))
+    if draft.value("training", "zero") in (2, 3):
+        draft.put("training", "framework", "megatron", "Megatron-FSDP")
     draft.put("training", "sequence_parallel", settings.flag("sequence_parallel"), settings.origin("sequence_parallel"))
     overlap = settings.flag("overlap_grad_reduce")
     draft.put("training", "overlap", overlap, settings.origin("overlap_grad_reduce"))
+    settings.rivals.pop("overlap_param_gather", None)  # Megatron-Bridge's optimizer has a copy of the ddp table's
+    gathers = settings.take("overlap_param_gather", as_flag, default=False)
+    if overlap and not gathers and draft.value("training", "zero") == 1:
+        origin = settings.origin("overlap_param_gather", "overlap_grad_reduce")
+        draft.put("training", "overlap_param_gather", value=False, origin=origin)
     graphs = settings.flag("enable_cuda_graph") or settings.take("cuda_graph_impl", str, "none") != "none"
     scope = settings.take("cuda_graph_scope", _names, default=[])
     is_part = graphs and bool(scope) and not {"full", "full_iteration", "moe"} & set(scope)

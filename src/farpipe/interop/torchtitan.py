@@ -271,6 +271,7 @@ def _training(settings: Settings, draft: Draft) -> None:
     if not settings.flag("compile.enable"):
         draft.put("training", "kernels", "eager", settings.origin("compile.enable"))
     draft.put("training", "attention_kernel", "sdpa", "torchtitan")
+    draft.put("training", "framework", "pytorch", "torchtitan")
     _recompute(settings, draft)
 
 
@@ -323,6 +324,8 @@ def _recompute(settings: Settings, draft: Draft) -> None:
     option = settings.take("activation_checkpoint.selective_ac_option", str, "2")
     settings.take("activation_checkpoint.early_stop", as_flag)
     origin = settings.origin("activation_checkpoint.mode")
-    if mode == "selective":
+    by_op = mode == "selective" and option == "op" and not draft.value("model", "experts")
+    if mode == "selective" and not by_op:
         draft.notes.append(f"selective checkpointing by {option!r} is counted as recomputing norms alone")
-    draft.put("training", "recompute", {"none": "none", "full": "full"}.get(mode, "layernorm"), origin)
+    known = {"none": "none", "full": "full"} | ({"selective": "op"} if by_op else {})
+    draft.put("training", "recompute", known.get(mode, "layernorm"), origin)

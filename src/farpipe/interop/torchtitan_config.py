@@ -251,7 +251,7 @@ def _recompute(plan: "Plan") -> list[str]:
     """Its selective checkpointing keeps the results of every second matrix product and of attention, and no list."""
     comments, mode = most_recomputed(plan, "torchtitan")
     heavy = mode == "full" or bool({"mlp", "moe", "shared_experts"} & set(operations_of(mode)))
-    if mode not in ("none", "full"):
+    if mode not in ("none", "full", "op"):
         comments.append(
             f"# The plan recomputes {mode}; torchtitan chooses operations itself, here so that memory is enough."
         )

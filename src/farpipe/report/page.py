@@ -15,6 +15,7 @@ from farpipe.report.figure import Markup, figures_css, join, tag
 from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
 from farpipe.report.lines import WITHOUT, draw_lines
+from farpipe.report.membership import draw_membership, site_event_view
 from farpipe.report.summary import StepRow, link_event_view, step_row, step_time_view
 from farpipe.report.tables import MAX_TURNED, TableView, turned
 from farpipe.report.views import Picture, RunReport, RunView
@@ -176,6 +177,9 @@ def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
         yield _run_heading(view, runs)
         figure = draw_gantt(group, window=window, key=f"gantt-{index}")
         yield tag("figure", *_zooms(index), _scrolling(figure.inline(), figure.title), class_="wide")
+        if (band := draw_membership(view.metrics, f"membership-{index}")) is not None:
+            yield tag("figure", _scrolling(band.inline(), band.title), class_="wide")
+            yield tag("p", band.description, class_="note")
     if panels:
         numbered = "chunks" if any(view.chunks for view in runs) else "microbatches"
         yield tag("p", f"Numbers are {numbered}; {_GANTT_NOTE}", class_="note")
@@ -234,8 +238,7 @@ def _link_events(runs: Sequence[RunView]) -> Iterator[Markup]:
     """Events of the links, of every run that has some."""
     for view in runs:
         table = link_event_view(view.metrics, view.name if len(runs) > 1 else "")
-        if table is not None:
-            yield _table(table)
+        yield from (_table(one) for one in (table, site_event_view(view.metrics)) if one is not None)
 
 
 def _training(runs: Sequence[RunView]) -> Iterator[Markup]:

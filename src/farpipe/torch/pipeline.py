@@ -23,7 +23,7 @@ from farpipe.engine.executor.evaluation import FIRST_TAG, forward_only
 from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.peers import TensorPeers
 from farpipe.engine.executor.staging import Staging
-from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.weight_grads import WeightGradStore
 from farpipe.planning import Plan
 from farpipe.torch.backend import farpipe_group
 from farpipe.torch.order_changes import OrderChanges, from_first, shared_mesh

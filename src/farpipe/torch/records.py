@@ -14,7 +14,7 @@ from farpipe.engine.control.watch import ReplanWatch
 from farpipe.engine.executor.commands import Watch
 from farpipe.engine.executor.executor import StepEvents
 from farpipe.engine.executor.peers import Peers
-from farpipe.engine.executor.staging import memory_figures
+from farpipe.engine.figures.memory import memory_figures
 from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every

@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from farpipe.core.errors import InputError, RunError
 from farpipe.engine.executor.peers import describe, form_of
 from farpipe.engine.site.sharding import StepReduction
-from farpipe.engine.stages.deferred import WeightGradStore, defer
+from farpipe.engine.stages.deferred import defer
+from farpipe.engine.stages.weight_grads import WeightGradStore
 
 MAX_TENSORS: Final = 64
 _ALIGNMENT: Final = 16

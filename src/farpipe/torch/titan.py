@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from farpipe.core.errors import InputError
-from farpipe.engine.stages.deferred import WeightGradStore, defer
+from farpipe.engine.stages.deferred import defer
+from farpipe.engine.stages.weight_grads import WeightGradStore
 from farpipe.planning import Plan
 from farpipe.planning.planner.orders import V_ORDERS
 from farpipe.torch.pipeline import Pipeline

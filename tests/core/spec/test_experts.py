@@ -54,6 +54,20 @@ def test_more_experts_per_token_than_there_are_is_an_error_that_names_the_place(
 
 
 @pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("num_groups = 3", r"num_groups: 4 experts are not divided evenly by 3"),
+        ("num_groups = 2, group_topk = 3", r"group_topk: 3 of 2 groups"),
+        ("num_groups = 4", r"group_topk: 1 of 4 groups, 1 experts for a token"),
+    ],
+)
+def test_groups_that_can_not_have_a_token_s_experts_are_an_error_that_names_the_place(groups, message):
+    table = f"experts = {{ num_experts = 4, per_token = 2, ffn_hidden = 64, {groups} }}"
+    with pytest.raises(InputError, match="model.experts." + message):
+        parse_job(added("model", table))
+
+
+@pytest.mark.parametrize(
     ("pins", "message"),
     [
         ("expert = 3", "layout.expert: 3 does not divide the 8 experts of mixtral-8x7b; 1, 2, 4, 8 would"),
@@ -108,6 +122,7 @@ CONFIGS = {
         "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "q_lora_rank": 1536,
         "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
         "topk_method": "noaux_tc", "moe_layer_freq": 1, "vocab_size": 129280, "tie_word_embeddings": False,
+        "n_group": 8, "topk_group": 4,
         "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0}, "quantization_config": {"quant_method": "fp8"},
     },
     "gpt-oss-120b": {
@@ -128,6 +143,7 @@ LITE = {
 }  # fmt: skip
 KIMI = CONFIGS["deepseek-v3"] | {
     "model_type": "kimi_k2", "n_routed_experts": 384, "first_k_dense_replace": 1, "num_attention_heads": 64,
+    "n_group": 1, "topk_group": 1,
     "num_key_value_heads": 64, "vocab_size": 163840,
 }  # fmt: skip
 

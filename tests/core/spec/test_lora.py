@@ -27,7 +27,8 @@ def job(lora="", model="llama-2-70b"):
 
 def test_all_linear_maps_get_adapters_where_nothing_is_said():
     found = job()
-    assert found.training.lora.target_modules == ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    assert found.training.lora.target_modules is None
+    assert all(found.training.lora.adapts(name) for name in possible_modules(found.model))
     assert parse_job(found.model_copy(update={"text": ""}).to_toml()).training == found.training
 
 
@@ -46,7 +47,16 @@ def test_a_module_that_this_model_lacks_is_an_input_error_that_names_those_it_ha
 
 def test_latent_attention_has_other_modules():
     assert possible_modules(preset_model("deepseek-v3"))[0] == "linear_q_down_proj"
-    assert possible_modules(preset_model("llama-3-8b")) == ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    assert possible_modules(preset_model("llama-3-8b")) == (
+        *("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    )
+    assert "gate_proj" not in possible_modules(preset_model("gpt2"))
+
+
+def test_a_map_and_a_part_of_it_are_not_named_together():
+    with pytest.raises(InputError, match="linear_qkv has q_proj in it; name one of them"):
+        job('target_modules = ["linear_qkv", "q_proj"]')
 
 
 @pytest.mark.parametrize(

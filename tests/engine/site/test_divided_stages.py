@@ -9,7 +9,19 @@ from farpipe.planning.planner.engine import WITH_CONTEXT, WITH_TENSOR
 from site_processes import run_processes
 
 ORDERS = ("1f1b", "zb-h1", "zb-2p")
-NAMES = ("llama", "qwen3", "gemma3_text", "olmo2", "phi", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2")
+NAMES = (
+    "llama",
+    "qwen3",
+    "gemma3_text",
+    "olmo2",
+    "phi",
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "gpt_oss",
+    "deepseek_v3",
+    "gpt2",
+)
 FLOAT32_PARTS = ("gemma3_text", "deepseek_v3")
 """Norms whose gains are multiplied in float32, a router that computes so: sums over other tokens round otherwise."""
 

@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from farpipe.core.errors import InputError, RunError
 from farpipe.engine.site.mesh import DATA, TENSOR, join_site, stage_mesh
 from farpipe.engine.site.sharding import StepReduction, settle, shard
-from farpipe.engine.stages.deferred import WeightGradStore, defer
+from farpipe.engine.stages.deferred import defer
+from farpipe.engine.stages.weight_grads import WeightGradStore
 
 NUM_MICROBATCHES = 64
 

@@ -30,7 +30,7 @@ from trainings import make_run, train
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft asks for it
 
-ATTENTION, MLP = ("linear_qkv", "linear_proj"), ("linear_fc1", "linear_fc2")
+FUSED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 LATENT = ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
 MODULES = {
     "llama": "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj",
@@ -42,14 +42,17 @@ MODULES = {
     "deepseek_v3": "q_a_proj q_b_proj kv_a_proj_with_mqa kv_b_proj o_proj",
 }
 """What peft calls the maps that get an adapter, by type of model."""
-TARGETS = {"mixtral": ATTENTION, "deepseek_v3": LATENT}
+TARGETS = {"mixtral": ("q_proj", "k_proj", "v_proj", "o_proj"), "deepseek_v3": LATENT} | dict.fromkeys(
+    ("gpt2", "phi3", "gpt_neox"), FUSED
+)
+"""What a job calls them; None: all."""
 FLAT, VEE, ROUND = (0, 1), (0, 1, 1, 0), (0, 1, 0, 1)
 ORDERS = {"1f1b": FLAT, "zb-h1": FLAT, "zb-2p": FLAT, "wave": VEE, "interleaved": ROUND}
 NUM_MICROBATCHES = 4
 
 
 def lora_of(name):
-    return Lora(rank=3, alpha=5, target_modules=TARGETS.get(name, (*ATTENTION, *MLP)))
+    return Lora(rank=3, alpha=5, target_modules=TARGETS.get(name))
 
 
 def with_peft(whole, name):
@@ -226,7 +229,11 @@ def test_what_gets_no_adapter_is_named(tmp_path):
             add_adapters(whole, Lora(rank=2, **fields), 0, torch.float32)
         return str(caught.value)
 
-    assert "linear_fc1 of model.layers.0 is that of experts" in refusal("mixtral")
+    assert "the MLP of model.layers.0 is one of experts" in refusal("mixtral")
+    assert "the MLP of model.layers.0 is one of experts" in refusal("mixtral", target_modules=["o_proj", "down_proj"])
+    assert "model.layers.0 has no linear_qkv; its linear maps are self_attn.q_proj, self_attn.k_proj, " in refusal(
+        "llama", target_modules=["linear_qkv"]
+    )
     assert "model.layers.0 has no linear_q_up_proj; its linear maps are self_attn.q_proj, " in refusal(
         "llama", target_modules=["linear_q_up_proj"]
     )

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from farpipe.engine.stages.deferred import WeightGradStore, defer
+from farpipe.engine.stages.deferred import defer
 from farpipe.engine.stages.recomputed import Again
+from farpipe.engine.stages.weight_grads import WeightGradStore
 
 
 class Renamed(nn.Linear):

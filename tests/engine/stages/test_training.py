@@ -44,18 +44,37 @@ def train_whole(folder, run):
     ]
     adamw = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas)
     batches, losses = batches_of(run), []
+    routers = [_listen(module) for module in model.modules() if hasattr(module, "e_score_correction_bias")]
     for step in range(run.num_steps):
         batch, total = batches.batch(step), 0.0
         for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
-            logits = model(input_ids=tokens, use_cache=False).logits
-            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-            (loss / batch.num_target_tokens).backward()
-            total += float(loss.detach()) / batch.num_target_tokens
+            output = model(input_ids=tokens, use_cache=False)
+            loss = functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            loss = loss / batch.num_target_tokens
+            if getattr(model.config, "output_router_logits", False):
+                loss = loss + model.config.router_aux_loss_coef / len(batch.tokens) * output.aux_loss
+            loss.backward()
+            total += float(loss.detach())
         losses.append(total)
         torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
         adamw.step()
         adamw.zero_grad()
+        _move_biases(routers, training.moe_router_bias_update_rate)
     return losses, model
+
+
+def _listen(router):
+    router.chosen = []
+    router.register_forward_hook(lambda module, inputs, output: module.chosen.append(output[2]))
+    return router
+
+
+def _move_biases(routers, rate):
+    """DeepSeek-V3's rule, by the choices of the whole step."""
+    for router in routers:
+        counts = torch.bincount(torch.cat(router.chosen).flatten(), minlength=router.num_experts).float()
+        router.e_score_correction_bias += rate * torch.sign(counts.mean() - counts)
+        router.chosen.clear()
 
 
 def losses_of(run_dir):
@@ -83,6 +102,37 @@ def test_a_training_resumed_under_another_cut_and_exported_is_that_of_one_proces
     for (parameter, found), expected in zip(loaded.named_parameters(), model.parameters(), strict=True):
         limit = 1e-2 if parameter.endswith("c_attn.bias") else 1e-4  # keys' biases have no gradient but rounding
         assert relative_error(found, expected) < limit, parameter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1])
+def test_experts_are_balanced_over_replicas_as_in_one_process(zero, text_file, tmp_path):
+    balanced = {"output_router_logits": True, "router_aux_loss_coef": 0.3}
+    folder = write_model(tmp_path / "model", "mixtral", **balanced)
+    run = hf_run(folder, text_file, num_replicas=2, zero=zero)
+    with one_thread():
+        train(run, tmp_path / "run")
+        losses, _ = train_whole(folder, hf_run(folder, text_file))
+    assert losses_of(tmp_path / "run") == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1])
+def test_biases_of_routers_move_over_replicas_as_in_one_process_and_are_exported(zero, text_file, tmp_path):
+    folder = write_model(tmp_path / "model", "deepseek_v3")
+    options = {"moe_router_bias_update_rate": 0.01, "num_steps": 6}
+    with one_thread():
+        train(hf_run(folder, text_file, num_replicas=2, zero=zero, **options), tmp_path / "run")
+        losses, model = train_whole(folder, hf_run(folder, text_file, **options))
+    assert losses_of(tmp_path / "run") == pytest.approx(losses, rel=1e-4)
+    export_to_hugging_face(tmp_path / "run", tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    biases = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    assert biases
+    for name, found in loaded.named_buffers():
+        if name in biases:
+            assert biases[name].any()
+            torch.testing.assert_close(found, biases[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

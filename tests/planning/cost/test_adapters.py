@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_jobs import A100, layout, llama, site, stage_cost, training
 from farpipe.core.spec import preset_model, preset_site
+from farpipe.core.spec.model import Experts
 from farpipe.planning.cost import calibration_of, compute, memory, step_flops
 from farpipe.planning.cost.adapters import trained_model_params
+from farpipe.planning.cost.exchange import layer_expert_exchange_s
 from farpipe.planning.cost.speed import core_speed
-from farpipe.planning.cost.transfer import expert_exchange_s
+from farpipe.planning.cost.transfer import _reached, expert_exchange_s
 
 LAW = calibration_of(A100)
 LORA = {"rank": 16, "target_modules": ["linear_qkv", "linear_proj"]}
@@ -129,13 +132,35 @@ def test_a_nonlinearity_that_keeps_8_bit_keeps_half_of_its_input():
 EXPERTS = {"num_experts": 64, "per_token": 8, "ffn_hidden": 704}
 
 
+def of(copies, **groups):
+    return Experts(**EXPERTS | {"per_token": copies} | groups)
+
+
 @given(expert=st.sampled_from([2, 8, 32]), copies=st.sampled_from([1, 2, 8]))
 def test_sending_a_token_once_to_a_device_is_never_slower_and_equal_for_one_expert(expert, copies):
     degrees = replace(layout(data=32), expert=expert)
-    plain, once = (expert_exchange_s(site(), LAW, degrees, 1e8, copies, once=on) for on in (False, True))
+    plain, once = (expert_exchange_s(site(), LAW, degrees, 1e8, of(copies), once=on) for on in (False, True))
     assert once <= plain * (1 + 1e-9)
     if copies == 1:
         assert once == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(("places", "groups", "chosen"), [(16, 8, 4), (8, 8, 3), (4, 8, 4), (2, 8, 2), (8, 64, 9)])
+def test_a_token_reaches_as_many_places_as_drawn_experts_do(places, groups, chosen):
+    rng, k = np.random.default_rng(0), 6
+    each = 64 // groups
+    found = []
+    for _ in range(4000):
+        held = rng.permutation(groups)[:chosen]
+        drawn = rng.choice((held[:, None] * each + np.arange(each)).ravel(), k, replace=True)
+        found.append(len({*(drawn * places // 64)}))
+    expected = _reached(places, of(k, num_groups=groups, group_topk=chosen))
+    assert expected == pytest.approx(np.mean(found), rel=0.02)
+
+
+def test_neighbouring_experts_are_at_one_place():
+    assert _reached(8, of(8, num_groups=8)) == 1
+    assert _reached(8, of(4, num_groups=16)) == pytest.approx(1)
 
 
 def test_an_exchange_beside_another_microbatch_leaves_only_what_is_longer_than_computing():
@@ -146,7 +171,7 @@ def test_an_exchange_beside_another_microbatch_leaves_only_what_is_longer_than_c
         times = compute.layer_times(model, training(4096, cuda_graphs=True, **how), degrees, site(), LAW)
         return times.forward_s + times.input_grad_s + times.weight_grad_s
 
-    sent = 2 * compute._expert_exchange_s(model, training(4096), degrees, site(), LAW)
+    sent = 2 * layer_expert_exchange_s(model, training(4096), degrees, site(), LAW)
     open_s, hidden = seconds(), seconds(overlap_moe_expert_parallel_comm=True)
     assert hidden == pytest.approx(max(sent, open_s - sent))
     assert seconds(moe_token_dispatcher_type="flex") < open_s
@@ -159,3 +184,16 @@ def test_the_host_takes_longer_to_launch_a_layer_with_experts():
         for model in (llama(), llama(experts=EXPERTS))
     )
     assert mixed - plain == pytest.approx(LAW.expert_launch_s)
+
+
+def test_maps_that_are_apart_have_an_adapter_each():
+    """As peft has them in a Llama: 8 x (in + out) for each of query, key, value, output, gate, up and down."""
+    megatron = {"target_modules": "linear_qkv linear_proj linear_fc1 linear_fc2"}
+    apart, fused = (stage(lora={"rank": 8} | named) for named in ({}, megatron))
+    model = llama()
+    heads, keys, wide = model.attention_hidden, model.kv_hidden, model.ffn_hidden
+    widths, depths = (heads, keys, keys, model.hidden, wide, wide, model.hidden), (*(model.hidden,) * 5, heads, wide)
+    assert apart.num_params == 2 * 8 * sum(widths + depths)
+    assert fused.num_params == apart.num_params - 2 * 8 * 3 * model.hidden, "three matrices less from the same input"
+    assert apart.weight_grad_s > fused.weight_grad_s
+    assert apart.activation_bytes == fused.activation_bytes

@@ -11,6 +11,7 @@ from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Training, preset_model, preset_site
 from farpipe.core.spec.written import WrittenDevice
 from farpipe.planning.cost import Layout, calibration_of, compute, flops
+from farpipe.planning.cost.exchange import exchange_times
 from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.speed import Speed, attention_speed
 
@@ -211,3 +212,35 @@ def test_attention_with_sinks_takes_longer():
     sinks = plain.model_copy(update={"attention_sinks": True})
     one, other = (compute.attention_core_times(m, spec, layout(), Speed.of(A100, LAW, "bf16")) for m in (plain, sinks))
     assert other.forward_s == pytest.approx(4 * one.forward_s)
+
+
+def test_pytorch_hides_no_tensor_parallel_collective_beside_weight_gradients():
+    degrees, asked = layout(tensor=4), training(2048)
+    found = [
+        exchange_times(llama(), asked.model_copy(update={"framework": name}), degrees, site(), LAW)
+        for name in ("megatron", "pytorch")
+    ]
+    assert found[0].forward_s == found[1].forward_s == found[1].input_grad_s
+    hidden = 1 - LAW.hidden_collective_fraction
+    assert found[0].input_grad_s == pytest.approx(hidden * found[0].forward_s)
+
+
+@pytest.mark.parametrize(("zero", "kernels", "framework", "expected"), [
+    (3, "fused", None, True), (3, "fused", "megatron", False), (1, "fused", None, False), (1, "eager", None, True),
+    (1, "fused", "pytorch", True),
+])  # fmt: skip
+def test_the_framework_is_the_one_that_is_named_or_that_settings_show(zero, kernels, framework, expected):
+    assert training(zero=zero, kernels=kernels, framework=framework).by_pytorch is expected
+
+
+def test_computing_beside_fsdp_s_collectives_takes_longer_by_half_of_their_time():
+    degrees, parts = layout(data=8), []
+    for name in ("megatron", "pytorch"):
+        asked = training(2048, zero=3, framework=name)
+        parts.append(compute.layer_parts(llama(hidden=2048, num_heads=16), asked, degrees, site(), LAW)["ZeRO"])
+    open_s = compute.zero_times(
+        llama(hidden=2048, num_heads=16), training(2048, zero=3, overlap=False), degrees, site(), LAW, parts[0]
+    )
+    assert parts[0].forward_s == parts[0].input_grad_s == 0, "all of it fits beside computing"
+    assert parts[1].forward_s == pytest.approx(0.5 * open_s.forward_s)
+    assert parts[1].input_grad_s == pytest.approx(0.5 * open_s.input_grad_s)

@@ -6,11 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_jobs import A100, gpt, layout, site, training
-from farpipe.core.spec import Model, operations_of, possible_operations, preset_model
+from cost_jobs import A100, gpt, layout, llama, site, training
+from farpipe.core.errors import InputError
+from farpipe.core.spec import Model, operations_of, parse_job, possible_operations, preset_model
 from farpipe.core.spec.recompute import OPERATIONS, spelled
 from farpipe.planning.cost import compute, memory
 from farpipe.planning.cost.calibration import calibration_of
+from farpipe.planning.cost.exchange import residual_collective_s
+from farpipe.planning.cost.speed import Speed
+from farpipe.planning.planner.engine import training_obstacles
 from job_files import LATENT_EXPERTS
 
 EXPERTS = Model.model_validate(tomllib.loads(f"num_layers = 4\n{LATENT_EXPERTS}"))
@@ -125,3 +129,51 @@ def test_dense_layers_of_a_model_with_experts_recompute_nothing_of_experts(opera
     assert memory.layer_activation_bytes(dense, again, at) == memory.layer_activation_bytes(dense, plain, at)
     times = (compute.layer_times(dense, each, at, site("a", 8), calibration_of(A100)) for each in (plain, again))
     assert next(times) == next(times)
+
+
+@pytest.mark.parametrize("tensor", [1, 8])
+@pytest.mark.parametrize("model", [gpt(hidden=4096, num_heads=32), llama(hidden=4096, num_heads=32, ffn_hidden=14336)])
+def test_every_second_product_is_between_nothing_and_the_whole_layer(model, tensor):
+    how = {"flash_attention": True, "dropout": False, "framework": "pytorch"}
+    assert kept("full", tensor, model, **how) < kept("op", tensor, model, **how) < kept("none", tensor, model, **how)
+    sizes = {"flash_attention": True, "framework": "pytorch"}
+    none, by_op, full = (seconds(mode, model, tensor, **sizes) for mode in ("none", "op", "full"))
+    assert none < by_op < full
+
+
+def test_every_second_product_of_llama_is_the_keys_attention_s_output_and_the_mlp_s_second():
+    """8,192 tokens of Llama 3 8B: 2 T h (k + h + f) FLOPs, against 2 T h (2 h + 2 k + 3 f) of a forward's maps."""
+    model, at = preset_model("llama-3-8b"), layout(microbatch_size=1)
+    wide, narrow = training(8192), training(8192, matmul="fp8")
+    found = [sum(one.flops for one in compute._every_second(model, asked, at)) for asked in (wide, narrow)]
+    once = 2 * 8192 * 4096
+    assert found == [once * (1024 + 4096 + 14336), once * (2 * 4096 + 2 * 1024 + 2 * 14336)]
+
+
+def test_every_second_product_is_planned_alone_and_not_for_experts():
+    with pytest.raises(ValueError, match="'op layernorm'"):
+        training(recompute="op layernorm")
+    assert 'training.recompute = "op"' in training_obstacles(training(recompute="op"), shares_weights=True)
+    with pytest.raises(InputError, match="the layers of mixtral-8x7b have no op"):
+        parse_job(in_job("mixtral-8x7b"))
+    assert parse_job(in_job("llama-3-8b")).training.recompute == "op"
+
+
+def in_job(model):
+    return (
+        f'[model]\npreset = "{model}"\n[training]\nsequence_length = 512\nglobal_batch = 8\nrecompute = "op"\n'
+        '[[cluster.sites]]\nname = "a"\nnum_devices = 8\ndevice = { preset = "h100" }\n'
+    )
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_pytorch_does_not_compute_a_layer_s_last_product_again(tensor):
+    """Of 4 h f FLOPs a token the half, and half of the sum of what it makes."""
+    model, at = gpt(hidden=4096, num_heads=32), layout(tensor=tensor)
+    found = [seconds("full", model, tensor, framework=name) for name in ("megatron", "pytorch")]
+    none = [seconds("none", model, tensor, framework=name) for name in ("megatron", "pytorch")]
+    asked = training(framework="pytorch")
+    speed = Speed.of(site().device, LAW, asked.precision)
+    last = speed.product_s(compute.linear_products(model, asked, at)[-1])
+    sent = residual_collective_s(model, asked, at, site(), LAW) / 2
+    assert (found[0] - none[0]) - (found[1] - none[1]) == pytest.approx(last + sent)

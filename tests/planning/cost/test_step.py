@@ -496,6 +496,21 @@ def test_zero_in_groups_takes_more_memory_and_gathers_inside_them(zero):
     assert training(zero=zero, zero_group_size=8).grouped(12) == 4
 
 
+def test_parameters_that_are_not_gathered_beside_computing_are_all_exposed():
+    how = {"degrees": layout(data=4), "zero": 1}
+    beside, before, open_ = (
+        problem_of(**how, **more).sync[0] for more in ({}, {"overlap_param_gather": False}, {"overlap": False})
+    )
+    assert beside.gather.bytes < before.gather.bytes == open_.gather.bytes
+    assert before.reduce.bytes == beside.reduce.bytes
+
+
+@pytest.mark.parametrize("how", [{"zero": 0}, {"zero": 3}, {"overlap": False}])
+def test_a_gather_that_nothing_hides_needs_no_switch(how):
+    with pytest.raises(ValueError, match="parameters are gathered by zero = 1"):
+        training(overlap_param_gather=False, **how)
+
+
 def test_a_group_without_zero_is_a_mistake():
     with pytest.raises(ValueError, match="it divides what ZeRO does"):
         training(zero=0, zero_group_size=8)

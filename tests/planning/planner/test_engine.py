@@ -104,9 +104,9 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
         (
             "mixtral",
             {"expert": 1},
-            {"lora": Lora(rank=8, target_modules="linear_qkv linear_fc2")},
-            "adapters beside experts (linear_fc2)",
-            'training.lora.target_modules = ["linear_qkv"]',
+            {"lora": Lora(rank=8)},
+            "adapters beside experts",
+            'training.lora.target_modules = ["q_proj", "k_proj", "v_proj", "o_proj"]',
         ),
     ],
 )

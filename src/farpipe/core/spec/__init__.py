@@ -12,6 +12,7 @@ from farpipe.core.spec.cluster import (
     rack_share,
     without_flash_attention,
 )
+from farpipe.core.spec.data import Data
 from farpipe.core.spec.job import Job, Pins, Request
 from farpipe.core.spec.load import (
     job_of,
@@ -31,7 +32,6 @@ from farpipe.core.spec.model import Model, RotaryScaling
 from farpipe.core.spec.recompute import Recompute, operations_of, possible_operations, recomputed_of
 from farpipe.core.spec.training import (
     ContextExchange,
-    Data,
     Matmul,
     MetricsSettings,
     Precision,

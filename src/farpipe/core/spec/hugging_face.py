@@ -99,6 +99,12 @@ def quantization_of(folder: Path | str) -> str:
     return str(table.get("quant_method", "few bits")) if table else ""
 
 
+def balances_experts(folder: Path | str) -> bool:
+    """True if the config in `folder` asks for the loss that balances experts; InputError where there is no config."""
+    text = _text(_read(Path(folder) / CONFIG_NAME))
+    return bool(text.get("output_router_logits")) and text.get("model_type") not in ("deepseek_v2", "deepseek_v3")
+
+
 def type_of(folder: Path | str) -> str:
     """The ``model_type`` of the text model in `folder`, "" where none is said; InputError where there is no config."""
     return str(_text(_read(Path(folder) / CONFIG_NAME)).get("model_type", ""))

@@ -295,13 +295,18 @@ def _router_bias(keys: Keys) -> Fields:
     return {"router_bias": 1 if method == "noaux_tc" else 0}
 
 
+def _groups(keys: Keys) -> Fields:
+    """The groups of experts of which a token has some."""
+    return {"num_groups": keys.count("n_group", default=1), "group_topk": keys.count("topk_group", default=1)}
+
+
 def deepseek(dense: Dense) -> Reader:
-    """Reader of experts with biases by the router's method, and of latent attention."""
+    """Reader of experts in groups, with biases by the router's method, and of latent attention."""
 
     def read(keys: Keys) -> Fields:
         fields = mixture(dense)(keys)
         if "experts" in fields:
-            fields["experts"] |= _router_bias(keys)
+            fields["experts"] |= _router_bias(keys) | _groups(keys)
         return fields | latent(keys)
 
     return read

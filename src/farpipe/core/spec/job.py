@@ -8,12 +8,13 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from farpipe.core.spec.cluster import Cluster, Site
+from farpipe.core.spec.data import Data
 from farpipe.core.spec.lora import possible_modules
 from farpipe.core.spec.model import Model
 from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.recompute import operations_of, possible_operations
-from farpipe.core.spec.training import ContextExchange, Data, Matmul, MetricsSettings, RunKeys, Training
+from farpipe.core.spec.training import ContextExchange, Matmul, MetricsSettings, RunKeys, Training
 from farpipe.core.spec.write import as_toml, link_table, site_table
 from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes
@@ -160,7 +161,8 @@ class Job(Request):
             )
 
     def _check_recompute(self) -> None:
-        known = possible_operations(self.model)
+        model = self.model
+        known = possible_operations(model) + (("op",) if not (model.experts or model.latent_attention) else ())
         for operation in operations_of(self.training.recompute):
             if operation not in known:
                 raise fault(
@@ -180,7 +182,7 @@ class Job(Request):
 
     def _check_lora(self) -> None:
         known = possible_modules(self.model)
-        for module in self.training.lora.target_modules if self.training.lora else ():
+        for module in (self.training.lora.target_modules or ()) if self.training.lora else ():
             if module not in known:
                 raise fault(
                     f"the layers of {self.model.name} have no {module}; they have {', '.join(known)}",

@@ -13,9 +13,16 @@ if TYPE_CHECKING:
 _ATTENTION: Final = ("linear_qkv", "linear_proj")
 _LATENT: Final = ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
 _MLP: Final = ("linear_fc1", "linear_fc2")
-MODULES: Final = (*_ATTENTION, *_MLP, *_LATENT[:-1], "linear_q_proj")
+PARTS: Final = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Maps of transformers' classes by those of Megatron-Core, which has some of them in one."""
+MODULES: Final = (*_ATTENTION, *_MLP, *_LATENT[:-1], "linear_q_proj", *(part for own in PARTS.values() for part in own))
 """Linear maps of a layer by Megatron-Core's names: query, key and value in one; attention's output; both of the MLP, or
-of the experts; those of latent attention."""
+of the experts; those of latent attention. And by transformers' names, which has them apart."""
 
 
 def _list(value: Any) -> Any:
@@ -28,10 +35,15 @@ class Lora(Part):
 
     rank: Count
     """Width between the two matrices of an adapter (peft's `r`, Megatron-Bridge's `dim`)."""
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_list)] = (*_ATTENTION, *_MLP)
-    """Linear maps that get an adapter, by Megatron-Core's names: `linear_qkv`, `linear_proj`, `linear_fc1`,
-    `linear_fc2` (of the MLP, or of all experts). With latent attention `linear_q_down_proj`, `linear_q_up_proj` (or
-    `linear_q_proj`), `linear_kv_down_proj` and `linear_kv_up_proj` replace the first."""
+    target_modules: Annotated[
+        Annotated[tuple[str, ...], Field(min_length=1)] | None,
+        BeforeValidator(_list, json_schema_input_type=list[str] | str),
+        Field(exclude_if=lambda names: names is None),
+    ] = None
+    """Linear maps that get an adapter. By peft's names: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`,
+    `down_proj`. By Megatron-Core's, with one adapter for several maps in one: `linear_qkv`, `linear_proj`,
+    `linear_fc1`, `linear_fc2`. Those of the MLP are of all experts. Latent attention has `linear_q_down_proj`,
+    `linear_q_up_proj` (or `linear_q_proj`), `linear_kv_down_proj` and `linear_kv_up_proj`. Default: all, each apart."""
     alpha: Annotated[Positive | None, Field(exclude_if=lambda alpha: alpha is None)] = None
     """An adapter's output is scaled by `alpha / rank` (peft's `lora_alpha`). Default: `rank`, a scale of 1."""
     dropout: Share = 0.0
@@ -42,11 +54,18 @@ class Lora(Part):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        for module in self.target_modules:
+        for module in self.target_modules or ():
             if module not in MODULES:
                 hint = nearest(module, MODULES) or f"; known: {', '.join(MODULES)}"
                 raise fault(f"there is no module {module[:60]!r}{hint}", "target_modules")
+            if twice := [part for part in PARTS.get(module, ()) if part in (self.target_modules or ())]:
+                raise fault(f"{module} has {twice[0]} in it; name one of them", "target_modules")
         return self
+
+    def adapts(self, module: str) -> bool:
+        """True if a map of Megatron-Core's name `module`, or a part of it, gets an adapter."""
+        named = self.target_modules
+        return named is None or module in named or bool(set(PARTS.get(module, ())) & set(named))
 
     @property
     def scaled(self) -> float:
@@ -69,4 +88,6 @@ def attention_modules(model: "Model") -> tuple[str, ...]:
 
 def possible_modules(model: "Model") -> tuple[str, ...]:
     """List the modules that the layers of `model` have."""
-    return (*attention_modules(model), *_MLP)
+    whole = (*attention_modules(model), *_MLP)
+    apart = [part for module in whole for part in PARTS.get(module, ()) if part != "gate_proj" or model.gated_mlp]
+    return (*whole, *apart)

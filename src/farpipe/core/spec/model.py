@@ -67,11 +67,19 @@ class Experts(Part):
     """Trained or corrected biases of the router for each expert: 1 where there is one."""
     expert_bias: Flag = False
     """True if the linear layers of the experts have biases."""
+    num_groups: Annotated[Count, Field(exclude_if=lambda count: count == 1)] = 1
+    """Groups of experts that lie next to each other; a token's are in `group_topk` of them (DeepSeek-V2, -V3)."""
+    group_topk: Annotated[Count, Field(exclude_if=lambda count: count == 1)] = 1
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.per_token > self.num_experts:
             raise fault(f"{self.per_token} of {self.num_experts} experts", "per_token")
+        if self.num_experts % self.num_groups:
+            raise fault(f"{self.num_experts} experts are not divided evenly by {self.num_groups}", "num_groups")
+        able = self.group_topk * (self.num_experts // self.num_groups)
+        if self.group_topk > self.num_groups or able < self.per_token:
+            raise fault(f"{self.group_topk} of {self.num_groups} groups, {able} experts for a token", "group_topk")
         return self
 
 
@@ -145,7 +153,7 @@ class Model(Part):
     experts: Experts | None = None
     """A mixture of experts in place of the MLP: `{ num_experts, per_token, ffn_hidden }`, and `shared_ffn_hidden` (0),
     `num_dense_layers` (0, the first ones), `router_bias` (0, biases of the router for each expert), `expert_bias`
-    (false)."""
+    (false), `num_groups` and `group_topk` (1; a token's experts are in `group_topk` of so many groups)."""
     latent_attention: LatentAttention | None = None
     """Keys and values from a narrow vector, as in DeepSeek-V3: `{ query_rank, kv_rank, nope_dim, rope_dim, value_dim
     }`."""

@@ -19,7 +19,7 @@ _OF_TRANSFORMERS: Final = ("core_attn", "mlp", "moe")
 _INSIDE_MOE: Final = ("moe_act", "shared_experts")
 
 
-def _settled(value: Any, whole: tuple[str, ...] = ("none", "full")) -> str:
+def _settled(value: Any, whole: tuple[str, ...] = ("none", "full", "op")) -> str:
     """`value` in the one spelling of its set: no operation twice, in the order of OPERATIONS."""
     if isinstance(value, str) and value in whole:
         return value
@@ -33,10 +33,11 @@ def _settled(value: Any, whole: tuple[str, ...] = ("none", "full")) -> str:
 
 
 Recompute = Annotated[str, BeforeValidator(_settled)]
-"""``none``; ``full``: all of a layer but its input; or names of OPERATIONS with a space between them. ``selective`` is
-the short name of ``core_attn``, attention's scores, which is Megatron-LM's default."""
+"""``none``; ``full``: all of a layer but its input; ``op``: all but attention and every second product, torchtitan's
+``selective_ac_option``; or names of OPERATIONS with a space between them. ``selective`` is the short name of
+``core_attn``, attention's scores, which is Megatron-LM's default."""
 
-RecomputeChoice = Annotated[str, BeforeValidator(lambda value: _settled(value, ("auto", "none", "full")))]
+RecomputeChoice = Annotated[str, BeforeValidator(lambda value: _settled(value, ("auto", "none", "full", "op")))]
 """The same, or ``auto``."""
 
 
@@ -73,4 +74,4 @@ def possible_operations(model: "Model") -> tuple[str, ...]:
 
 def recomputed_of(model: "Model", recompute: str) -> tuple[str, ...]:
     """The names of what `recompute` selects that layers of `model` have; dense ones have no experts' operations."""
-    return tuple(name for name in operations_of(recompute) if name in possible_operations(model))
+    return tuple(name for name in operations_of(recompute) if name in (*possible_operations(model), "op"))

@@ -75,8 +75,8 @@ class Training(Part):
     device needs a rate for it."""
     recompute: RecomputeChoice = "auto"
     """Activations that the backward pass computes again: `"auto"` (the planner decides for each stage), `"none"`,
-    `"full"` (all but a layer's input), or operations by name such as `"layernorm mlp"`; `"selective"` is `"core_attn"`,
-    attention's scores."""
+    `"full"` (all but a layer's input), operations by name such as `"layernorm mlp"` (`"selective"` is `"core_attn"`,
+    attention's scores), or `"op"`, all but every second product as in torchtitan (planned only)."""
     wire_type: WireType = "none"
     """Number format to which activations and their gradients are rounded between sites: `"none"`, `"bf16"` (for
     `precision = "fp32"` only), or `"fp8"` or `"int8"` with a scale for every 128 numbers. It changes numerics; a run
@@ -129,6 +129,9 @@ class Training(Part):
     overlap_moe_expert_parallel_comm: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The exchange of tokens runs beside the computation of another microbatch (Megatron-LM's
     `--overlap-moe-expert-parallel-comm`)."""
+    moe_router_bias_update_rate: Annotated[NonNegative, Field(exclude_if=lambda rate: rate == 0)] = 0.0
+    """How far the routers' correction biases move in a step towards experts that were chosen less often than the mean
+    (Megatron-LM's `--moe-router-bias-update-rate`), as DeepSeek-V3 was trained; `0`: they stay."""
     lora: Annotated[Lora | None, Field(exclude_if=lambda given: given is None)] = None
     """Low-rank adapters beside frozen weights, a [table](#traininglora). The engine trains them by peft, without
     tensor and context parallelism and ZeRO-2 and 3."""
@@ -143,6 +146,9 @@ class Training(Part):
     kernels: Literal["fused", "eager"] = "fused"
     """Kernels between matrix products: `"fused"` (Megatron-LM's, or torch.compile's) or `"eager"` (plain PyTorch, one
     kernel per operation, 2.4 times the traffic). For planning; the engine's own are eager."""
+    framework: Annotated[Literal["megatron", "pytorch"] | None, Field(exclude_if=lambda name: name is None)] = None
+    """Framework to plan for: PyTorch hides no tensor-parallel collectives beside weight gradients, does not recompute a
+    layer's last product, and slows beside FSDP's. Default: `"pytorch"` with `zero = 2` or `3` or eager kernels."""
     cuda_graphs: CudaGraphs = False
     """Replay layers from CUDA graphs, so that the host's launches never delay them; `"part"`: all of a layer but its
     experts (Megatron-Core's scopes `attn`, `moe_router` and `moe_preprocess`). Planned only."""
@@ -152,6 +158,8 @@ class Training(Part):
     """Replicas' collectives run beside the rank's own computation where the device allows it, and messages between
     stages beside the next stage's (Megatron-LM's `--overlap-grad-reduce`, `--overlap-param-gather` and, with several
     stages on a rank, `overlap_p2p_comm`)."""
+    overlap_param_gather: Annotated[Flag | None, Field(exclude_if=lambda on: on is None)] = None
+    """`false`: ZeRO-1's gather is exposed (no `--overlap-param-gather`). Default: as `overlap`. Planned only."""
     learning_rate: Positive = 3e-4
     """Learning rate of AdamW."""
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -231,17 +239,24 @@ class Training(Part):
             raise fault("only with matmul mxfp8", "fp8_output_proj")
         if self.tp_comm_overlap and self.sequence_parallel is False:
             raise fault("it divides what sequence parallelism gathers; set sequence_parallel = true", "tp_comm_overlap")
-        if self.lora is not None and self.fp8_param_gather:
-            raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
         if self.grad_reduce_in_fp32 is False and self.precision == "fp32":
             raise fault("gradients of fp32 are 32 bit wide; leave it out", "grad_reduce_in_fp32")
         self._check_mirror()
+        self._check_frozen()
         self._check_group()
         self._check_offloading()
         self._check_decay()
         return self
 
+    def _check_frozen(self) -> None:
+        if self.lora is not None and self.moe_router_bias_update_rate:
+            raise fault("frozen routers stay as they are; leave it out with lora", "moe_router_bias_update_rate")
+        if self.lora is not None and self.fp8_param_gather:
+            raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
+
     def _check_group(self) -> None:
+        if self.overlap_param_gather is not None and (self.zero not in ("auto", 1) or not self.overlap):
+            raise fault("parameters are gathered by zero = 1, beside computing with overlap", "overlap_param_gather")
         if self.zero_group_size is not None and self.zero in ("auto", 0):
             raise fault(f"it divides what ZeRO does; set zero = 1, 2 or 3, not {self.zero!r}", "zero_group_size")
 
@@ -270,6 +285,11 @@ class Training(Part):
     def grouped(self, num_devices: int) -> int:
         """Devices among which ZeRO divides what `num_devices` hold."""
         return math.gcd(num_devices, self.zero_group_size or num_devices)
+
+    @property
+    def by_pytorch(self) -> bool:
+        """True if PyTorch computes it without Megatron-LM: as it says, or with FSDP or eager kernels."""
+        return self.framework == "pytorch" if self.framework else self.zero in (2, 3) or self.kernels == "eager"
 
     @property
     def zero1(self) -> bool:
@@ -302,52 +322,6 @@ class Training(Part):
         if self.zero == 0:
             return 16 - narrowed
         return (2 * width if self.zero == 1 else width) - narrowed
-
-
-class Data(Part):
-    """The text to train on, and how it becomes tokens."""
-
-    source: Text = "stdlib"
-    """`"stdlib"` (the source code of Python's standard library), or a file or folder, relative to where the run
-    starts."""
-    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tokens"] = "auto"
-    """Format of the files: `"text"`, `"jsonl"`, `"parquet"`, `"arrow"`, `"tokens"` (arrays of numbers); `"auto"` goes
-    by the ends of their names."""
-    text_key: Text = "text"
-    """Key of the text in JSONL, its column in Parquet and Arrow."""
-    prompt_key: Text | None = None
-    """Key of a text before it that is read but not trained on, as the prompts of a fine-tuning."""
-    tokenizer: Text = "bytes"
-    """`"bytes"`: one token per byte; or a `tokenizer.json`, or a folder that has one."""
-    end_of_text: Text | None = None
-    """Token of the tokenizer that follows every document."""
-    held_out: Share = 0.0
-    """Share of the sequences that is kept for evaluation and never trained on."""
-    packing: Literal["elastic", "fixed", "none"] | None = None
-    """Train on whole documents, `training.global_batch` of them a step, in chunks that are planned for every step;
-    documents longer than `training.sequence_length` are cut. `"elastic"` cuts long ones into slices and packs short
-    ones, `"fixed"` does so by equal numbers of tokens, `"none"` leaves every document a chunk of its own. Default:
-    sequences of `sequence_length` tokens out of the text as a whole."""
-    cache: Text | None = None
-    """Folder for tokenized text and for what is known about files. Default: `farpipe/tokens` in the user's caches."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.prompt_key is not None and (self.format in ("text", "tokens") or self.prompt_key == self.text_key):
-            raise fault("a prompt is another key of JSONL, Parquet or Arrow", "prompt_key")
-        if self.end_of_text is not None and self.tokenizer == "bytes":
-            raise fault("bytes have no such token; give a tokenizer", "end_of_text")
-        return self
-
-    @property
-    def is_bytes(self) -> bool:
-        """True if tokens are bytes of text, as far as is known without looking at the files.
-
-        Tables may have tokens as well; only their columns show it.
-        """
-        names = (".npy", ".bin", ".idx", ".parquet", ".arrow", ".feather")
-        is_other = self.format in ("tokens", "parquet", "arrow") or self.source.endswith(names)
-        return self.tokenizer == "bytes" and not is_other
 
 
 class MetricsSettings(Part):

@@ -19,6 +19,7 @@ from farpipe.core.spec.cluster import (
     SiteLink,
     check_ends,
 )
+from farpipe.core.spec.data import Data
 from farpipe.core.spec.hugging_face import marked, read_model
 from farpipe.core.spec.job import Job, Pins
 from farpipe.core.spec.links import WrittenLink, WrittenMatrices, WrittenSpeed
@@ -41,7 +42,7 @@ from farpipe.core.spec.part import (
     known,
 )
 from farpipe.core.spec.publish import PublishSettings
-from farpipe.core.spec.training import Data, MetricsSettings, Rate, RunKeys, Training
+from farpipe.core.spec.training import MetricsSettings, Rate, RunKeys, Training
 from farpipe.core.strict import nearest
 
 USUAL_SITE_LINK: Final = "infiniband-ndr"

@@ -88,7 +88,7 @@ def _export_transformers(checkpoint: Checkpoint, began_with: str, folder: Path |
     """Write a model of transformers, whose training began with the folder `began_with`."""
     from farpipe.engine.stages import hugging_face_weights as files  # takes seconds, which no other export needs
 
-    shapes = files.parameter_shapes(files.read_config(began_with))
+    shapes = files.parameter_shapes(files.read_config(began_with), checkpoint.names("weight"))
     files.save(CheckpointWeights(checkpoint, shapes), began_with, folder, dtype=dtype)
 
 

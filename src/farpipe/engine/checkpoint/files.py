@@ -172,6 +172,10 @@ class Checkpoint:
             if wanted:
                 raise InputError(f"{self.folder}: {self._missing(piece)}")
 
+    def names(self, kind: str) -> set[str]:
+        """Parameters of which the files have pieces of a kind, such as ``weight``."""
+        return {parameter for place, _, parameter in (name.partition("/") for name in self._places) if place == kind}
+
     def _missing(self, piece: Piece) -> str:
         absent = [entry for entry in self.manifest.files if not (self.folder / entry.name).exists()]
         if not absent:

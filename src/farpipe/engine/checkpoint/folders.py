@@ -21,7 +21,7 @@ def folder_of(checkpoints: Path, step: int) -> Path:
 
 
 def site_folder(run_dir: Path, site: str) -> Path:
-    """What `site` alone keeps of a run with `training.mirror`: it is lost with the site's disk."""
+    """What `site` alone keeps, of a run with `training.mirror` or `training.elastic`: it is lost with its disk."""
     return run_dir / SITES_NAME / site
 
 

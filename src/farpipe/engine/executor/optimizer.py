@@ -11,6 +11,7 @@ from torch import nn
 from farpipe.core.errors import DivergedError
 from farpipe.core.spec import Training
 from farpipe.engine.executor.peers import Peers
+from farpipe.engine.stages.router_bias import update_by_sign
 
 CLIP_EPSILON: Final = 1e-6
 """Added to the norm when clipping, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -37,18 +38,26 @@ class Optimizer:
     """AdamW on this rank's parameters. Weight decay is for matrices only, not for gains, shifts and biases."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], training: Training, *, copies: Sequence[nn.Parameter] = ()
+        self,
+        parameters: Iterable[nn.Parameter],
+        training: Training,
+        *,
+        copies: Sequence[nn.Parameter] = (),
+        router_biases: Sequence[nn.Parameter] = (),
     ) -> None:
-        """`copies`: those of `parameters` that another rank or stage owns, and that don't count in the norm."""
+        """Of `parameters`: `copies`, those that another rank or stage owns, and that don't count in the norm;
+        `router_biases`, whose gradients are counts (see `router_bias`).
+        """
         self.parameters = list(dict.fromkeys(parameters))
-        others = {id(copy) for copy in copies}
+        self._biases, self._bias_rate = list(router_biases), training.moe_router_bias_update_rate
+        others = {id(other) for other in (*copies, *router_biases)}
         self._counted = [parameter for parameter in self.parameters if id(parameter) not in others]
         self.clip_norm = training.clip_norm
-        self._adamw = _adamw(self.parameters, training)
+        self._adamw = _adamw(self.parameters, training, {id(bias) for bias in router_biases})
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the rate of the updates from now on."""
-        for group in [] if self._adamw is None else self._adamw.param_groups:
+        for group in [] if self._adamw is None else self._adamw.param_groups[:2]:
             group["lr"] = rate
 
     def moments(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
@@ -76,18 +85,24 @@ class Optimizer:
         if self.clip_norm is not None and grad_norm + CLIP_EPSILON > self.clip_norm:
             grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             torch._foreach_mul_(grads, self.clip_norm / (grad_norm + CLIP_EPSILON))
+        update_by_sign(self._biases, self._bias_rate)
         if self._adamw is not None:
             self._adamw.step()
             self._adamw.zero_grad(set_to_none=True)
 
 
-def _adamw(parameters: list[nn.Parameter], training: Training) -> torch.optim.AdamW | None:
-    """None for a rank without parameters, which torch's optimizer does not accept."""
+def _adamw(parameters: list[nn.Parameter], training: Training, still: set[int]) -> torch.optim.AdamW | None:
+    """AdamW that does not move those of `parameters` whose ids are in `still`.
+
+    None for a rank without parameters, which torch's optimizer does not accept.
+    """
     if not parameters:
         return None
+    moved = [parameter for parameter in parameters if id(parameter) not in still]
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in moved if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in moved if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if id(p) in still], "weight_decay": 0.0, "lr": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
 

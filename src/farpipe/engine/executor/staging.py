@@ -9,11 +9,9 @@ them to the GPU. A stream waits for another where it needs what that one makes, 
 The host can't see when an action begins and ends. Events on the computing stream can, and are read after the step.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -188,10 +186,3 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, *, pinned: bool) -> Te
 def message_memory(device: str) -> Allocate:
     """The transport's memory for received messages: torch's, aligned for its kernels; for "cuda" page-locked."""
     return lambda num_bytes: host_tensor((num_bytes,), torch.uint8, pinned=device == "cuda").numpy().data
-
-
-def memory_figures(device: str) -> dict[str, int]:
-    """Return this process's memory: of the machine's now, of the GPU's at most so far."""
-    resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    cuda_peak_bytes = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    return {"rss_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"), "cuda_peak_bytes": cuda_peak_bytes}

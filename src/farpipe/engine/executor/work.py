@@ -39,6 +39,7 @@ from farpipe.engine.stages.divided_stages import (
     twins_in,
 )
 from farpipe.engine.stages.make_stage import check_model, make_stage, numerics_of
+from farpipe.engine.stages.router_bias import ROUTER_BIAS
 from farpipe.engine.stages.slices import StageSlice, slices
 from farpipe.engine.stages.stage import PipelineStage, SleepStage, TorchStage
 from farpipe.engine.stages.tied_weights import EndsExchange, TiedWeights
@@ -198,7 +199,8 @@ class Trainer:
         copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
         if is_divided:
             copies += [shard.parameter for shard in self.shards if not shard.is_share]
-        return Optimizer([shard.parameter for shard in self.shards], training, copies=copies)
+        biases = [shard.parameter for shard in self.shards if shard.name.endswith(ROUTER_BIAS)]
+        return Optimizer([shard.parameter for shard in self.shards], training, copies=copies, router_biases=biases)
 
     def _open_data(self, run: RunSpec) -> None:
         """Open the text, on the ranks that read it."""
@@ -210,7 +212,7 @@ class Trainer:
 
     @property
     def boundaries(self) -> Mapping[int, str]:
-        return {number: f"{stage.boundary}{self._part}" for number, stage in self.torch_stages.items()}
+        return {number: f"{stage.message}{self._part}" for number, stage in self.torch_stages.items()}
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:
@@ -228,7 +230,6 @@ class Trainer:
         self._replicas.begin_step(step)
 
     def _batch(self, step: int) -> Batch | None:
-        """This replica's part of the step; None where no stage needs it."""
         return None if self._batches is None else self._batches.batch(step)
 
     def begin_evaluation(self, index: int) -> int:

@@ -16,6 +16,7 @@ from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.folders import (
     CHECKPOINTS_NAME,
     MANIFEST_NAME,
+    SITES_NAME,
     checkpoint_folders,
     newest_of_run,
     run_around,
@@ -159,8 +160,9 @@ def reopen(spec: "RunSpec", run_dir: Path) -> None:
         beyond = "" if done == spec.num_steps else f", and {spec.num_steps} were asked for"
         raise InputError(f"{run_dir}: its {counted(done, 'step')} are done{beyond}; ask for more with --steps")
     _check_same_training(spec, run_dir)
-    for name in (SUMMARY_NAME, TIMELINE_NAME):
-        (run_dir / name).unlink(missing_ok=True)
+    for folder in (run_dir, *run_dir.glob(f"{SITES_NAME}/*")):
+        for name in (SUMMARY_NAME, TIMELINE_NAME):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _check_same_training(spec: "RunSpec", run_dir: Path) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _PLACEHOLDER: Final = re.compile(r"[^A-Za-z0-9_]")
 MASTER_PORT: Final = 29500
+AGENT_PORT: Final = 29600
+"""Port at which the sites of an elastic run talk to each other."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +108,33 @@ def _host(hosts: Mapping[str, list[Host]], site: str, number: int) -> Host:
     return of_site[number]
 
 
-def torchrun_commands(machines: Sequence[Machine], run_dir: Path, max_restarts: int) -> str:
-    """One command per machine, in the order of the ranks; addresses that are not known are left to fill in."""
+def torchrun_commands(
+    machines: Sequence[Machine], run_dir: Path, max_restarts: int, *, is_elastic: bool = False
+) -> str:
+    """One command per machine, in the order of the ranks; addresses that are not known are left to fill in.
+
+    `is_elastic`: each site is a run of its own, with its own agents of torchrun.
+    """
     lines = [
         "ready. Copy this directory and the site's folder of certs to the same paths at every machine, then start:"
     ]
-    for node_rank, machine in enumerate(machines):
-        words = (str(machine.num_processes), str(node_rank), machine.address)
-        command = _command(machines, machine.site, run_dir, max_restarts, *words)
-        several = any(other.site == machine.site and other.number for other in machines)
-        where = f"{machine.site}, machine {machine.number}" if several else machine.site
-        lines += ["", f"at {where}:", "", "    " + " \\\n        ".join(command)]
+    if is_elastic:
+        lines.append(f"(FARPIPE_RUN_TOKEN is a secret, the same at all sites; sites talk at port {AGENT_PORT}.)")
+    for world in [group.machines for group in by_site(machines)] if is_elastic else [machines]:
+        for node_rank, machine in enumerate(world):
+            words = (str(machine.num_processes), str(node_rank), machine.address)
+            command = _command(world, machine.site, run_dir, max_restarts, *words)
+            several = any(other.site == machine.site and other.number for other in machines)
+            where = f"{machine.site}, machine {machine.number}" if several else machine.site
+            if is_elastic:
+                command.insert(0, f"FARPIPE_SITE={machine.site} FARPIPE_AGENTS={agents_of(machines)}")
+            lines += ["", f"at {where}:", "", "    " + " \\\n        ".join(command)]
     return "\n".join([*lines, ""])
+
+
+def agents_of(machines: Sequence[Machine]) -> str:
+    """The value of FARPIPE_AGENTS for a run whose sites may leave: the first machine of every site."""
+    return ",".join(f"{group.name}={group.machines[0].address}:{AGENT_PORT}" for group in by_site(machines))
 
 
 def certificates_of(site: str) -> str:
@@ -143,16 +160,32 @@ def _command(
     ]
 
 
-def sbatch_scripts(machines: Sequence[Machine], run_dir: Path, max_restarts: int, *, with_gpus: bool) -> dict[str, str]:
+def sbatch_scripts(
+    machines: Sequence[Machine], run_dir: Path, max_restarts: int, *, with_gpus: bool, is_elastic: bool = False
+) -> dict[str, str]:
     """A Slurm script per site, by file name: one task per machine, each an agent of torchrun.
 
     Sites have Slurm clusters of their own, so each script is submitted at its site with MASTER_ADDR, the address of the
-    first machine of the first site, in the environment.
+    first machine of the first site, in the environment. `is_elastic`: each site is a run of its own, and gets the
+    address of its own first machine, and of all sites' in FARPIPE_AGENTS.
     """
-    return {
-        f"{group.name}.sbatch": _sbatch(machines, group, run_dir, max_restarts, with_gpus)
-        for group in by_site(machines)
-    }
+    found = {}
+    for group in by_site(machines):
+        world, first_node = (group.machines, 0) if is_elastic else (machines, group.first_node)
+        agents = _set_agents(machines, group.name) if is_elastic else []
+        of_world = group._replace(first_node=first_node)
+        found[f"{group.name}.sbatch"] = _sbatch(world, of_world, run_dir, max_restarts, with_gpus, agents)
+    return found
+
+
+def _set_agents(machines: Sequence[Machine], site: str) -> list[str]:
+    """Lines of a shell script with what the ranks of an elastic run have to know of the other sites."""
+    known = agents_of(machines)
+    agents = (
+        f': "${{FARPIPE_AGENTS:?set it to {known}}}"' if "ADDRESS_OF_" in known else f": ${{FARPIPE_AGENTS:={known}}}"
+    )
+    token = ': "${FARPIPE_RUN_TOKEN:?set it to a secret, the same at all sites}"'
+    return [agents, token, f"export FARPIPE_AGENTS FARPIPE_RUN_TOKEN FARPIPE_SITE={site}"]
 
 
 class Group(NamedTuple):
@@ -189,7 +222,14 @@ def script_of(
     return f"cd {run_dir.parent}\nSIZES=({sizes})\nexec " + " \\\n  ".join(command)
 
 
-def _sbatch(machines: Sequence[Machine], group: Group, run_dir: Path, max_restarts: int, with_gpus: bool) -> str:
+def _sbatch(
+    machines: Sequence[Machine],
+    group: Group,
+    run_dir: Path,
+    max_restarts: int,
+    with_gpus: bool,
+    agents: Sequence[str],
+) -> str:
     sizes = [machine.num_processes for machine in group.machines]
     rank, host = f"$(({group.first_node} + SLURM_NODEID))", "$(hostname -I | cut -d' ' -f1)"
     site = group.machines[0].site
@@ -208,6 +248,7 @@ def _sbatch(machines: Sequence[Machine], group: Group, run_dir: Path, max_restar
         "",
         _set_master(machines[0]),
         "export MASTER_ADDR",
+        *agents,
         "srun --kill-on-bad-exit=1 bash -c '",
         f"  SIZES=({' '.join(map(str, sizes))})",
         "  NUM_PROCESSES=${SIZES[$SLURM_NODEID]}",

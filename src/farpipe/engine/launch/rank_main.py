@@ -20,6 +20,7 @@ from typing import Annotated
 import typer
 
 from farpipe.core.errors import DivergedError, FarpipeError, InputError, RunError, RunInterruptedError, RunStoppedError
+from farpipe.engine.checkpoint.folders import site_folder
 from farpipe.engine.control.chunk_planning import ChunkPlanning
 from farpipe.engine.control.watch import ReplanWatch
 from farpipe.engine.executor.channels import open_channels
@@ -35,10 +36,11 @@ from farpipe.engine.launch.reports import (
     reporting_errors,
 )
 from farpipe.engine.lock import RUN_SHA256_VARIABLE, digest_of
+from farpipe.engine.outer.agent import running_agent
 from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
 from farpipe.engine.outer.environment import AGENTS_VARIABLE, SITE_VARIABLE, Agents
 from farpipe.engine.outer.membership import Membership
-from farpipe.engine.outer.sites import folder_of_site, run_at, sites_of
+from farpipe.engine.outer.sites import run_at, sites_of
 from farpipe.engine.processes import (
     LeaveRequest,
     die_with_agent,
@@ -88,13 +90,15 @@ def main(
     with leave_request(end_at_once) as request:
         exit_code = 1
         try:
-            with reporting_errors():
+            with reporting_errors(), contextlib.ExitStack() as stack:
                 with _telling_others():
                     run, make_elastic = _load(run_dir), None
                     if site := os.environ.get(SITE_VARIABLE):
                         agents = Agents.from_env(site, host, certs, allow_plaintext=allow_plaintext)
                         make_elastic = partial(_elastic, run, agents)
-                        run, run_dir = run_at(run, site), folder_of_site(run_dir, site)
+                        run, whole_dir, run_dir = run_at(run, site), run_dir, site_folder(run_dir, site)
+                        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") == "0":
+                            stack.enter_context(running_agent(whole_dir, agents))
                     config = transport_config(run, host, port, advertise_host, certs, allow_plaintext)
                 _run_rank(run, run_dir, config, request, make_elastic)
             exit_code = 0

@@ -1,1 +1,1 @@
-"""Sites that leave and return: each is a run of its own, and outer worlds join them. See `docs/decisions/worlds.md`."""
+"""Sites that train together though each is a run of its own: they leave and return, and outer worlds join them."""

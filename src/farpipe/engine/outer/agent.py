@@ -5,6 +5,7 @@ are, and is the place where the processes of a world to come meet.
 """
 
 import contextlib
+import socket
 import sys
 import threading
 import time
@@ -15,15 +16,16 @@ from typing import Annotated, Any, Final
 import typer
 
 from farpipe.core.errors import DivergedError, FarpipeError, RunError, RunInterruptedError, RunStoppedError
+from farpipe.engine.checkpoint.folders import site_folder
 from farpipe.engine.figures.metrics import RUN_NAME
 from farpipe.engine.launch.directory import next_log_dir
 from farpipe.engine.launch.launcher import launch
 from farpipe.engine.launch.reports import INTERRUPTED, report_done, reporting_errors
 from farpipe.engine.lock import digest_of
-from farpipe.engine.outer.calls import CallServer
+from farpipe.engine.outer.calls import Caller, CallServer
 from farpipe.engine.outer.environment import Agents, listener_from_env
 from farpipe.engine.outer.meeting import BEHIND, Meeting, Offer, Status
-from farpipe.engine.outer.sites import folder_of_site, run_at
+from farpipe.engine.outer.sites import run_at
 from farpipe.engine.processes import LeaveRequest, end_at_once, end_soon, leave_request
 from farpipe.engine.run_spec import RunSpec
 
@@ -40,14 +42,13 @@ _KEPT_WORLDS: Final = 8
 class Agent:
     """The meeting of one site, its server, and its beats."""
 
-    def __init__(self, run_dir: Path, agents: Agents) -> None:
+    def __init__(self, run_dir: Path, agents: Agents, listener: socket.socket) -> None:
+        """`listener`: where it can be asked."""
         self._agents = agents
         self.meeting = Meeting(agents.own, len(agents.sites), digest_of(run_dir), time.monotonic())
         self._store: dict[str, dict[str, str]] = {}
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._server = CallServer(
-            listener_from_env(agents), agents.own, agents.sites, agents.token, agents.credentials, self.answer
-        )
+        self._server = CallServer(listener, agents.own, agents.sites, agents.token, agents.credentials, self.answer)
         for site in agents.others:
             threading.Thread(target=self._beat, args=(site,), name=f"farpipe beat {site}", daemon=True).start()
 
@@ -93,7 +94,11 @@ class Agent:
 
     def _beat(self, site: int) -> None:
         """Tell the agent of `site` how this one is, and offer worlds to it."""
-        caller, offered, said = self._agents.caller(site), "", ""
+        with contextlib.closing(self._agents.caller(site)) as caller:
+            self._talk_to(site, caller)
+
+    def _talk_to(self, site: int, caller: Caller) -> None:
+        offered, said = "", ""
         while not self._ended.wait(BEAT_S):
             with self._lock:
                 status = self.meeting.own.to_data()
@@ -130,7 +135,7 @@ class Agent:
 @contextlib.contextmanager
 def running_agent(run_dir: Path, agents: Agents) -> Iterator[Agent]:
     """Context in which the agent of a site works in the background."""
-    agent = Agent(run_dir, agents)
+    agent = Agent(run_dir, agents, listener_from_env(agents))
     try:
         yield agent
     finally:
@@ -144,7 +149,7 @@ def keep_running(run_dir: Path, agents: Agents, rank_options: list[str], agent: 
     RunError where the ranks are lost MAX_FAILURES times without a step between.
     """
     site = agents.sites[agents.own]
-    inner, folder = run_at(RunSpec.load(run_dir / RUN_NAME), site), folder_of_site(run_dir, site)
+    inner, folder = run_at(RunSpec.load(run_dir / RUN_NAME), site), site_folder(run_dir, site)
     command = [sys.executable, "-m", "farpipe.engine.launch.rank_main", str(run_dir), *rank_options]
     num_failures, furthest = 0, -1
     while True:

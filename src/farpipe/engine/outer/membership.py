@@ -245,3 +245,5 @@ class Membership:
         for world in (self.coming, self.world):
             if world is not None:
                 world.close()
+        if self._agent is not None:
+            self._agent.close()

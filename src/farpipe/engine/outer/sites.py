@@ -1,15 +1,12 @@
 """The sites of an elastic run, and what each of them runs by itself. Needs no torch."""
 
 from pathlib import Path
-from typing import Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.step import Problem
 from farpipe.engine.bare_plan import BarePlan
+from farpipe.engine.checkpoint.folders import SITES_NAME, newest_of_run
 from farpipe.engine.run_spec import RunSpec
-
-SITES_NAME: Final = "sites"
-"""Folder in a run directory with what each site has written, by its name."""
 
 
 def sites_of(run: RunSpec) -> tuple[str, ...]:
@@ -20,11 +17,6 @@ def sites_of(run: RunSpec) -> tuple[str, ...]:
 def replicas_at(run: RunSpec, site: str) -> tuple[int, ...]:
     """Numbers of the replicas at `site`, among those of the whole run."""
     return tuple(number for number, sites in enumerate(run.places.replicas) if sites[0] == site)
-
-
-def folder_of_site(run_dir: Path, site: str) -> Path:
-    """Run directory of what `site` runs: its figures, checkpoints and logs."""
-    return run_dir / SITES_NAME / site
 
 
 def run_at(run: RunSpec, site: str) -> RunSpec:
@@ -44,9 +36,17 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
         tensor=plan.tensor,
         context=plan.context,
         model=plan.model,
-        training=plan.training,
+        training=plan.training and plan.training.model_copy(update={"mirror": False}),  # each site has its own anyway
         data=plan.data,
         partition=plan.partition,
         recompute=plan.recompute,
     )
-    return run.model_copy(update={"plan": bare})
+    return run.model_copy(update={"plan": bare, "resume": _resumed(run.resume)})
+
+
+def _resumed(path: str | None) -> str | None:
+    """The run that a site goes on from: of another elastic run, what the site furthest on has written."""
+    if path is None or not (Path(path) / SITES_NAME).is_dir():
+        return path
+    newest = newest_of_run(Path(path))
+    return path if newest is None else str(newest.parent.parent)

@@ -53,6 +53,10 @@ class SiteAgent:
         offer = None if answer["offer"] is None else Offer.from_data(answer["offer"])
         return Reply(offer, bool(answer["behind"]), bool(answer["begin"]), tuple(answer["reached"]))
 
+    def close(self) -> None:
+        """End the connection with the agent."""
+        self._caller.close()
+
 
 class _WorldStore:
     """What the processes of a world to come leave for each other at its giver's agent: a Store of the transport."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from farpipe.engine.executor.peers import Messenger
-from farpipe.engine.stages.deferred import local_part
+from farpipe.engine.stages.weight_grads import local_part
 from farpipe.engine.transport import Tag
 
 PIECE_BYTES: Final = 4 << 20

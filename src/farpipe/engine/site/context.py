@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from farpipe.core.errors import InputError
 from farpipe.engine.data.batches import Batch
+from farpipe.engine.stages.balancing import Balance
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
 from farpipe.engine.stages.stage import WholeSequences
 
@@ -53,12 +54,18 @@ class SharedSequences(WholeSequences):
             )
         functions.register(_ATTENTION, _attention)
         module.inner.set_attn_implementation(_ATTENTION)
-        self._part, positions = part, torch.arange(part.start, part.stop, device=device)[None]
+        self._part, self._group, self.num_processes = part, group, group.size()
+        positions = torch.arange(part.start, part.stop, device=device)[None]
         shared = _Shared(group, functions[kind])
         self.options = {"position_ids": positions, "attention_mask": None, "farpipe_context": shared}
 
     def share(self, batch: Batch) -> Batch:
         return batch.of_tokens(self._part)
+
+    def summed(self, balance: Balance) -> Balance:
+        for numbers in balance:
+            dist.all_reduce(numbers, group=self._group)
+        return balance
 
 
 def _attention(

@@ -16,7 +16,6 @@ from farpipe.engine.site.mesh import CONTEXT, TENSOR
 from farpipe.engine.site.sharding import settle
 from farpipe.engine.site.tensor_plans import divide, expect_all_divided
 from farpipe.engine.site.twin_stage import twin_chunk_stage, twin_stage
-from farpipe.engine.stages.deferred import local_part
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
 from farpipe.engine.stages.self_check import (
     NUM_LAYERS,
@@ -30,6 +29,7 @@ from farpipe.engine.stages.self_check import (
 )
 from farpipe.engine.stages.slices import slices
 from farpipe.engine.stages.stage import Boundary, TorchStage
+from farpipe.engine.stages.weight_grads import local_part
 
 _LENGTH: Final = 16
 """Tokens of a sequence: more than shrunk windows of attention."""
@@ -74,7 +74,7 @@ def _error(config: PreTrainedConfig, twins: DeviceMesh, recompute: Recompute) ->
     for module in modules if twins[TENSOR].size() > 1 else ():
         divide(module, twins[TENSOR])
         expect_all_divided(module)
-    stages = [twin_stage(module, boundary, twins) for module in modules]
+    stages = [twin_stage(module, boundary, twins, share=1 / len(tokens)) for module in modules]
     for stage in stages:
         stage.begin_step(batch)
     run_in_turn(stages, len(tokens))

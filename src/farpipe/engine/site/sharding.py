@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from farpipe.core.spec.training import Zero
-from farpipe.engine.stages.deferred import WeightGradStore
+from farpipe.engine.stages.weight_grads import WeightGradStore
 
 
 def shard(

@@ -10,8 +10,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from farpipe.core.spec.training import Zero
 from farpipe.engine.replicas.collectives import Line, Rings, Shard, local_grad
 from farpipe.engine.site.sharding import StepReduction, is_counted
-from farpipe.engine.stages.deferred import WeightGradStore
 from farpipe.engine.stages.slices import SliceModule
+from farpipe.engine.stages.weight_grads import WeightGradStore
 
 
 class SharedWeights:

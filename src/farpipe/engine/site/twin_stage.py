@@ -7,15 +7,17 @@ from farpipe.core.errors import InputError
 from farpipe.engine.site.context import SharedSequences
 from farpipe.engine.site.context_chunks import Groups, SharedChunks
 from farpipe.engine.site.mesh import CONTEXT, TENSOR
+from farpipe.engine.stages.balanced_stage import torch_stage
 from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice
 from farpipe.engine.stages.stage import Boundary, TorchStage
 
 
 def twin_stage(
-    module: HuggingFaceSlice, boundary: Boundary, twins: DeviceMesh, device: torch.device | str = "cpu"
+    module: HuggingFaceSlice, boundary: Boundary, twins: DeviceMesh, device: torch.device | str = "cpu", *, share: float
 ) -> TorchStage:
-    """The stage of this process, one of a mesh ``(CONTEXT, TENSOR)``; `boundary` is of whole sequences.
+    """The stage of this process, one of a mesh ``(CONTEXT, TENSOR)``; `boundary` is of whole sequences, `share` as of
+    BalancedStage.
 
     Activations are ``1 / twins.size()`` of them: the tokens are divided over CONTEXT, each part again over TENSOR, as
     the layers of `module` are already.
@@ -23,10 +25,10 @@ def twin_stage(
     size, length, *rest = boundary.shape
     own = Boundary((size, length // twins.size(), *rest), boundary.dtype)
     if (context := twins[CONTEXT]).size() == 1:
-        return TorchStage(module, own, device)
+        return torch_stage(module, own, device, share=share)
     num_tokens, place = length // context.size(), context.get_local_rank()
     part = slice(place * num_tokens, (place + 1) * num_tokens)
-    return TorchStage(module, own, device, SharedSequences(module, context.get_group(), part, device))
+    return torch_stage(module, own, device, SharedSequences(module, context.get_group(), part, device), share=share)
 
 
 def twin_chunk_stage(

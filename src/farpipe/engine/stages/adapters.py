@@ -7,7 +7,7 @@ checkpoints are the two matrices beside it.
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -17,30 +17,35 @@ from torch import Tensor, nn
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Lora
+from farpipe.core.spec.lora import PARTS
 from farpipe.engine.stages.slices import SliceModule
 
 _ADAPTER: Final = "default"
 """peft's name for a model's only adapters."""
-_QKV: Final = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "query", "key", "value")
+_UP: Final = ("mlp.fc1", "mlp.c_fc", "mlp.dense_h_to_4h")
 _LINEAR: Final[Mapping[str, tuple[str, ...]]] = {
-    "linear_qkv": tuple(f"{block}.{name}" for block in ("self_attn", "attention", "attn") for name in _QKV),
-    "linear_proj": (
-        *("self_attn.o_proj", "self_attn.dense", "self_attn.out_proj", "attention.dense"),
-        *("attn.c_proj", "attention.output"),
+    "q_proj": ("self_attn.q_proj", "attn.q_proj", "attention.query"),
+    "k_proj": ("self_attn.k_proj", "attn.k_proj", "attention.key"),
+    "v_proj": ("self_attn.v_proj", "attn.v_proj", "attention.value"),
+    "o_proj": (
+        *("self_attn.o_proj", "self_attn.dense", "self_attn.out_proj", "attn.c_proj", "attn.out_proj"),
+        *("attention.dense", "attention.output"),
     ),
-    "linear_fc1": (
-        *("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "mlp.fc1", "mlp.c_fc", "mlp.dense_h_to_4h"),
-        *("mlp.gate", "mlp.up"),
-    ),
-    "linear_fc2": ("mlp.down_proj", "mlp.fc2", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.down"),
+    "gate_proj": ("mlp.gate_proj", "mlp.gate"),
+    "up_proj": ("mlp.up_proj", "mlp.up", *_UP),
+    "down_proj": ("mlp.down_proj", "mlp.fc2", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.down"),
+    "linear_qkv": ("self_attn.qkv_proj", "attention.query_key_value", "attn.c_attn"),
+    "linear_fc1": ("mlp.gate_up_proj", *_UP),
     "linear_q_proj": ("self_attn.q_proj",),
     "linear_q_down_proj": ("self_attn.q_a_proj",),
     "linear_q_up_proj": ("self_attn.q_b_proj",),
     "linear_kv_down_proj": ("self_attn.kv_a_proj_with_mqa",),
     "linear_kv_up_proj": ("self_attn.kv_b_proj",),
 }
-"""Ends of the names of a layer's linear maps, in classes of transformers and in farpipe's decoder, by Megatron-Core's
-names. A layer has one or more of each line."""
+"""Names of a layer's linear maps, in classes of transformers and in farpipe's decoder, by those of a job. Of each line
+a layer has one at most."""
+_ALIKE: Final = {"linear_proj": "o_proj", "linear_fc2": "down_proj"}
+"""Maps that have two names in a job."""
 
 
 def add_adapters(module: SliceModule, lora: Lora, seed: int, compute: torch.dtype) -> None:
@@ -104,21 +109,29 @@ def adapted_names(module: SliceModule, lora: Lora) -> list[str]:
     """Names, in the whole model, of the linear maps of a slice that get an adapter; InputError for one that a layer
     has not."""
     prefixes = {id(child): name for name, child in _inner(module).named_modules()}
-    found: list[str] = []
-    for layer in _layers(module):
-        for target in lora.target_modules:
-            own = [name for name, child in layer.named_modules() if _is_linear(child) and name in _LINEAR[target]]
-            if not own:
-                raise InputError(f"training.lora.target_modules: {_why_not(target, prefixes[id(layer)], layer)}")
-            found += [f"{prefixes[id(layer)]}.{name}" for name in own]
-    return found
+    return [f"{prefixes[id(layer)]}.{name}" for layer in _layers(module) for name in _adapted(layer, prefixes, lora)]
 
 
-def _why_not(target: str, layer_name: str, layer: nn.Module) -> str:
-    if any("experts" in name for name, _ in layer.named_modules()) and target in ("linear_fc1", "linear_fc2"):
-        return f"{target} of {layer_name} is that of experts, beside which adapters are planned only; leave it out"
-    there = ", ".join(name for name, child in layer.named_modules() if _is_linear(child)) or "none"
-    return f"{layer_name} has no {target}; its linear maps are {there}"
+def _adapted(layer: nn.Module, prefixes: Mapping[int, str], lora: Lora) -> Iterator[str]:
+    """Names in their layer of the maps that get an adapter; InputError where it has none of a kind."""
+    linear = [name for name, child in layer.named_modules() if _is_linear(child)]
+    known = {name for names in _LINEAR.values() for name in names}
+    has_experts = any("experts" in name for name, _ in layer.named_modules())
+    if lora.target_modules is None and not has_experts and (every := [name for name in linear if name in known]):
+        yield from every
+        return
+    for target in lora.target_modules or ("up_proj",):
+        own = [name for name in linear if name in _LINEAR[_ALIKE.get(target, target)]]
+        if not own or (has_experts and own[0].startswith("mlp.")):
+            why = _why_not(target, prefixes[id(layer)], linear, has_experts=has_experts)
+            raise InputError(f"training.lora.target_modules: {why}")
+        yield from own
+
+
+def _why_not(target: str, layer: str, linear: Sequence[str], *, has_experts: bool) -> str:
+    if has_experts and target in (*PARTS["linear_fc1"], *PARTS["linear_fc2"], "linear_fc1", "linear_fc2"):
+        return f"the MLP of {layer} is one of experts, beside which adapters are planned only; name those of attention"
+    return f"{layer} has no {target}; its linear maps are {', '.join(linear) or 'none'}"
 
 
 def _layers(module: SliceModule) -> list[nn.Module]:

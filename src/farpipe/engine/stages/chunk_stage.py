@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farpipe.core.errors import InputError
 from farpipe.engine.data.batches import IGNORED
 from farpipe.engine.stages.chunk_attention import ChunkAttention, ChunkPass, Held, HeldBytes, KeyValueStore
 from farpipe.engine.stages.slices import SliceModule
@@ -115,6 +116,11 @@ class ChunkStage(TorchStage):
     ) -> None:
         """`sharing`: the processes that share its chunks. InputError for a module that can't compute chunks."""
         super().__init__(module, boundary, device)
+        if module.balancing is not None:
+            raise InputError(
+                "data.packing: chunks can't be trained with the loss that balances experts; say output_router_logits "
+                "= false in the model's config.json, or leave data.packing out"
+            )
         module.prepare_chunks()
         self.sharing = sharing or WholeChunks()
 

@@ -18,12 +18,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.auto_factory import _get_model_class
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils.output_capturing import OutputRecorder
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec.recompute import Recompute, operations_of
+from farpipe.engine.stages.balancing import Balancing
 from farpipe.engine.stages.chunk_attention import ChunkPass
 from farpipe.engine.stages.hugging_face_chunks import ATTENTION, LayerOnChunk, chunk_attention
 from farpipe.engine.stages.recomputed import Again, again
+from farpipe.engine.stages.router_bias import train_router_biases
 from farpipe.engine.stages.slices import ModuleSlice, StageSlice
 
 RECOMPUTED: Final = ("core_attn", "mlp", "moe")
@@ -91,10 +94,21 @@ class HuggingFaceSlice(ModuleSlice):
 
     inner: PreTrainedModel
 
-    def __init__(self, model: PreTrainedModel, part: StageSlice, recompute: Recompute = "none") -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        part: StageSlice,
+        recompute: Recompute = "none",
+        *,
+        trains_router_biases: bool = False,
+    ) -> None:
         """Cut `model` to `part`, in place; InputError if it has no list of layers to cut."""
+        if trains_router_biases:
+            train_router_biases(model)
         self._shared_names = _tied_names(model)
+        self._balancing = None
         super().__init__(_cut(model, part), part)
+        self._balancing = _balancing(model)
         _recompute(model, part, recompute)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
@@ -134,6 +148,11 @@ class HuggingFaceSlice(ModuleSlice):
         return list(layers_of(self.inner)[1])[self.part.first_layer : self.part.end_layer]
 
     @property
+    def balancing(self) -> Balancing | None:
+        """transformers' ``load_balancing_loss_func``, where the model's config asks for it."""
+        return self._balancing
+
+    @property
     def shared_names(self) -> dict[str, str]:
         """The name of the embedding's matrix by that of the head's, where they are one."""
         return self._shared_names
@@ -145,6 +164,30 @@ class HuggingFaceSlice(ModuleSlice):
         head: Any = self.inner.get_output_embeddings() if self.part.has_head else None  # type: ignore[no-untyped-call]
         found = {"embedding": embedding, "head": head}
         return {name: end.weight for name, end in found.items() if end is not None}
+
+
+def balancing_coefficient(config: PreTrainedConfig) -> float | None:
+    """What the balancing loss is multiplied by; None where ``output_router_logits`` is off or the class has no loss."""
+    coefficient: float | None = getattr(config, "router_aux_loss_coef", None)
+    return coefficient if getattr(config, "output_router_logits", False) else None
+
+
+def _balancing(model: PreTrainedModel) -> Balancing | None:
+    """The balancing loss of a model that is cut; its own, which would know of one stage only, is turned off."""
+    config = model.config
+    if (coefficient := balancing_coefficient(config)) is None:
+        return None
+    recorder: Any = (model._can_record_outputs or {}).get("router_logits")
+    if not isinstance(recorder, OutputRecorder):
+        raise InputError(
+            f"{type(model).__name__}: config.json asks for the loss that balances experts (output_router_logits), but "
+            "transformers does not say where its routers are; say output_router_logits = false"
+        )
+    config.output_router_logits = False
+    routers = {module: recorder.index for module in model.modules() if isinstance(module, recorder.target_class)}
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    num_experts = next(int(getattr(config, name)) for name in names if hasattr(config, name))
+    return Balancing(routers, num_experts, config.num_experts_per_tok, coefficient)
 
 
 def _tied_names(model: PreTrainedModel) -> dict[str, str]:

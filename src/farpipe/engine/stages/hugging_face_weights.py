@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,9 +259,14 @@ def randomise(module: HuggingFaceSlice) -> None:
         fill(parameter, torch.randn(parameter.shape, dtype=parameter.dtype) * _STD + gain)
 
 
-def parameter_shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
-    """The shape of every parameter of the whole model, by name; a tied head is not among them."""
-    return {name: parameter.shape for name, parameter in build(config, torch.float32).named_parameters()}
+def parameter_shapes(config: PreTrainedConfig, trained: Collection[str] = ()) -> dict[str, torch.Size]:
+    """The shape of every parameter of the whole model, by name; a tied head is not among them.
+
+    Also of those buffers that are among the names in `trained`: biases of routers.
+    """
+    model = build(config, torch.float32)
+    buffers = {name: buffer.shape for name, buffer in model.named_buffers() if name in trained}
+    return {name: parameter.shape for name, parameter in model.named_parameters()} | buffers
 
 
 def save(
@@ -288,10 +293,10 @@ def save(
 def _in_files(model: PreTrainedModel, weights: Mapping[str, Tensor], began_with: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield all tensors by their names in files; buffers that are saved but not trained come from `began_with`."""
     has_conversions = bool(get_model_conversion_mapping(model, add_legacy=False))
-    for names in _groups([name for name, _ in model.named_parameters()]):
+    for names in _groups(weights):
         tensors = {name: weights[name] for name in names}
         yield from (revert_weight_conversion(model, tensors) if has_conversions else tensors).items()
-    buffers = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
+    buffers = ({name for name, _ in model.named_buffers()} & model.state_dict().keys()) - weights.keys()
     yield from Files(began_with).read(dict.fromkeys(sorted(buffers)))
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import Model, Training
 from farpipe.core.spec.recompute import Recompute
 from farpipe.engine.stages.adapters import add_adapters
+from farpipe.engine.stages.balanced_stage import torch_stage
 from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise
 from farpipe.engine.stages.divided_stages import divide_module, twins_in
@@ -83,9 +85,10 @@ def make_stage(
     """
     assert training.microbatch_size is not None
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
-    kind = ChunkStage if on_chunks else TorchStage
+    share = training.microbatch_size / training.global_batch
+    kind = ChunkStage if on_chunks else partial(torch_stage, share=share)
     if model.hugging_face is not None:
-        theirs = _of_transformers(model, part, numerics)
+        theirs = _of_transformers(model, training, part, numerics)
         _divide(theirs, mesh, numerics, training)
         _fill(theirs, model.hugging_face, only_times=only_times)
         _adapt(theirs, training, numerics)
@@ -95,7 +98,7 @@ def make_stage(
 
         if on_chunks:
             return twin_chunk_stage(theirs, boundary, twins, device, groups)
-        return twin_stage(theirs, boundary, twins, device)
+        return twin_stage(theirs, boundary, twins, device, share=share)
     if model.module is not None:
         own = own_module(model.module, part, training.seed, numerics.recompute).to(numerics.parameters)
         _adapt(own, training, numerics)
@@ -119,14 +122,20 @@ def _divide(module: SliceModule, mesh: "DeviceMesh | None", numerics: Numerics, 
         divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
 
 
-def _of_transformers(model: Model, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":
+def _of_transformers(model: Model, training: Training, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":
     """A slice that is computed by transformers' code; its parameters have no memory yet."""
     from farpipe.engine.stages import hugging_face as models  # takes seconds, which other runs need not wait for
     from farpipe.engine.stages.hugging_face_weights import read_config
 
     assert model.hugging_face is not None
     config = read_config(model.hugging_face)
-    module = models.HuggingFaceSlice(models.build(config, numerics.parameters), part, numerics.recompute)
+    whole, biases = models.build(config, numerics.parameters), training.moe_router_bias_update_rate > 0
+    module = models.HuggingFaceSlice(whole, part, numerics.recompute, trains_router_biases=biases)
+    if module.balancing is not None and training.wire_type != "none":
+        raise InputError(
+            "training.wire_type: the loss that balances experts (output_router_logits) sends counts, which are not "
+            'rounded; say training.wire_type = "none"'
+        )
     if bool(module.shared_names) != model.tied_embeddings:
         tied = "true" if module.shared_names else "false"
         raise InputError(f"{model.hugging_face}: embedding and head: say model.tied_embeddings = {tied}")

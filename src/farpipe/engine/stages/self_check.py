@@ -14,8 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.spec.recompute import Recompute
 from farpipe.engine.data.batches import Batch
+from farpipe.engine.stages.balanced_stage import torch_stage
 from farpipe.engine.stages.chunk_stage import ChunkStage, chunk_batch
-from farpipe.engine.stages.hugging_face import INSTEAD, HuggingFaceSlice, build, fill
+from farpipe.engine.stages.hugging_face import INSTEAD, HuggingFaceSlice, balancing_coefficient, build, fill
 from farpipe.engine.stages.slices import StageSlice, slices
 from farpipe.engine.stages.stage import Boundary, TorchStage
 from farpipe.planning.workload import Chunk, Slice
@@ -194,7 +195,8 @@ def make_stages(whole: PreTrainedModel, batch: Batch, recompute: Recompute, num_
     _, size, length = batch.tokens.shape
     boundary = Boundary((size, length, whole.config.hidden_size), whole.dtype)
     copies = ((copy.deepcopy(whole), part) for part in _parts(num_stages))
-    stages = [TorchStage(HuggingFaceSlice(model, part, recompute), boundary) for model, part in copies]
+    share = 1 / len(batch.tokens)
+    stages = [torch_stage(HuggingFaceSlice(model, part, recompute), boundary, share=share) for model, part in copies]
     for stage in stages:
         stage.begin_step(batch)
     return stages
@@ -225,9 +227,11 @@ def reference_loss(whole: PreTrainedModel, batch: Batch) -> float:
     """
     total = 0.0
     for tokens, targets in zip(batch.tokens.flip(0), batch.targets.flip(0), strict=True):
-        logits = whole(input_ids=tokens, use_cache=False).logits
-        loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+        output = whole(input_ids=tokens, use_cache=False)
+        loss = functional.cross_entropy(output.logits.flatten(0, -2), targets.flatten(), reduction="sum")
         loss = loss / batch.num_target_tokens
+        if (coefficient := balancing_coefficient(whole.config)) is not None:
+            loss = loss + coefficient / len(batch.tokens) * output.aux_loss
         torch.autograd.backward(loss)
         total += loss.item()
     return total

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from farpipe.core.errors import InputError
+from farpipe.engine.stages.balancing import Balancing
 from farpipe.engine.stages.chunk_attention import ChunkPass
 
 
@@ -44,6 +45,11 @@ class SliceModule(nn.Module):
     def end_weights(self) -> dict[str, nn.Parameter]:
         """``embedding`` and ``head``: matrices that a model may tie, as far as the slice has them."""
         return {}
+
+    @property
+    def balancing(self) -> Balancing | None:
+        """The loss that balances its experts; None without one."""
+        return None
 
     @property
     def trained_parameters(self) -> dict[str, nn.Parameter]:

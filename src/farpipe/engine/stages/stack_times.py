@@ -76,8 +76,8 @@ class _Stack:
         numerics = numerics_of(training, compute_dtype(training.precision), recompute)
         self.stage = make_stage(request.model, training, part, numerics, request.device, only_times=True)
         self.stage.begin_step(_random_batch(request))
-        boundary, device = self.stage.boundary, self.stage.device
-        self._x = torch.randn(boundary.shape).to(device, boundary.dtype)  # copying it is not the stage's time
+        message, device = self.stage.message, self.stage.device
+        self._x = torch.randn(message.shape).to(device, message.dtype)  # copying it is not the stage's time
         self.stage.forward(0, self._x)
 
     def run(self, repeat: int) -> list[Timed]:

@@ -1,5 +1,6 @@
 """Execution of one stage's actions: on PyTorch, or asleep for a rehearsal of the pipeline without the model."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from torch.nn import functional
 from farpipe.core.errors import RunError
 from farpipe.core.step import Problem
 from farpipe.engine.data.batches import IGNORED, Batch
-from farpipe.engine.stages.deferred import WeightGradStore, defer
+from farpipe.engine.stages.balancing import Balance
+from farpipe.engine.stages.deferred import defer
 from farpipe.engine.stages.slices import SliceModule
+from farpipe.engine.stages.weight_grads import WeightGradStore
 
 
 class PipelineStage(Protocol):
@@ -46,6 +49,10 @@ class Boundary:
     def __str__(self) -> str:
         return f"{list(self.shape)} {self.dtype}"
 
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
     def expect(self, tensor: Tensor | None, what: str) -> Tensor:
         """`tensor` itself if it fits; RunError says what came instead."""
         if tensor is None or tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
@@ -60,12 +67,17 @@ class Boundary:
 class WholeSequences:
     """What processes share of sequences, where one process has the stage: nothing, it computes all tokens."""
 
+    num_processes = 1
     options: Mapping[str, Any] = MappingProxyType({})
     """What the module is called with beside its input."""
 
     def share(self, batch: Batch) -> Batch:
         """This process's part of a batch."""
         return batch
+
+    def summed(self, balance: Balance) -> Balance:
+        """The sum over all processes that share sequences."""
+        return balance
 
 
 class TorchStage:
@@ -90,6 +102,11 @@ class TorchStage:
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._batch: Batch | None = None
         self._losses: list[Tensor] = []
+
+    @property
+    def message(self) -> Boundary:
+        """What it takes from and gives to its neighbours."""
+        return self.boundary
 
     def begin_step(self, batch: Batch | None) -> None:
         """Take the step's tokens (needed by the first and the last stage)."""
@@ -125,8 +142,11 @@ class TorchStage:
         x, y = self._saved.pop(microbatch)
         if not self.module.part.has_head:
             gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)
-        torch.autograd.backward(y, gy)
+        self._differentiate(microbatch, y, gy)
         return x.grad
+
+    def _differentiate(self, microbatch: int, y: Tensor, gy: Tensor | None) -> None:
+        torch.autograd.backward(y, gy)
 
     def evaluate(self, microbatch: int, x: Tensor | None) -> Tensor | None:
         """`forward` that keeps nothing, for there is no backward."""

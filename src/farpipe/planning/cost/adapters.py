@@ -6,8 +6,10 @@ multiplies [tokens, depth] x [depth, rank] and [tokens, rank] x [rank, columns],
 map's. Adapters of one layer are counted as equal, so every layer has them.
 """
 
+from dataclasses import replace
+
 from farpipe.core.spec import Lora, Model, Training
-from farpipe.core.spec.lora import attention_modules
+from farpipe.core.spec.lora import PARTS, attention_modules
 from farpipe.planning.cost import flops
 from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.layout import Layout
@@ -16,13 +18,43 @@ from farpipe.planning.cost.layout import Layout
 def adapted(
     model: Model, lora: Lora, tokens: float, tensor: int = 1, expert: int = 1, expert_tensor: int | None = None
 ) -> tuple[Product, ...]:
-    """The frozen maps of one layer that an adapter is beside; arguments as for `flops.mlp_linear`."""
+    """The frozen maps of one layer that an adapter is beside; arguments as for `flops.mlp_linear`.
+
+    Query, key and value, and gate and up, are one map each by Megatron-Core's names, and several by transformers'.
+    """
     mlp = flops.mlp_linear(model, tokens, tensor, expert, expert_tensor)
     if model.experts is not None:
         mlp = mlp[1:]  # the router has none
     attention = zip(attention_modules(model), flops.attention_linear(model, tokens, tensor), strict=True)
     both = zip(("linear_fc1", "linear_fc2") * (len(mlp) // 2), mlp, strict=True)
-    return tuple(product for name, product in (*attention, *both) if name in lora.target_modules)
+    return tuple(part for name, product in (*attention, *both) for part in _adapted_parts(model, lora, name, product))
+
+
+def _adapted_parts(model: Model, lora: Lora, name: str, whole: Product) -> list[Product]:
+    """The map itself where an adapter is beside all of it, or its parts that have one each."""
+    named = lora.target_modules
+    if named is not None and name in named:
+        return [whole]
+    heads, keys = model.attention_hidden, model.kv_hidden
+    widths = {"q_proj": heads, "k_proj": keys, "v_proj": keys} if name == "linear_qkv" else {}
+    parts = [part for part in PARTS.get(name, ()) if part != "gate_proj" or model.gated_mlp]
+    if not parts:
+        return [whole] if named is None else []
+    every = sum(widths.get(part, 1) for part in parts)
+    return [
+        replace(whole, columns=whole.columns * widths.get(part, 1) / every)
+        for part in parts
+        if named is None or part in named
+    ]
+
+
+def shared_inputs(base: tuple[Product, ...]) -> tuple[Product, ...]:
+    """Those of the maps `base` that have an input of their own: parts of one map share theirs."""
+    found: list[Product] = []
+    for at in base:
+        if not found or (at.rows, at.depth, at.count) != (found[-1].rows, found[-1].depth, found[-1].count):
+            found.append(at)
+    return tuple(found)
 
 
 def layout_adapted(model: Model, lora: Lora, tokens: float, layout: Layout) -> tuple[Product, ...]:

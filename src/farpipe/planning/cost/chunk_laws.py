@@ -22,7 +22,7 @@ from farpipe.core.spec import Model, Site, Training
 from farpipe.core.step import occupied_s
 from farpipe.planning.cost import compute
 from farpipe.planning.cost.calibration import Calibration
-from farpipe.planning.cost.compute import Times
+from farpipe.planning.cost.exchange import Times
 from farpipe.planning.cost.layout import Layout
 from farpipe.planning.cost.transfer import head_exchange_bytes, head_exchange_link
 

@@ -9,20 +9,27 @@ backward. A layer is never faster than the host can launch it. Collectives of te
 two in the backward of every layer (Megatron-LM, arXiv 1909.08053).
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from farpipe.core.spec import Model, Site, Training, recomputed_of
 from farpipe.planning.cost import adapters, flops, memory
 from farpipe.planning.cost.attention import attention_core_s
 from farpipe.planning.cost.calibration import Calibration
+from farpipe.planning.cost.exchange import (
+    COLLECTIVES_PER_PASS,
+    Times,
+    exchange_times,
+    hidden_exchange,
+    layer_expert_exchange_s,
+    residual_collective_s,
+)
 from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.layout import Layout
 from farpipe.planning.cost.speed import Speed, attention_speed, core_speed, head_speed
 from farpipe.planning.cost.traffic import expert_traffic_bytes, rotary_traffic_bytes
 from farpipe.planning.cost.transfer import (
     context_exchange_s,
-    expert_exchange_s,
     head_exchange_bytes,
     head_exchange_link,
     ring_bytes,
@@ -34,27 +41,10 @@ from farpipe.planning.cost.transfer import (
 FORWARD_PASSES: Final = 2
 """Times that a kept activation crosses memory in the forward."""
 BACKWARD_PASSES: Final = 4
-COLLECTIVES_PER_PASS: Final = 2
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one microbatch."""
-
-    forward_s: float
-    input_grad_s: float
-    weight_grad_s: float
-
-    def __add__(self, other: "Times") -> "Times":
-        return Times(
-            self.forward_s + other.forward_s,
-            self.input_grad_s + other.input_grad_s,
-            self.weight_grad_s + other.weight_grad_s,
-        )
-
-    def times(self, factor: float) -> "Times":
-        """Each of the three multiplied by `factor`."""
-        return Times(self.forward_s * factor, self.input_grad_s * factor, self.weight_grad_s * factor)
+SHARDED_SLOWDOWN: Final = 0.5
+"""Part of the time of FSDP's hidden collectives by which computation beside them takes longer, as they use
+multiprocessors and memory: fitted to llm-foundry's 31 rows on H100; its rows on A100 ask for 0.7, torchtitan's of 2025
+for 0.5 to 0.7."""
 
 
 def layer_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
@@ -75,10 +65,10 @@ def layer_parts(
     attention = attention_core_times(model, training, layout, attend)
     context = _context_times(model, training, layout, site, attend)
     adapter = _adapter_times(model, training, layout, site, speed)
-    between = _exchange_times(model, training, layout, site, calibration)
+    between = exchange_times(model, training, layout, site, calibration)
     if training.overlap_moe_expert_parallel_comm and model.experts is not None:
-        sent_s = _expert_exchange_s(model, training, layout, site, calibration)
-        between += _hidden_exchange(sent_s, linear + attention, calibration)
+        sent_s = layer_expert_exchange_s(model, training, layout, site, calibration)
+        between += hidden_exchange(sent_s, linear + attention, calibration)
     launch = launch_s(model, training, layout, calibration)
     backward = linear + adapter + attention + context + between
     computed, core_s = backward.forward_s, attention.forward_s + context.forward_s
@@ -86,7 +76,10 @@ def layer_parts(
     forward = max(computed + idle, launch)
     late = max(0.0, 2 * launch / (backward.input_grad_s + backward.weight_grad_s) - 1)
     again = forward if training.recompute == "full" else 0.0
-    for operation in recomputed_of(model, training.recompute):
+    chosen = recomputed_of(model, training.recompute)
+    if training.by_pytorch and (again or {"mlp", "moe"} & {*chosen}):
+        again -= _not_needed_s(model, training, layout, site, calibration)
+    for operation in chosen:
         if operation == "core_attn":
             again += core_s
         else:
@@ -106,6 +99,32 @@ def layer_parts(
         "copies to the host": offloading,
         "ZeRO": zero_times(model, training, layout, site, calibration, whole + offloading),
     }
+
+
+def _not_needed_s(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
+    """Seconds of a forward that no gradient needs: of the layer's last product, and of what sends its result on.
+
+    `torch.utils.checkpoint` stops at the last tensor that it has to make again (``set_checkpoint_early_stop``).
+    """
+    speed = Speed.of(site.device, calibration, training.precision, training.matmul)
+    seconds = speed.product_s(linear_products(model, training, layout)[-1])
+    seconds += residual_collective_s(model, training, layout, site, calibration) / 2
+    if model.experts is not None:
+        seconds += layer_expert_exchange_s(model, training, layout, site, calibration) / 2
+    return seconds
+
+
+def _every_second(model: Model, training: Training, layout: Layout) -> tuple[Product, ...]:
+    """Products that torchtitan's checkpointing by operation does not keep.
+
+    In the order of its Llama these are keys, attention's output and the MLP's second one; all quantized ones, for its
+    list of what is kept has ``aten.mm`` alone, but for the layer's last, which the backward does not need.
+    """
+    inward, outward, up, _ = linear_products(model, training, layout)
+    if memory.is_quantized(training):
+        return inward, outward, up
+    keys = replace(inward, columns=model.kv_hidden / layout.tensor)
+    return (keys, outward, replace(up, columns=up.columns / 2)) if model.gated_mlp else (keys, outward)
 
 
 def _offloading_times(
@@ -140,6 +159,7 @@ def again_s(
         return 0.0
     tokens = memory.microbatch_tokens(training, layout)
     products: dict[str, tuple[Product, ...]] = {
+        "op": _every_second(model, training, layout) if operation == "op" else (),
         "mlp": flops.mlp_linear(model, tokens, layout.tensor),
         "moe": flops.mlp_linear(model, tokens, layout.tensor, layout.expert, layout.expert_tensor),
         "shared_experts": flops.shared_experts(model, tokens, layout.tensor),
@@ -152,58 +172,11 @@ def again_s(
     seconds += speed.traffic_s(FORWARD_PASSES * made)
     if operation == "moe":
         seconds += speed.traffic_s(expert_traffic_bytes(model, training, layout)[0])
-    if operation in ("mlp", "moe", "shared_experts"):
+    if operation in ("op", "mlp", "moe", "shared_experts"):
         seconds += residual_collective_s(model, training, layout, site, calibration)
-    return seconds + (_expert_exchange_s(model, training, layout, site, calibration) if operation == "moe" else 0.0)
-
-
-def _exchange_times(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> Times:
-    """All-reduces of tensor parallelism and, with experts, tokens on their way to them and back."""
-    collective = COLLECTIVES_PER_PASS * residual_collective_s(model, training, layout, site, calibration)
-    beside_w = calibration.hidden_collective_fraction if training.lora is None else 0.0  # there is no W
-    exposed = Times(collective, collective * (1 - beside_w), 0.0)
-    if training.tp_comm_overlap and layout.tensor > 1 and model.experts is None:
-        exposed = _overlapped(model, training, layout, site, calibration, exposed)
-    if model.experts is None:
-        return exposed
-    both_ways = _expert_exchange_s(model, training, layout, site, calibration)
-    return exposed + Times(both_ways, both_ways, 0.0)
-
-
-def _hidden_exchange(sent_s: float, beside: Times, calibration: Calibration) -> Times:
-    """Gain, as negative seconds, of tokens that travel for `sent_s` in the forward and in the backward beside another
-    microbatch's computation, which they slow by `overlap_slowdown` of the hidden time."""
-    hidden = min(2 * sent_s, beside.forward_s + beside.input_grad_s + beside.weight_grad_s)
-    gained = hidden * (1 - calibration.overlap_slowdown) / 2
-    return Times(-gained, -gained, 0.0)
-
-
-def _overlapped(
-    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration, whole: Times
-) -> Times:
-    """Exposed seconds of tensor-parallel collectives that run beside the products, part by part (Transformer Engine).
-
-    A product over t devices has t parts. Gathering its input goes on beside all parts but the last, the device's own
-    being first; scattering the sum of its result beside all but the first, and the last part's is left. In the backward
-    of trained weights that goes for what does not run beside W already; of frozen ones the gathers alone are divided.
-    """
-    speed = Speed.of(site.device, calibration, training.precision, training.matmul)
-    tokens, parts = memory.microbatch_tokens(training, layout), layout.tensor
-    maps = (*flops.attention_linear(model, tokens, parts), *flops.mlp_linear(model, tokens, parts))
-    beside = (parts - 1) / parts / 2 * speed.products_s(maps)
-    half = whole.forward_s / 2
-    gathered, scattered = max(0.0, half - beside), max(half / (parts - 1), half - beside)
-    if training.lora is not None:
-        return Times(gathered + scattered, gathered + half, 0.0)
-    return Times(gathered + scattered, min(whole.input_grad_s, gathered + scattered), 0.0)
-
-
-def _expert_exchange_s(model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration) -> float:
-    """Tokens on their way to their experts and back."""
-    assert model.experts is not None
-    sent = memory.residual_bytes(model, training, layout) / layout.tensor
-    once = training.moe_token_dispatcher_type == "flex"
-    return 2 * expert_exchange_s(site, calibration, layout, sent, model.experts.per_token, once=once)
+    return seconds + (
+        layer_expert_exchange_s(model, training, layout, site, calibration) if operation == "moe" else 0.0
+    )
 
 
 def _context_times(model: Model, training: Training, layout: Layout, site: Site, speed: "Speed") -> Times:
@@ -249,12 +222,14 @@ def zero_times(
     gradients_s += summed_over_groups_s(site, calibration, layout, size, summed)
     gather = effective.seconds(weights) if training.zero == 3 else 0.0
     beside = calibration.overlap_fraction if training.overlap else 0.0
-    backward = layer.input_grad_s + layer.weight_grad_s
-    return Times(
-        max(0.0, gather - beside * layer.forward_s),
-        max(0.0, gather + gradients_s - beside * backward),
-        0.0,
-    )
+    slower = SHARDED_SLOWDOWN if training.by_pytorch else 0.0
+
+    def exposed(sent_s: float, computed_s: float) -> float:
+        hidden_s = min(sent_s, beside * computed_s)
+        return sent_s - (1 - slower) * hidden_s
+
+    backward_s = gather + gradients_s
+    return Times(exposed(gather, layer.forward_s), exposed(backward_s, layer.input_grad_s + layer.weight_grad_s), 0.0)
 
 
 def device_layer_params(model: Model, layout: Layout) -> float:
@@ -329,13 +304,6 @@ def _traffic_times(kept_bytes: float, speed: Speed) -> Times:
 def attention_core_times(model: Model, training: Training, layout: Layout, speed: Speed) -> Times:
     """Scores, softmax and context; the gradients of all of them belong to the input gradient."""
     return Times(*attention_core_s(model, training, layout, speed), 0.0)
-
-
-def residual_collective_s(
-    model: Model, training: Training, layout: Layout, site: Site, calibration: Calibration
-) -> float:
-    """One all-reduce of the residual stream over the tensor-parallel devices."""
-    return tensor_collective_s(site, calibration, layout, memory.residual_bytes(model, training, layout))
 
 
 def waits_for_counts(model: Model, training: Training) -> bool:

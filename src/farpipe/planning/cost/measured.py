@@ -7,7 +7,7 @@ from typing import Final
 from farpipe.core.spec import Job, Site
 from farpipe.planning.cost import compute, memory
 from farpipe.planning.cost.calibration import calibration_of
-from farpipe.planning.cost.compute import Times
+from farpipe.planning.cost.exchange import Times
 from farpipe.planning.cost.layout import Layout, settle
 from farpipe.planning.cost.profile import PartTimes, Profile, model_shape
 

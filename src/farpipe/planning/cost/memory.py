@@ -12,7 +12,7 @@ from typing import Final
 from farpipe.core.spec import Device, Lora, Matmul, Model, Precision, Training, recomputed_of
 from farpipe.core.spec.lora import attention_modules
 from farpipe.core.spec.training import QUANTIZED
-from farpipe.planning.cost.adapters import layout_adapted
+from farpipe.planning.cost.adapters import layout_adapted, shared_inputs
 from farpipe.planning.cost.layout import Layout
 
 MASK_BYTES: Final = 1
@@ -54,7 +54,7 @@ def kept_input_bytes(training: Training, *modules: str) -> float:
     """
     if training.lora is None:
         return input_bytes(training)
-    if not set(modules) & set(training.lora.target_modules):
+    if not any(training.lora.adapts(module) for module in modules):
         return 0.0
     return element_bytes(training.precision) + (MASK_BYTES if training.lora.dropout else 0)
 
@@ -126,9 +126,8 @@ def shared_width_bytes(model: Model, training: Training) -> float:
 
     Inputs of both norms, of attention and of the MLP, and two dropout masks.
     """
-    return model.hidden * (2 * element_bytes(training.precision) + 2 * mask_bytes(training)) + _norm_bytes(
-        model, training
-    )
+    wide = element_bytes(training.precision) + mask_bytes(training)
+    return 2 * model.hidden * wide + _norm_bytes(model, training)
 
 
 def _norm_bytes(model: Model, training: Training) -> float:
@@ -188,11 +187,10 @@ def _mlp_bytes(model: Model, training: Training) -> float:
 
 def freed_widths(model: Model, training: Training, operation: str) -> tuple[float, float]:
     """Bytes per token that a layer keeps less if it computes `operation` again: of what every tensor-parallel device
-    has, and of what they divide.
-
-    Both norms: their results. The MLP, or the experts: all but their input. The nonlinearity of the experts: its result
-    and, where gated, the product with the other factor. Latent attention: queries, keys and values, in place of which
-    the narrow vectors are kept. Attention's scores are counted by `score_activation_bytes`.
+    has, and of what they divide. Both norms: their results. The MLP, or the experts: all but their input. The
+    nonlinearity of the experts: its result and, where gated, the product with the other factor. Latent attention:
+    queries, keys and values, in place of which the narrow vectors are kept. ``op``: norms, the stream between attention
+    and MLP, what every second product makes, or every quantized one. `score_activation_bytes` counts scores.
     """
     at, latent, wide = model.experts, model.latent_attention, element_bytes(training.precision)
     made = input_bytes(training) if is_quantized(training) else wide * (2 if model.gated_mlp else 1)
@@ -206,6 +204,10 @@ def freed_widths(model: Model, training: Training, operation: str) -> tuple[floa
     if latent is not None:
         narrow = latent.query_rank + latent.kv_rank + latent.rope_dim
         widths["mla_up_proj"] = (-narrow * wide, (model.attention_hidden + 2 * model.kv_hidden) * wide)
+    if operation == "op":
+        heads, keys, inner = model.attention_hidden * wide, model.kv_hidden * wide, _mlp_bytes(model, training)
+        split = inner + heads if is_quantized(training) else inner * (0.75 if model.gated_mlp else 0.5) - keys
+        return _norm_bytes(model, training) + model.hidden * wide, split + 2 * keys
     return widths[operation]
 
 
@@ -292,8 +294,7 @@ def working_bytes(model: Model, training: Training, layout: Layout) -> float:
         return linear_activation_bytes(model, training, layout) + score_activation_bytes(model, training, layout)
     if training.cpu_offloading_num_layers:  # two layers leave or come back, when the others' activations are not there
         return max(0, 2 + training.cpu_offloading_num_layers - model.num_layers) * kept_bytes(model, training, layout)
-    again = recomputed_of(model, training.recompute)
-    return float(sum(freed_bytes(model, training, layout, operation) for operation in again))
+    return float(sum(freed_bytes(model, training, layout, one) for one in recomputed_of(model, training.recompute)))
 
 
 def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
@@ -311,8 +312,9 @@ def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float
 def _adapter_stash_bytes(model: Model, training: Training, lora: Lora, layout: Layout) -> float:
     """The same of the adapters: inputs of both matrices, and the gradients of both results."""
     base = layout_adapted(model, lora, microbatch_tokens(training, layout), layout)
-    numbers = sum(at.count * at.rows * (at.depth + at.columns + 2 * lora.rank) for at in base)
-    return numbers * element_bytes(training.precision)
+    numbers = sum(at.count * at.rows * (at.columns + 2 * lora.rank) for at in base)
+    inputs = sum(at.count * at.rows * at.depth for at in shared_inputs(base))
+    return (numbers + inputs) * element_bytes(training.precision)
 
 
 def head_stash_bytes(model: Model, training: Training, layout: Layout) -> float:

@@ -13,7 +13,7 @@ from farpipe.core.document import Document, Table
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Device, Model, Precision, Training
 from farpipe.core.strict import finite, validate
-from farpipe.planning.cost.compute import Times
+from farpipe.planning.cost.exchange import Times
 from farpipe.planning.cost.layout import Layout
 
 Seconds = Annotated[float, BeforeValidator(finite)]

@@ -7,7 +7,7 @@ from farpipe.core.spec import Model, Recompute, Site, Training
 from farpipe.planning.cost import compute, memory
 from farpipe.planning.cost.adapters import trained_params
 from farpipe.planning.cost.calibration import Calibration, calibration_of
-from farpipe.planning.cost.compute import Times
+from farpipe.planning.cost.exchange import Times
 from farpipe.planning.cost.layout import Layout, settle
 from farpipe.planning.cost.profile import Profile
 

@@ -234,11 +234,15 @@ class _Step:
         order in which the first forward needs them (Megatron-LM's distributed optimizer, FSDP); one bucket, here a
         layer's, is always left. What is hidden slows the computation beside it, by `slowdown` of its own time.
         """
-        if not self.overlap_fraction:
+        if not self.overlap_fraction or not self.runs_beside(kind):
             return num_bytes
         left = num_bytes - self.overlap_fraction * _beside_s(kind, cost) * effective.bandwidth_bytes_per_s
         left = max(left, num_bytes / max(1, cost.num_buckets))
         return left + slowdown * (num_bytes - left)
+
+    def runs_beside(self, kind: CollectiveKind) -> bool:
+        """True if a collective runs beside computation at all."""
+        return kind != "gather" or self.training.overlap_param_gather is not False
 
     @cached_property
     def overlap_fraction(self) -> float:
@@ -263,7 +267,7 @@ class _Step:
         """Exposed seconds on a link that the collectives of all stages share: each has its part of the rate in the time
         of its own pass, so that all together never hide more than the link carries meanwhile. All bytes count."""
         part, whole = self.overlap_fraction / len(self.placements), links.ring_over_sites(num_bytes)
-        if not part:
+        if not part or not self.runs_beside(kind):
             return whole
         occupies_s, there_s = links.occupied_s(whole), links.seconds(whole)
         hidden_s = min(part * _beside_s(kind, cost), occupies_s * (1 - 1 / max(1, cost.num_buckets)))

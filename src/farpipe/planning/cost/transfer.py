@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from farpipe.core.spec import LocalLink, Model, Site, Training, WireType
+from farpipe.core.spec.model import Experts
 from farpipe.core.step import occupied_s
 from farpipe.planning.cost import memory
 from farpipe.planning.cost.calibration import Calibration
@@ -117,9 +118,9 @@ def context_exchange_s(site: Site, calibration: Calibration, layout: Layout, num
 
 
 def expert_exchange_s(
-    site: Site, calibration: Calibration, layout: Layout, num_bytes: float, copies: int, *, once: bool = False
+    site: Site, calibration: Calibration, layout: Layout, num_bytes: float, experts: Experts, *, once: bool = False
 ) -> float:
-    """Each device's `num_bytes` of tokens on their way to `copies` experts each, over the expert-parallel devices.
+    """Each device's `num_bytes` of tokens on their way to their experts, over the expert-parallel devices.
 
     An all-to-all sends a copy for each expert. `once`: one for each device that a token reaches and, between machines,
     one for each machine, which hands it on (DeepEP, github.com/deepseek-ai/DeepEP). The own share stays.
@@ -129,21 +130,36 @@ def expert_exchange_s(
         return 0.0
     if not once:
         link = all_to_all_link(site, calibration, size, stride)
-        return calibration.collective_start_s + link.seconds(num_bytes * copies)
+        return calibration.collective_start_s + link.seconds(num_bytes * experts.per_token)
     inside = _effective(site.machine_link, calibration.flex_link_fraction)
     across = effective_site_link(site, calibration)
     near = max(1, min(size, site.devices_per_machine // stride))
     machines = size / near
-    there = _reached(size, copies) * (near - 1) / near * calibration.crowd(min(size * stride, site.devices_per_machine))
-    far = _reached(machines, copies) * (machines - 1) / machines
+    there = (
+        _reached(size, experts) * (near - 1) / near * calibration.crowd(min(size * stride, site.devices_per_machine))
+    )
+    far = _reached(machines, experts) * (machines - 1) / machines
     latency_s = (across if size > near else inside).latency_s
     slower = max(occupied_s(inside, there * num_bytes), occupied_s(across, far * num_bytes))
     return calibration.collective_start_s + latency_s + slower
 
 
-def _reached(places: float, copies: int) -> float:
-    """Expected number of different places of `places` that `copies` experts of one token are at, all equally likely."""
-    return places * (1 - (1 - 1 / places) ** copies)
+def _reached(places: float, experts: Experts) -> float:
+    """Expected number of different places of `places` that the experts of one token are at.
+
+    All are equally likely inside the token's groups, and all groups are. A place is reached with a chance of
+    ``1 - (1 - s)^k``, where s is the share of the chosen groups' experts that it holds.
+    """
+    copies, groups, chosen = experts.per_token, experts.num_groups, experts.group_topk
+    if places >= groups:  # each place is inside one group
+        inside = places * chosen / groups
+        return inside * (1 - (1 - 1 / inside) ** copies)
+    held = round(groups / places)
+    chances = (
+        math.comb(held, found) * math.comb(groups - held, chosen - found) * (1 - (1 - found / chosen) ** copies)
+        for found in range(1, min(held, chosen) + 1)
+    )
+    return places * sum(chances) / math.comb(groups, chosen)
 
 
 def head_exchange_link(site: Site, calibration: Calibration, context: int, tensor: int) -> EffectiveLink:

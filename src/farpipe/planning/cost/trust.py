@@ -77,7 +77,7 @@ def kind_of(model: Model, training: Training, layout: Layout) -> str:
     holds = {
         EXPERTS: model.experts is not None,
         ADAPTERS: training.lora is not None,
-        SHARDED: training.zero in (2, 3) or training.kernels == "eager",
+        SHARDED: training.by_pytorch,
         MANY: layout.data > MANY_REPLICAS,
         NARROW: layout.tensor > 1 and model.hidden <= THIN * layout.tensor,
         INTERLEAVED: layout.virtual > 1,

@@ -14,7 +14,7 @@ from farpipe.core.spec import Model, Site, Training
 from farpipe.core.step import Problem, Stage, Transfer
 from farpipe.core.units import counted, format_bytes, format_flops, format_percent, format_rate, format_seconds
 from farpipe.planning.cost import JobCosts, Layout, Placement, StageCost, compute, flops, memory
-from farpipe.planning.cost.compute import Times
+from farpipe.planning.cost.exchange import Times
 from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.speed import Speed, core_speed, head_speed
 from farpipe.planning.cost.stage import changes_stages

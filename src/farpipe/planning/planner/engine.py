@@ -8,8 +8,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from farpipe.core.errors import InputError
-from farpipe.core.spec import Job, Lora, Model, Training
-from farpipe.core.spec.hugging_face import quantization_of, type_of
+from farpipe.core.spec import Job, Lora, Model, Training, possible_modules
+from farpipe.core.spec.hugging_face import balances_experts, quantization_of, type_of
+from farpipe.core.spec.lora import PARTS
 from farpipe.planning.cost import Layout, settle
 from farpipe.planning.planner.candidates import context_degrees, tensor_degrees
 
@@ -33,6 +34,7 @@ TRAINABLE: Final = ("fp32", "bf16")
 ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_store": False} | {
     "cpu_offloading_num_layers": 0,
     "cuda_graphs": False,
+    "overlap_param_gather": None,
     "zero_group_size": None,
 }
 """The values of a training's keys that the engine has, of those with one alone."""
@@ -45,20 +47,25 @@ PLANNED_ONLY: Final = (
 """Keys of a model that only the cost model knows; transformers and users' modules know more."""
 
 
-def training_obstacles(training: Training, *, shares_weights: bool) -> dict[str, str]:
+def training_obstacles(training: Training, *, shares_weights: bool, is_theirs: bool) -> dict[str, str]:
     """The part of a training that the engine can't run, as ``training.dropout = true``, and what to say instead.
 
-    `shares_weights`: whether replicas of this model can share its weights, as with ZeRO-2 and 3.
+    `shares_weights`: whether replicas of this model can share its weights, as with ZeRO-2 and 3. `is_theirs`: whether
+    transformers computes it.
     """
     found = {}
     if training.precision not in TRAINABLE:
         found[f'training.precision = "{training.precision}"'] = 'training.precision = "bf16"'
     if training.zero in (2, 3) and not shares_weights:
         found[f"training.zero = {training.zero}"] = "training.zero = 1"
+    if training.recompute == "op":
+        found['training.recompute = "op"'] = 'training.recompute = "full"'
     if training.local_steps is not None:
         found["training.local_steps"] = "a training without training.local_steps"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
         found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
+    if training.moe_router_bias_update_rate and not is_theirs:
+        found["training.moe_router_bias_update_rate"] = "training.moe_router_bias_update_rate = 0"
     for key, able in ABLE.items():
         if getattr(training, key) != able:
             remedy = f"no training.{key}" if able is None else f"training.{key} = {json.dumps(able)}"
@@ -70,9 +77,13 @@ def _adapter_obstacles(lora: Lora | None, model: Model) -> dict[str, str]:
     """Obstacles to training adapters, and what to say instead."""
     if lora is None:
         return {}
-    of_experts = [module for module in EXPERTS if model.experts is not None and module in lora.target_modules]
-    others = json.dumps([module for module in lora.target_modules if module not in of_experts])
-    found = {f"adapters beside experts ({module})": f"training.lora.target_modules = {others}" for module in of_experts}
+    found = {}
+    if model.experts is not None and any(lora.adapts(module) for module in EXPERTS):
+        beside = {part for module in EXPERTS for part in (module, *PARTS[module])}
+        others = [name for name in lora.target_modules or possible_modules(model) if name not in beside]
+        if lora.target_modules is None:
+            others = [name for name in others if name not in PARTS]
+        found["adapters beside experts"] = f"training.lora.target_modules = {json.dumps(others)}"
     if lora.dropout:
         found[f"training.lora.dropout = {lora.dropout:g}"] = "training.lora.dropout = 0"
     if lora.base_weights != "same":
@@ -89,7 +100,8 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key] and key not in free]
     shares_weights = not is_ours and plan.job.data.packing is None and plan.job.training.lora is None
     training = settle(plan.job.training, plan.layout)
-    of_training = training_obstacles(training, shares_weights=shares_weights)
+    is_theirs = plan.job.model.hugging_face is not None
+    of_training = training_obstacles(training, shares_weights=shares_weights, is_theirs=is_theirs)
     of_training |= _adapter_obstacles(training.lora, plan.job.model)
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
     at = plan.layout
@@ -97,7 +109,7 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     layout |= {} if groups else _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
     kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
     uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
-    changes = model | uncut | _narrow(plan.job.model) | layout | of_training
+    changes = model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | layout | of_training
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
 
 
@@ -112,6 +124,18 @@ def _narrow(model: Model) -> dict[str, str]:
         if kind
         else {}
     )
+
+
+def _of_balancing(job: Job) -> dict[str, str]:
+    """Obstacles to the loss that balances experts, and what to say instead."""
+    by_key = {"training.wire_type": job.training.wire_type != "none", "data.packing": job.data.packing is not None}
+    remedies = {"training.wire_type": 'training.wire_type = "none"', "data.packing": "no data.packing"}
+    try:
+        is_balanced = job.model.hugging_face is not None and balances_experts(job.model.hugging_face)
+    except InputError:  # a plan that is read elsewhere
+        is_balanced = False
+    what = "with the loss that balances experts (output_router_logits)"
+    return {f"{key} {what}": remedies[key] for key, is_set in by_key.items() if is_set and is_balanced}
 
 
 def batch_obstacle(job: Job, plan: "BatchPlan") -> tuple[str, str]:

@@ -365,7 +365,7 @@ def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, 
 
 def describe_recompute(recompute: list[Recompute]) -> str:
     """``, stages 0 to 2 recompute all``; empty where none does."""
-    words, known = [], {"full": "all", "selective": "attention"}
+    words, known = [], {"full": "all", "selective": "attention", "op": "every second product"}
     sets = {mode: " and ".join(operations_of(mode)) for mode in recompute if mode != "none"}
     for mode, what in (sets | known).items():
         stages = [index for index, chosen in enumerate(recompute) if chosen == mode]

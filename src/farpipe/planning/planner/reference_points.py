@@ -128,12 +128,14 @@ class ReferencePoint(Part):
     cuda_graphs: CudaGraphs = False
     cpu_offloading_num_layers: Natural = 0
     kernels: Literal["fused", "eager"] = "fused"
+    framework: Literal["megatron", "pytorch"] | None = None
     recompute: Recompute
     sequence_parallel: Flag = False
     flash_attention: Flag
     attention_kernel: AttentionKernel | None = None
     dropout: Flag = False
     overlap: Flag = True
+    overlap_param_gather: Flag | None = None
     zero: Zero = 0
     zero_group_size: Count | None = None
     device: DevicePreset
