@@ -51,13 +51,13 @@ def main() -> None:
 def spec_of(num_steps: int) -> RunSpec:
     size = SIZE * LENGTH * MODEL.hidden * 2
     hop = Hop(forward=Transfer(link="zurich>lugano", bytes=size), backward=Transfer(link="lugano>zurich", bytes=size))
-    speed = {"latency_s": 0.02, "bandwidth_bytes_per_s": 2.5e6}
+    link = Link(latency_s=0.02, bandwidth_bytes_per_s=2.5e6)
     problem = Problem(
         num_microbatches=NUM_MICROBATCHES,
         ranks=(Rank(), Rank()),
         stages=tuple(Stage(rank=rank, forward_s=1, input_grad_s=1, weight_grad_s=1) for rank in (0, 1)),
         hops=(hop,),
-        links={"zurich>lugano": Link(**speed), "lugano>zurich": Link(**speed)},
+        links={"zurich>lugano": link, "lugano>zurich": link},
     )
     training = Training(
         sequence_length=LENGTH, global_batch=SIZE * NUM_MICROBATCHES, microbatch_size=SIZE, learning_rate=1e-4
