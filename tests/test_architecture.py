@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "optical": "core planning",
     "fleet": "core planning",
     "engine": "core planning",
+    "service": "core planning fleet engine",
     "torch": "core planning engine",
     "testing": "core planning fleet engine",
     "interop": "core planning",

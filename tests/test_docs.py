@@ -48,6 +48,12 @@ def test_the_page_of_commands_is_written_from_their_help():
     assert SCRIPT.PAGE.read_text(encoding="utf-8") == SCRIPT.page(), "run: python docs/commands.py"
 
 
+def test_the_table_of_choices_is_what_the_gate_says():
+    script = load(ROOT / "docs" / "choices.py")
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert script.page(text) == text, "run: python docs/choices.py"
+
+
 @pytest.mark.parametrize("kind", [BlockingSettings, LightSettings])
 def test_the_reference_has_every_setting_of_light_paths(kind):
     page = (ROOT / "docs" / "reference" / "optical.md").read_text(encoding="utf-8")

@@ -285,6 +285,8 @@ def _print_as_json(found: "PlanDocument", searched_s: float) -> None:
     figures |= plan.prediction.spread.to_figures() if plan.prediction.spread else {}
     obstacle, change = plan_obstacle(plan)
     engine = {"runnable": not obstacle, "obstacle": obstacle, "change": change}
+    if (instead := found.explanation.by_train) is not None and instead.step_s is not None:
+        engine |= {"fastest": instead.fastest, "fastest_step_s": instead.step_s}
     extra = {
         "search_s": searched_s,
         **figures,

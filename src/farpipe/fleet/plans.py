@@ -6,9 +6,9 @@ from typing import Final
 from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.spec import Cluster, Request
 from farpipe.core.units import format_change, format_seconds
-from farpipe.fleet.job import JobPlacement, JobState
 from farpipe.fleet.requests import request_of
 from farpipe.fleet.snapshot import Snapshot
+from farpipe.planning.cost import Layout
 from farpipe.planning.planner.find import MeasuredDevices, plan
 from farpipe.planning.planner.plan import Plan
 from farpipe.planning.planner.quotes import left_of
@@ -55,36 +55,45 @@ def plan_of(state: Snapshot, cluster: Cluster, name: str, profiles: MeasuredDevi
         raise InputError(f"job {name!r} is {job.phase}: it has no devices to plan for")
     if job.job.kind.num_devices:
         raise InputError(f"job {name!r} is known by its duration alone: there is nothing to plan")
-    request, part = request_of(job.job.kind), _its_part(state, cluster, job, here)
-    quoted = _as_quoted(request, part, here, profiles)
+    return plan_as_quoted(request_of(job.job.kind), part_of(state, cluster, name), here.layout, here.step_s, profiles)
+
+
+def plan_as_quoted(
+    request: Request, part: Cluster, layout: Layout | None, quoted_s: float, profiles: MeasuredDevices = ()
+) -> PlacedPlan:
+    """The plan of `request` on `part` of a cluster, quoted there with a `layout` and a step of `quoted_s`."""
+    quoted = _with_layout(request, part, layout, quoted_s, profiles)
     if quoted is not None and not quoted.warning:
         return quoted
-    free = PlacedPlan(plan(request.on(part), profiles), here.step_s, False)
+    free = PlacedPlan(plan(request.on(part), profiles), quoted_s, False)
     return free if quoted is None else min(quoted, free, key=lambda one: one.plan.prediction.step_s)
 
 
-def _as_quoted(request: Request, part: Cluster, here: JobPlacement, profiles: MeasuredDevices) -> PlacedPlan | None:
+def _with_layout(
+    request: Request, part: Cluster, layout: Layout | None, quoted_s: float, profiles: MeasuredDevices
+) -> PlacedPlan | None:
     """The plan with the quoted layout; None where there is none, or closed forms let pass what does not fit."""
-    if here.layout is None or request.data.packing is not None:
+    if layout is None or request.data.packing is not None:
         return None
     try:
-        return PlacedPlan(plan(_pinned(request, here).on(part), profiles), here.step_s, True)
+        return PlacedPlan(plan(_pinned(request, layout).on(part), profiles), quoted_s, True)
     except InfeasibleError:
         return None
 
 
-def _its_part(state: Snapshot, cluster: Cluster, job: JobState, here: JobPlacement) -> Cluster:
-    """The devices of a placement, and links with what nobody else has reserved."""
+def part_of(state: Snapshot, cluster: Cluster, name: str) -> Cluster:
+    """The devices of a job with a placement, and links with what nobody else has reserved."""
+    job = state.job(name)
+    here = job.placement
+    assert here is not None
     free, mine = state.space().rates, here.links(job.phase)
     rates = {link: max(0.0, min(state.rates[link], rate + mine.get(link, 0.0))) for link, rate in free.items()}
     devices = dict(here.devices)
     return left_of(cluster, {site.name: devices.get(site.name, 0) for site in cluster.sites}, rates)
 
 
-def _pinned(request: Request, here: JobPlacement) -> Request:
+def _pinned(request: Request, layout: Layout) -> Request:
     """`request` with the quoted layout."""
-    layout = here.layout
-    assert layout is not None
     names = ("pipeline", "data", "tensor", "virtual", "context", "expert", "num_microbatches")
     pins = {name: getattr(layout, name) for name in names}
     pins["replicas"] = "across" if layout.replica_sites else "inside"

@@ -197,8 +197,7 @@ class Trainer:
     def _make_optimizer(self, training: Training, *, is_divided: bool) -> Optimizer:
         """The optimizer of this process's shards; copies of what others update too count once in the norm."""
         copies = [s.parameter for s in self.shards if s.stage > 0 and s.whole is self._tied.copies.get(s.stage)]
-        if is_divided:
-            copies += [shard.parameter for shard in self.shards if not shard.is_share]
+        copies += [shard.parameter for shard in self.shards if is_divided and not shard.is_share]
         biases = [shard.parameter for shard in self.shards if shard.name.endswith(ROUTER_BIAS)]
         return Optimizer([shard.parameter for shard in self.shards], training, copies=copies, router_biases=biases)
 

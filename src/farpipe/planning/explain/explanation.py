@@ -20,11 +20,12 @@ from farpipe.planning.explain.limits import (
     parts_of,
 )
 from farpipe.planning.explain.strategies import strategies_of
+from farpipe.planning.explain.trained import by_train, marked
 from farpipe.planning.explain.why_not import other_sites, runners_up, ties, use_of_sites
 from farpipe.planning.planner.candidates import left_out_note
 from farpipe.planning.planner.evaluate import Evaluated
 from farpipe.planning.planner.find import Planned, as_plan
-from farpipe.planning.planner.plan import Explanation, Plan, PlanDocument, Strategy
+from farpipe.planning.planner.plan import ByTrain, Explanation, Plan, PlanDocument, Strategy
 from farpipe.planning.planner.quote import quote_of
 from farpipe.planning.planner.search import Advance
 from farpipe.planning.search import SEARCHES, FoundOrder
@@ -35,7 +36,9 @@ def explain(planned: Planned) -> Explanation:
     job, costs, busy = planned.found.job, planned.found.costs, tuple(busy_notes(planned.profiles))
     if planned.batch is not None:
         told = tuple(on_batch(job, planned.batch))
-        return Explanation(advice=(*busy, *told), **_of_batch(planned.plan, trust_of_batch(job, planned.batch)))
+        instead = by_train(planned.plan)
+        more = _of_batch(planned.plan, trust_of_batch(job, planned.batch)) | _mark("", planned.plan, instead)
+        return Explanation(advice=(*busy, *told), **more)
     ranked, named = planned.ranked, planned.named
     best = ranked[0]
     assert named is not None
@@ -45,10 +48,10 @@ def explain(planned: Planned) -> Explanation:
     left_out = left_out_note(planned.num_sites) if job.layout.sites is None else ""
     notes = (*((left_out,) if left_out else ()), *busy)
     first = Explanation(
-        verdict=use_of_sites(job, best, ranked),
         limited_by=limit_of(best, costs, job.cluster, parts),
         advice=notes,
         **sure,
+        **_mark(use_of_sites(job, best, ranked), planned.plan, by_train(planned.plan, planned.profiles)),
     )
     if job.schedule in SEARCHES:  # the others have named orders, with which this one can't be compared
         return first
@@ -59,6 +62,10 @@ def explain(planned: Planned) -> Explanation:
         "advice": (*notes, *said, *other_sites(job, best, ranked), *limits_in_words(job, best, costs)),
     }
     return first.model_copy(update=more)
+
+
+def _mark(verdict: str, plan: Plan, instead: ByTrain | None) -> dict[str, Any]:
+    return {"verdict": marked(verdict, plan, instead), "by_train": instead}
 
 
 def _of_batch(plan: Plan, trusted: Trust) -> dict[str, Any]:

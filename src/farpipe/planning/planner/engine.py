@@ -27,6 +27,10 @@ WITH_TENSOR: Final = (
 """Types of transformers' models whose layers the engine divides over tensor-parallel processes, each tested."""
 WITH_CONTEXT: Final = (*WITH_TENSOR, "mixtral", "qwen3_moe", "deepseek_v3", "olmo2", "olmoe", "gpt2")
 """Types whose sequences the engine divides over context-parallel processes, by Ulysses, each tested."""
+WITH_ROUTER_BIAS: Final = (
+    *("deepseek_v3", "axk1", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "hy_v3", "minimax_m2", "solar_open"),
+)
+"""Types whose routers have a correction bias for every expert."""
 UNCUT: Final = ("opt", "bloom", "falcon")
 """Types that can't be cut into stages: the check before a training refuses them, as it does others of their kind."""
 TRAINABLE: Final = ("fp32", "bf16")
@@ -47,11 +51,11 @@ PLANNED_ONLY: Final = (
 """Keys of a model that only the cost model knows; transformers and users' modules know more."""
 
 
-def training_obstacles(training: Training, *, shares_weights: bool, is_theirs: bool) -> dict[str, str]:
+def training_obstacles(training: Training, *, shares_weights: bool, has_router_bias: bool) -> dict[str, str]:
     """The part of a training that the engine can't run, as ``training.dropout = true``, and what to say instead.
 
-    `shares_weights`: whether replicas of this model can share its weights, as with ZeRO-2 and 3. `is_theirs`: whether
-    transformers computes it.
+    `shares_weights`: whether replicas of this model can share its weights, as with ZeRO-2 and 3. `has_router_bias`:
+    whether its routers have biases that can be moved.
     """
     found = {}
     if training.precision not in TRAINABLE:
@@ -64,7 +68,7 @@ def training_obstacles(training: Training, *, shares_weights: bool, is_theirs: b
         found["training.local_steps"] = "a training without training.local_steps"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
         found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
-    if training.moe_router_bias_update_rate and not is_theirs:
+    if training.moe_router_bias_update_rate and not has_router_bias:
         found["training.moe_router_bias_update_rate"] = "training.moe_router_bias_update_rate = 0"
     for key, able in ABLE.items():
         if getattr(training, key) != able:
@@ -100,8 +104,8 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     degrees = [key for key in RUNNABLE if getattr(plan.layout, key) != RUNNABLE[key] and key not in free]
     shares_weights = not is_ours and plan.job.data.packing is None and plan.job.training.lora is None
     training = settle(plan.job.training, plan.layout)
-    is_theirs = plan.job.model.hugging_face is not None
-    of_training = training_obstacles(training, shares_weights=shares_weights, is_theirs=is_theirs)
+    has_bias = _type_of(plan.job.model) in WITH_ROUTER_BIAS
+    of_training = training_obstacles(training, shares_weights=shares_weights, has_router_bias=has_bias)
     of_training |= _adapter_obstacles(training.lora, plan.job.model)
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
     at = plan.layout
@@ -109,6 +113,8 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     layout |= {} if groups else _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
     kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
     uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
+    if plan.job.model.module is not None and plan.job.data.packing is not None:
+        model["data.packing with model.module"] = "no data.packing"
     changes = model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | layout | of_training
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
 
@@ -238,5 +244,7 @@ def within_engine(job: Job) -> tuple[Job, str]:
         and job.model.divides_heads((pins.tensor or 1) * (pins.context or 1))
     ):
         pinned["context_exchange"] = "ulysses"
+    if pins.expert is None and job.model.experts is not None:
+        pinned["expert"] = RUNNABLE["expert"]
     told = ", ".join(f"layout.{key} = {json.dumps(value)}" for key, value in pinned.items())
     return job.model_copy(update={"layout": pins.model_copy(update=pinned)}), told

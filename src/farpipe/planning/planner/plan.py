@@ -135,12 +135,28 @@ class Change(Table):
     """Programs left to run the changed plan, ``farpipe`` or formats of ``export``; None: whatever runs the plan."""
 
 
+class ByTrain(Table):
+    """A plan that only an export can run, and what farpipe's own engine runs of the job instead."""
+
+    obstacle: str
+    """Parts of the plan that the engine can't run."""
+    change: str
+    """Keys of the job to say otherwise."""
+    step_s: float | None = None
+    """Step of the fastest plan that it can run; None where the job itself has to be changed first."""
+    fastest: str = ""
+    """Degrees of that plan."""
+
+
 class Explanation(Table):
     """What people ask about a plan: why not another, what limits it, what would help, how sure it is."""
 
     runners_up: tuple[RunnerUp, ...] = ()
     verdict: str = ""
-    """Sentence on the use of the sites: one or several, and how much faster; empty where none were compared."""
+    """Sentence on the use of the sites: one or several, and how much faster; empty where none were compared. One more
+    where only an export can run the plan."""
+    by_train: ByTrain | None = None
+    """What `train` runs instead; None where it runs the plan."""
     advice: tuple[str, ...] = ()
     strategies: tuple[Strategy, ...] = ()
     """Strategies that were compared, the plan's own among them, the fastest first; empty unless asked for."""

@@ -1,0 +1,44 @@
+"""Launchers: what starts the attempts of jobs, looks at them, stops them and reads their files."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+
+class Key(NamedTuple):
+    """One attempt of one job: begun at most once, whoever asks and however often."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a launcher sees of an attempt."""
+
+    state: Literal["absent", "alive", "ended", "vanished"]
+    """``absent``: it has not begun; ``vanished``: nothing of it runs, and it has not said how it ended."""
+    exit_code: int | None = None
+    """Of an attempt that has ended; negative: the signal that ended it."""
+    why: str = ""
+    """Last words of one that did not end well."""
+
+
+class Launcher(Protocol):
+    """Starts attempts, each in a directory of its own that holds its order. What is done twice does nothing twice."""
+
+    def start(self, key: Key, folder: Path, where: Mapping[str, int]) -> None:
+        """Start the attempt whose order lies in `folder`, on so many devices by site."""
+
+    def look(self, keys: Iterable[Key]) -> Mapping[Key, Seen]:
+        """What is to be seen of each attempt."""
+
+    def stop(self, key: Key, leave_s: float) -> None:
+        """Have the attempt write a checkpoint and leave; what still runs after `leave_s` is killed.
+
+        One that has not begun never does.
+        """
+
+    def read(self, key: Key, file: str, offset: int) -> bytes:
+        """What a file in the attempt's directory has from `offset` on; nothing where there is no such file."""

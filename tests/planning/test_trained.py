@@ -1,0 +1,122 @@
+"""No plan that `train` refuses without the word in its verdict; beside it the fastest plan that it runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farpipe.core.errors import InputError
+from farpipe.core.spec import load_job, parse_job
+from farpipe.engine.launch.runs import run_spec_of
+from farpipe.planning import find
+from farpipe.planning.explain import explained
+from farpipe.planning.planner.engine import plan_obstacle, within_engine
+
+ROOT = Path(__file__).parents[2]
+JOB = """
+[model]
+num_layers = 8
+hidden = 2048
+num_heads = 16
+num_kv_heads = 4
+ffn_hidden = 8192
+vocab_size = 4096
+{model}
+[training]
+sequence_length = 2048
+global_batch = 32
+precision = "bf16"
+{training}
+[[cluster.sites]]
+name = "zurich"
+device = "h100"
+num_devices = 8
+[layout]
+{layout}
+"""
+PLAIN = {"model": "", "training": "", "layout": ""}
+EXPERTS = "experts = { num_experts = 8, per_token = 2, ffn_hidden = 2048 }"
+TRAINED = {
+    "plain": {},
+    "module": {"model": 'module = "stages:build"'},
+    "norms": {"training": 'recompute = "layernorm"'},
+    "adapters": {"training": 'lora = { rank = 8, target_modules = ["linear_qkv"] }'},
+}
+REFUSED = {
+    "tensor": {"layout": "tensor = 2"},
+    "ring": {"layout": "context = 2"},
+    "experts": {"model": EXPERTS},
+    "expert parallelism": {"model": EXPERTS, "layout": "expert = 2\ndata = 2"},
+    "dropout": {"training": "dropout = true"},
+    "fp8": {"training": 'matmul = "fp8"'},
+    "zero 3": {"training": "zero = 3", "layout": "data = 2"},
+    "biases": {"training": "moe_router_bias_update_rate = 0.001"},
+    "adapters with dropout": {"training": "lora = { rank = 8, dropout = 0.1 }"},
+}
+FOLDERS = {"mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}, "llama": {}}
+
+
+def job_of(parts):
+    return load_job(parse_job(JOB.format(**PLAIN | parts), "the job"))
+
+
+def job_of_folder(name, layout, folder, **changes):
+    shape = {"num_hidden_layers": 8, "hidden_size": 2048, "intermediate_size": 2048, "vocab_size": 4096}
+    shape |= {"num_attention_heads": 16, "num_key_value_heads": 4, "model_type": name, **FOLDERS[name], **changes}
+    (folder / "config.json").write_text(json.dumps(shape))
+    text = JOB.format(**PLAIN | {"layout": layout})
+    begin, end = text.index("num_layers"), text.index("[training]")
+    return load_job(parse_job(f'{text[:begin]}hugging_face = "{folder}"\n{text[end:]}', "the job"))
+
+
+def by_train(job):
+    """What the explanation says that train runs instead, after it is sure that train itself says the same."""
+    document = explained(find(job)[0])
+    try:
+        run_spec_of(document.plan)
+        is_refused = False
+    except InputError:
+        is_refused = True
+    assert ("train can't" in document.explanation.verdict) is is_refused
+    assert (document.explanation.by_train is not None) is is_refused
+    return document.explanation.by_train
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TRAINED, *REFUSED])
+def test_the_verdict_says_what_train_refuses(name):
+    assert (by_train(job_of((TRAINED | REFUSED)[name])) is not None) is (name in REFUSED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["", "tensor = 2", "context = 2", "pipeline = 2"])
+@pytest.mark.parametrize("name", [*FOLDERS])
+def test_the_verdict_says_what_train_refuses_of_a_model_of_transformers(name, layout, tmp_path):
+    by_train(job_of_folder(name, layout, tmp_path))
+
+
+def test_a_mixtral_is_planned_for_train_without_expert_parallelism(tmp_path):
+    job = job_of_folder("mixtral", "pipeline = 1\ndata = 8", tmp_path)
+    assert within_engine(job)[0].layout.expert == 1
+    run_spec_of(find(within_engine(job)[0])[0].plan)
+
+
+def test_the_balancing_loss_is_refused_with_narrow_messages(tmp_path):
+    job = job_of_folder(
+        "mixtral", "pipeline = 2\ntensor = 1\ncontext = 1\nexpert = 1", tmp_path, output_router_logits=True
+    )
+    job = job.model_copy(update={"training": job.training.model_copy(update={"wire_type": "int8"})})
+    found = by_train(job)
+    assert found.obstacle == "training.wire_type with the loss that balances experts (output_router_logits)"
+    assert found.change == 'training.wire_type = "none"'
+
+
+def test_the_fastest_plan_that_train_runs_is_beside_the_fastest():
+    best = find(load_job(ROOT / "recipes" / "three_sites_asymmetric.toml"))[0]
+    assert plan_obstacle(best.plan)[0], "layers of large models are divided"
+    document = explained(best)
+    found, fastest = document.explanation.by_train, find(within_engine(best.plan.job)[0])[0].plan
+    assert found.step_s == fastest.prediction.step_s >= best.plan.prediction.step_s
+    assert found.fastest == str(fastest.degrees)
+    assert found.fastest in document.explanation.verdict
+    run_spec_of(fastest)
