@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import threading
-import time
 from itertools import pairwise
 
 from farpipe.core.schedule.library import order
@@ -28,7 +27,9 @@ MODEL = Model(name="tiny", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2,
 SITES = ("zurich", "lugano")
 
 
-def elastic_run(*, sites=SITES, num_ranks=1, num_steps=40, latency_s=0.01, mbit_s=100, fields=None, **training):
+def elastic_run(
+    *, sites=SITES, num_ranks=1, num_steps=40, latency_s=0.01, mbit_s=100, model=MODEL, fields=None, **training
+):
     """A replica of `num_ranks` stages at each of `sites`."""
     problem = Problem(
         num_microbatches=2,
@@ -59,7 +60,7 @@ def elastic_run(*, sites=SITES, num_ranks=1, num_steps=40, latency_s=0.01, mbit_
         sites=(sites[0],) * num_ranks,
         replicas=tuple((site,) * num_ranks for site in sites),
         num_steps=num_steps,
-        model=MODEL,
+        model=model,
         training=Training(**(settings | training)),
         data=Data(held_out=0.02),
         partition=tuple(pairwise(cuts)),
@@ -74,7 +75,7 @@ class GoneError(Exception):
 class SiteThreads:
     """The sites of a run as threads of this process: agents, ranks, and worlds over real sockets."""
 
-    def __init__(self, run, run_dir, *, start_s=START_S, tokens=None):
+    def __init__(self, run, run_dir, *, start_s=2 * START_S, tokens=None):
         """`tokens`: the secret of each site; default: one for all."""
         self.run, self.run_dir, self.start_s = run, run_dir, start_s
         self.sites = sites_of(run)
@@ -100,7 +101,7 @@ class SiteThreads:
             self.listeners[own] = socket.create_server(address)
         listener = socket.socket(fileno=os.dup(self.listeners[own].fileno()))
         agent = self.agents[site] = Agent(self.run_dir, agents, listener)
-        agent.meeting._start_s = time.monotonic() + self.start_s
+        agent.meeting._patience_s = self.start_s
         inner, folder = run_at(self.run, site), site_folder(self.run_dir, site)
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -1,12 +1,14 @@
 """Sites that leave in every phase of a step, and return: the same bits as without."""
 
+import shutil
 import threading
 import time
 
 import pytest
 
-from elastic_runs import GoneError, SiteThreads, elastic_run
+from elastic_runs import MODEL, GoneError, SiteThreads, elastic_run
 from farpipe.core.errors import RunError
+from farpipe.engine.checkpoint.folders import site_folder
 
 pytestmark = pytest.mark.slow
 
@@ -185,3 +187,39 @@ def test_a_site_far_behind_ends_so_that_its_agent_starts_it_again(sites):
     assert not threads.errors
     assert threads.lines("lugano")[79]["sites"] == ["zurich", "lugano"]
     assert threads.digest("zurich") == threads.digest("lugano")
+
+
+def test_a_resumed_run_goes_on_from_the_site_furthest_on_even_where_a_disk_is_lost(sites, undisturbed):
+    short = sites(elastic_run(num_steps=6))
+    for site in short.sites:
+        short.start(site)
+    short.join()
+    assert not short.errors
+    shutil.rmtree(site_folder(short.run_dir, "zurich"))
+    (site_folder(short.run_dir, "lugano") / "summary.json").unlink()
+    again = sites(elastic_run(num_steps=STEPS))
+    for site in again.sites:
+        again.start(site, lambda trainer, step: time.sleep(0.2 if trainer.phase == "begin" else 0.0))
+    again.join()
+    assert not again.errors
+    calm, digest = undisturbed()
+    assert figures(again, "lugano") == calm
+    assert min(again.lines("zurich")) > 6
+    assert {again.digest(site) for site in again.sites} == {digest}
+    assert events(again, "lugano", "helps")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_tied_weights_and_masters_return_too(precision, sites):
+    model = MODEL.model_copy(update={"tied_embeddings": True})
+    threads = sites(elastic_run(num_steps=50, num_ranks=2, model=model, precision=precision))
+    slow = waits_for(threading.Event(), 6)
+    threads.start("lugano", dies("in the sum", 5)).start("zurich", slow)
+    threads.join("lugano")
+    threads.errors.clear()
+    threads.start("lugano")
+    threads.join()
+    assert not threads.errors
+    assert threads.lines("lugano")[49]["sites"] == ["zurich", "lugano"]
+    assert threads.digest("lugano") == threads.digest("zurich")
+    assert figures(threads, "lugano").items() <= figures(threads, "zurich").items()

@@ -12,8 +12,9 @@ NOW = 100.0
 
 def meetings(*steps, waiting=True, start_s=0.0, run="r"):
     """A Meeting of every site, each with these steps done; all have heard of all."""
-    found = [Meeting(own, len(steps), run, NOW, start_s) for own in range(len(steps))]
+    found = [Meeting(own, len(steps), run, start_s) for own in range(len(steps))]
     for meeting, step in zip(found, steps, strict=True):
+        meeting.ready(NOW)
         meeting.report(step=step, waiting=waiting)
     talk(found)
     return found
@@ -51,8 +52,9 @@ def test_the_site_furthest_on_gives():
 
 
 def test_sites_that_start_wait_for_those_that_are_not_there_yet():
-    found = [Meeting(own, 3, "r", NOW) for own in range(3)]
+    found = [Meeting(own, 3, "r") for own in range(3)]
     for meeting in found[:2]:
+        meeting.ready(NOW)
         meeting.report(step=0, waiting=True)
     talk(found)
     assert offers(found) == [None, None, None]

@@ -232,8 +232,7 @@ class Trainer:
         return None if self._batches is None else self._batches.batch(step)
 
     def begin_evaluation(self, index: int) -> int:
-        """Give the stages batch number `index` of the held-out text; the tokens that count in it, those of all
-        replicas, or 0 on a rank that needs no text."""
+        """Give the stages batch `index` of the held-out text; all replicas' tokens that count in it, 0 without text."""
         batch = None
         if self._batches is not None:
             batch = self._batches.held_out_batch(index % self._batches.num_held_out_batches)

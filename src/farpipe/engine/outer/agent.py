@@ -5,6 +5,7 @@ are, and is the place where the processes of a world to come meet.
 """
 
 import contextlib
+import math
 import socket
 import sys
 import threading
@@ -24,13 +25,15 @@ from farpipe.engine.launch.reports import INTERRUPTED, report_done, reporting_er
 from farpipe.engine.lock import digest_of
 from farpipe.engine.outer.calls import Caller, CallServer
 from farpipe.engine.outer.environment import Agents, listener_from_env
-from farpipe.engine.outer.meeting import BEHIND, Meeting, Offer, Status
+from farpipe.engine.outer.meeting import BEHIND, NEAR_STEPS, Meeting, Offer, Status
 from farpipe.engine.outer.sites import run_at
 from farpipe.engine.processes import LeaveRequest, end_at_once, end_soon, leave_request
 from farpipe.engine.run_spec import RunSpec
 
 BEAT_S: Final = 0.25
 """Seconds between two messages to every other agent."""
+SILENT_S: Final = 10.0
+"""Silence of another site after which the agent's log says why it can't be asked."""
 PAUSE_S: Final = 1.0
 """Seconds before the ranks are started again."""
 MAX_FAILURES: Final = 5
@@ -44,8 +47,9 @@ class Agent:
 
     def __init__(self, run_dir: Path, agents: Agents, listener: socket.socket) -> None:
         """`listener`: where it can be asked."""
+        near_steps = math.inf if RunSpec.load(run_dir / RUN_NAME).local_steps else NEAR_STEPS
         self._agents = agents
-        self.meeting = Meeting(agents.own, len(agents.sites), digest_of(run_dir), time.monotonic())
+        self.meeting = Meeting(agents.own, len(agents.sites), digest_of(run_dir), near_steps=near_steps)
         self._store: dict[str, dict[str, str]] = {}
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._server = CallServer(listener, agents.own, agents.sites, agents.token, agents.credentials, self.answer)
@@ -74,6 +78,7 @@ class Agent:
     def _report(self, facts: Mapping[str, Any], failed: str) -> dict[str, Any]:
         """What this site's ranks have to know, who say how far they are."""
         now_s = time.monotonic()
+        self.meeting.ready(now_s)
         self.meeting.report(**{**facts, "members": tuple(facts.get("members", ()))})
         if failed:
             self.meeting.fail(failed)
@@ -98,7 +103,7 @@ class Agent:
             self._talk_to(site, caller)
 
     def _talk_to(self, site: int, caller: Caller) -> None:
-        offered, said = "", ""
+        offered, said, heard_s = "", "", time.monotonic()
         while not self._ended.wait(BEAT_S):
             with self._lock:
                 status = self.meeting.own.to_data()
@@ -112,9 +117,10 @@ class Agent:
                 if offer is not None and is_ours and offer.world != offered:
                     offered = offer.world
                     caller.call({"ask": "offer", "offer": offer.to_data()})
-            except (OSError, KeyError):
-                continue
-            except RunError as error:
+                heard_s = time.monotonic()
+            except (OSError, RunError) as error:
+                if isinstance(error, OSError) and time.monotonic() < heard_s + SILENT_S:
+                    continue
                 if str(error) != said:
                     print(f"site {self._agents.sites[self._agents.own]}: {error}", file=sys.stderr, flush=True)
                 said = str(error)
