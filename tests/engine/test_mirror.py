@@ -10,9 +10,10 @@ from farpipe.engine.checkpoint.copies import NOTHING_TRAVELS
 from farpipe.engine.checkpoint.files import is_here
 from farpipe.engine.checkpoint.folders import folder_of, newest_of_run, whole_checkpoints
 from farpipe.engine.checkpoint.manifest import Manifest
-from farpipe.engine.checkpoint.mirror import LEAST_SHARE, MIRROR_SHARE, MirrorRates
+from farpipe.engine.checkpoint.mirror import MIRROR_SHARE, MirrorRates
 from farpipe.engine.checkpoint.transfer import MAX_PIECE_BYTES, PIECE_BYTES, piece_bytes
 from farpipe.engine.replicas.places import Places
+from farpipe.engine.transport.free_rate import LEAST_SHARE
 from small_models import LLAMA, placed_problem
 from trainings import losses, make_run, metrics, train
 

@@ -2,7 +2,9 @@
 
 import json
 import socket
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farpipe.core.errors import InputError, RunError
+from farpipe.core.spec import load_job
 from farpipe.engine.publish import publisher, source
 from farpipe.engine.publish.coding import BLOCK_ELEMENTS, HEAD_BYTES, CodingError, Decoder, blocks
 from farpipe.engine.publish.pieces import assembled, expect_whole
@@ -23,6 +26,8 @@ from proxies import Proxy
 from publishing import Training, equal, subscription, training
 from transports import tls_files
 from waiting import wait_until
+
+RECIPE = Path(__file__).parent.parent.parent / "recipes" / "rollouts" / "job.toml"
 
 
 def decoded(data, like, old):
@@ -190,6 +195,37 @@ def test_float32_masters_are_published_where_they_are_asked_for(tmp_path):
     with training(tmp_path, master_weights=True) as published, subscription(tmp_path) as found:
         published.step(0)
         assert equal(found.next(30), published.published(torch.float32))
+
+
+def test_a_subscriber_that_hangs_holds_up_no_step(tmp_path, monkeypatch):
+    hangs, receive = threading.Event(), source.Source.receive
+
+    def late(self):
+        hangs.wait(60)
+        return receive(self)
+
+    monkeypatch.setattr(source.Source, "receive", late)
+    with training(tmp_path) as published, subscription(tmp_path) as found:
+        for step in range(6):
+            published.step(step)
+        assert published.publishers[0]._served.shelf.newest.step == 6
+        hangs.set()
+        first = found.next(60)
+        if first.step < 6:
+            assert (newest := found.next(60)).step == 6  # the versions between are skipped
+        else:
+            newest = first
+        assert equal(newest, published.published())
+
+
+def test_the_keys_of_a_job_are_read_and_refused_where_they_can_t_work():
+    job = load_job(RECIPE)
+    assert (job.publish.every_steps, job.publish.share) == (10, 0.8)
+    assert load_job(RECIPE, {"publish.every_steps": 3}).publish.every_steps == 3
+    with pytest.raises(InputError, match="sites that may leave do not publish"):
+        load_job(RECIPE, {"training.elastic": True, "layout.replicas": "across"})
+    with pytest.raises(InputError, match=r"publish\.share"):
+        load_job(RECIPE, {"publish.share": 1.5})
 
 
 @pytest.fixture

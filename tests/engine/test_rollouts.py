@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from farpipe.engine.launch.runs import run_spec_of
 from farpipe.engine.publish.words import FILE_NAME
+from farpipe.planning import Plan
 from publishing import subscription
 from waiting import wait_until
 
@@ -82,6 +84,15 @@ def test_either_side_may_be_killed_and_comes_back(train, tmp_path):
             assert weights.whole_bytes == first.whole_bytes
     finally:
         kill(rollouts)
+
+
+@pytest.mark.slow
+def test_links_to_a_site_that_only_subscribes_are_emulated_too(plan):
+    run = run_spec_of(Plan.load(plan), device="cpu")
+    found = dict(run.links_to_subscribers().values())
+    assert set(found) == {"zurich>rollouts", "lugano>rollouts"}
+    assert found["zurich>rollouts"].latency_s == pytest.approx(0.04)
+    assert found["zurich>rollouts"].bandwidth_bytes_per_s == pytest.approx(2.5e6)
 
 
 def steps_done(run):

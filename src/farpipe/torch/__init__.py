@@ -22,11 +22,11 @@ from farpipe.torch.backend import link_events, register
 from farpipe.torch.megatron import megatron
 from farpipe.torch.options import Options
 from farpipe.torch.pipeline import Pipeline
-from farpipe.torch.subscribe import Weights, subscribe
+from farpipe.torch.subscribe import Weights, WeightsSubscription, subscribe
 from farpipe.torch.titan import titan
 from farpipe.torch.versions import expect_tested
 
-__all__ = ["Options", "Pipeline", "Weights", "link_events", "megatron", "subscribe", "titan"]
+__all__ = ["Options", "Pipeline", "Weights", "WeightsSubscription", "link_events", "megatron", "subscribe", "titan"]
 
 expect_tested("torch", torch.__version__)
 register()  # the one room whose import does something, for that is how torch finds backends

@@ -3,14 +3,22 @@
 Replicas that are killed or stopped: test_faults_in_collectives.py.
 """
 
+import threading
+
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from chosen import chosen
+from farpipe.core.spec.publish import PublishSettings
 from farpipe.engine.checkpoint.export import export_to_hugging_face
 from farpipe.engine.launch.run import run
+from farpipe.engine.publish.words import FILE_NAME
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.stages.self_check import one_thread
+from publishing import subscription
 from trainings import losses, make_run, train
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -67,3 +75,24 @@ def test_a_checkpoint_of_shared_weights_is_read_by_one_replica_and_back(make, al
     assert_close(losses(tmp_path / "shared") + losses(tmp_path / "rest"), alone)
     assert_close(losses(tmp_path / "first") + losses(tmp_path / "again"), alone)
     assert export_to_hugging_face(tmp_path / "again", tmp_path / "exported") == 4
+
+
+def test_published_versions_of_shared_weights_are_those_of_the_export(make, tmp_path):
+    spec = make((SITES,) * 2, zero=3, num_steps=6, precision="bf16")
+    folder, versions = tmp_path / "shared", []
+
+    def subscribe():
+        wait_until((folder / FILE_NAME).exists, "the training publishes", 200)
+        with subscription(folder, patience_s=60.0) as found:
+            versions.extend(found)
+
+    thread = threading.Thread(target=subscribe)
+    thread.start()
+    run(spec.model_copy(update={"publish": PublishSettings(every_steps=2)}), folder)
+    thread.join()
+    assert versions[-1].step == export_to_hugging_face(folder, tmp_path / "exported", dtype="bfloat16") == 6
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.bfloat16)
+    found = AutoModelForCausalLM.from_config(AutoConfig.for_model(**versions[-1].config), dtype=torch.bfloat16)
+    versions[-1].load_into(found)
+    for (name, one), (_, other) in zip(found.named_parameters(), expected.named_parameters(), strict=True):
+        assert torch.equal(one, other), name

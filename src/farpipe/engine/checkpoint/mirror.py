@@ -19,11 +19,10 @@ from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.checkpoint.transfer import Receiver, Sender
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.run_spec import RunSpec
+from farpipe.engine.transport.free_rate import FreeRate
 
 MIRROR_SHARE: Final = 0.8
 """Part of what a step leaves free of a link that mirroring takes."""
-LEAST_SHARE: Final = 0.02
-"""Part of a link that it takes where steps leave nothing: else no checkpoint would ever arrive."""
 BOX: Final = "mirrored"
 
 
@@ -32,33 +31,29 @@ class MirrorRates:
 
     def __init__(self, run: RunSpec, rank: int, targets: dict[str, int]) -> None:
         """`targets`: process that takes this one's file, by site."""
-        self._step_s = 0.0
-        self._is_idle = False
-        self._links: dict[int, tuple[Link | None, float, int]] = {}
+        self._rates: dict[int, FreeRate] = {}
         own, sent = run.places.site(rank), sent_bytes(run)
         for site, target in targets.items():
             name = f"{own}>{site}"
             senders = sum(run.places.site(process) == own for process in run.mirrored_to(site))
-            self._links[target] = (_link_of(run, name), sent.get(name, 0.0), max(1, senders))
+            link = _link_of(run, name)
+            bandwidth = None if link is None else link.bandwidth_bytes_per_s
+            self._rates[target] = FreeRate(bandwidth, sent.get(name, 0.0), MIRROR_SHARE, max(1, senders))
 
     def step_took(self, step_s: float) -> None:
-        """Take note of the length of a step; the latest ones count most."""
-        self._step_s = step_s if not self._step_s else 0.7 * self._step_s + 0.3 * step_s
+        """Take note of the length of a step."""
+        for rate in self._rates.values():
+            rate.step_took(step_s)
 
     def no_steps(self) -> None:
         """No step is running any more: the links are free."""
-        self._is_idle = True
+        for rate in self._rates.values():
+            rate.no_steps()
 
     def __call__(self, target: int) -> float:
         """Bytes/s that may go to `target` now."""
-        link, step_bytes, num_senders = self._links[target]
-        if link is None:
-            return FULL_RATE
-        whole = link.bandwidth_bytes_per_s
-        if self._is_idle:
-            return whole / num_senders
-        free = whole - step_bytes / self._step_s if self._step_s else 0.0
-        return max(MIRROR_SHARE * free, LEAST_SHARE * whole) / num_senders
+        rate = self._rates[target].bytes_per_s
+        return FULL_RATE if rate is None else rate
 
 
 def sent_bytes(run: RunSpec) -> dict[str, float]:
