@@ -15,7 +15,7 @@ install = $(if $(UV),$(UV) pip install --python $(BIN)/python --torch-backend=au
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
 # Only their files are collected: to collect all takes 8 s.
 ALONE = $(BIN)/python -m pytest --durations=10 $$(grep -rl 'pytest.mark.alone' tests --include='test_*.py')
-.PHONY: demo test test-all test-fast test-stock check bench errors docs format clean
+.PHONY: demo test test-all test-fast test-stock check bench errors wheel docs format clean
 
 $(TRAIN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
@@ -64,6 +64,9 @@ errors: $(READY)  ## ranges and tables of errors after a change of the cost mode
 	$(BIN)/python tests/test_printed_output.py README.md docs/tutorial/index.md docs/how-to/plan-over-your-own-sites.md \
 		docs/how-to/begin-with-what-you-have.md docs/how-to/two-nodes-slower-than-one.md
 	$(BIN)/python tests/test_frozen_output.py
+
+wheel: $(READY)  ## a wheel with compiled kernels for this platform and Python, in dist/; a minute of CPU
+	FARPIPE_KERNELS=1 $(BIN)/python -m pip wheel --no-deps --no-build-isolation --quiet -w dist .
 
 docs: $(READY)  ## the documentation as a site, in build/site; broken links and anchors are errors
 	$(BIN)/python -m mkdocs build --strict --quiet

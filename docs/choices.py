@@ -17,8 +17,10 @@ from farpipe.planning.planner.find import find
 from farpipe.planning.planner.plan import Plan
 
 PAGE: Final = Path(__file__).parent / "status.md"
-HEAD: Final = "| choice | farpipe's decoder | a Llama of transformers | a Mixtral of transformers | your own module |\n"
-LINE: Final = "|---|---|---|---|---|\n"
+HEAD: Final = (
+    "| choice | farpipe's decoder | a Llama of transformers | its Mixtral | its DeepSeek-V3 | your own module |\n"
+)
+LINE: Final = "|---|---|---|---|---|---|\n"
 SHAPE: Final = {
     "num_hidden_layers": 4,
     "hidden_size": 256,
@@ -30,6 +32,7 @@ SHAPE: Final = {
 CONFIGS: Final = (
     {"model_type": "llama", **SHAPE},
     {"model_type": "mixtral", **SHAPE, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+    {"model_type": "deepseek_v3", **SHAPE, "n_routed_experts": 8, "num_experts_per_tok": 2},
 )
 JOB: Final = """
 [model]
@@ -73,7 +76,10 @@ CHOICES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "`training.dropout`": {"training": {"dropout": True}},
     "`training.lora` beside attention": {"training": {"lora": Lora(rank=8, target_modules=("linear_qkv",))}},
     "`training.lora` beside MLP or experts": {"training": {"lora": Lora(rank=8, target_modules=("linear_fc1",))}},
-    "`training.local_steps`": {"training": {"local_steps": LocalSteps()}},
+    "`training.local_steps`": {
+        "training": {"local_steps": LocalSteps()},
+        "layout": {"data": 2, "replica_sites": ("zurich", "lugano")},
+    },
     "`cuda_graphs`": {"training": {"cuda_graphs": True}},
     "`cpu_offloading_num_layers`": {"training": {"cpu_offloading_num_layers": 1}},
     "`grad_reduce_in_fp32 = false`": {"training": {"grad_reduce_in_fp32": False}},
@@ -101,7 +107,7 @@ def models(job: Job, folder: Path) -> Iterator[Model]:
         place = folder / str(config["model_type"])
         place.mkdir()
         (place / "config.json").write_text(json.dumps(config))
-        experts = Experts(num_experts=8, per_token=2, ffn_hidden=512) if "num_local_experts" in config else None
+        experts = Experts(num_experts=8, per_token=2, ffn_hidden=512) if "num_experts_per_tok" in config else None
         yield job.model.model_copy(update={"hugging_face": str(place), "experts": experts})
     yield job.model.model_copy(update={"module": "stages:build"})
 

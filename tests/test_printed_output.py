@@ -36,7 +36,7 @@ FINE_TUNING = "docs/how-to/use-hugging-face-models.md"
 RUN, SHOWN = {"console", "bash", "python"}, {"toml", "json", "text"}
 PROGRAMS = "farpipe|python3?|torchrun|make|pip|sudo|ssh|scp|rsync|srun|sacct|kubectl"
 COMMAND = re.compile(rf"^ *(?:\$ |(?:[A-Z_]+=\S+ )*(?:{PROGRAMS}) [a-z-](?!.*\[OPTIONS\]))", re.MULTILINE)
-FARPIPE = "farpipe (--version|plan|compare|simulate|pareto|validate|prepare|check|import|export)"
+FARPIPE = "farpipe (--version|plan|explain|diff|compare|simulate|pareto|validate|prepare|check|import|export)"
 COMPUTED = re.compile(rf"({FARPIPE}|sed|printf|echo|head|ls|cp)\b")
 """Commands that print the same every time; a page's output is compared up to its first other one, which measures."""
 OTHER_MACHINES = {

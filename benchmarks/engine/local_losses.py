@@ -54,15 +54,10 @@ def _local(name: str, num_steps: int = NUM_STEPS, **settings: Any) -> Way:
 
 DILOCO: Final[dict[str, Any]] = {"learning_rate": 0.7, "momentum": 0.9}
 STREAMING: Final[dict[str, Any]] = {"fragments": 3, "delay_steps": 3, "keep_local": 0.5}
-FIRST: Final = (
-    Way("whole"),
-    Way("half", is_half=True),
-    _local("mean 30", every=30),
-    *(Way("whole", NUM_STEPS >> part) for part in (1, 2, 3, 4)),
-)
-THEN: Final = (
-    _local("mean 100", every=100),
-    _local("streaming 30", every=30, **STREAMING),
+FIRST: Final = (Way("whole"), Way("half", is_half=True), _local("mean 30", every=30))
+THEN: Final = (_local("mean 100", every=100), _local("streaming 30", every=30, **STREAMING))
+SHORTER: Final = tuple(Way("whole", NUM_STEPS >> part) for part in (1, 2, 3, 4))
+MORE: Final = (
     _local("diloco 30", every=30, **DILOCO),
     _local("mean 10", every=10),
     _local("mean 300", every=300),
@@ -77,7 +72,12 @@ LAST: Final = (
     Way("half", NUM_STEPS >> 1, is_half=True),
     _local("mean 30", NUM_STEPS >> 1, every=30),
 )
-PLAN: Final = (("28k", FIRST), ("28k", THEN), ("125k", FIRST), ("28k", LAST), ("125k", THEN), ("125k", LAST))
+PLAN: Final = (
+    *(("28k", ways) for ways in (FIRST, THEN, SHORTER, MORE)),
+    *(("125k", ways) for ways in (FIRST, THEN, SHORTER)),
+    *((name, LAST) for name in MODELS),
+    ("125k", MORE),
+)
 """What is computed, the most needed first."""
 
 

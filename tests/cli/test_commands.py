@@ -132,15 +132,18 @@ def test_plan_finds_a_plan_and_simulate_agrees(farpipe, tmp_path):
 
 @pytest.mark.slow
 def test_plan_tells_why_the_others_lost(farpipe):
-    run = farpipe("plan", RECIPES / "two_sites.toml")
+    run = farpipe("plan", RECIPES / "two_sites.toml", "--full")
     assert not [line for line in run.stdout.splitlines() if line.endswith(" ")]
-    use, cost, likely, *_, gain, headline = run.stdout.partition("\n\n")[0].splitlines() + run.stdout.split("\n\n")[1:2]
+    use, cost, likely, *_, gain, then, headline = (
+        run.stdout.partition("\n\n")[0].splitlines() + run.stdout.split("\n\n")[1:2]
+    )
     assert use.startswith("llama-3-8b: use both sites, ")
     assert re.search(r"1\.9\d times as fast as zurich alone, with 2\.00 times its devices\.$", use)
     assert re.fullmatch(
         r"8\.03 B parameters: 1,000 steps of .* take .*, .* device-hours, no prices given\. Bottleneck: compute\.", cost
     )
     assert gain.startswith('Cheapest gain: training.matmul = "fp8": +')
+    assert then.startswith("Then: ")
     assert headline.partition(":")[0] == "llama-3-8b, pipeline over lugano > zurich"
     assert re.match(
         r"8 of 10 such jobs took .* s a step \(several stages per rank; \d+ steps of \d+ sources\)\.$", likely
@@ -179,7 +182,7 @@ def test_the_verdict_is_printed_before_strategies_and_changes_are_looked_for(mon
         (["simulate", "{problem}"], 2, "give one with --schedule"),
         (["plan", "{problem}"], 3, "it is a problem of farpipe"),
         (["export", "{problem}", "--format", "tochtitan"], 2, "hugging-face; did you mean 'torchtitan'?"),
-        (["plan"], 2, "Usage: farpipe plan [OPTIONS] JOB\n"),
+        (["plan"], 2, "there is no job: name its file"),
         (["compare", "empty.json"], 3, "empty.json: the file is empty"),
         (["simulate", "binary.json"], 3, "binary.json: not UTF-8"),
         (["schedul"], 2, "No such command 'schedul'"),

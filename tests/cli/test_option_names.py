@@ -15,7 +15,7 @@ NAMES: Final = {
     "reads": "--certs --hostfile --job --jobs --learned-from --lengths --light-paths --links --log --paths --plan "
     "--profile --resume --schedule --trace",
     "writes": "--calibrate --events --html --output --perfetto --plot --run-dir --write",
-    "flag": "--allow-plaintext --json --listen --strategies --timeline --wan --why",
+    "flag": "--allow-plaintext --dry-run --full --json --listen --strategies --timeline --wan",
     "number": "--cut --days --guard --load --port --processes --sample --second-site --seconds "
     "--slot-ghz --slots --steps --time-limit --tolerance --top",
     "word": "--accept --advertise-host --as --column --device --dtype --format --host --message "

@@ -46,7 +46,7 @@ def job(tmp_path):
 
 
 def test_a_plan_tells_of_the_first_batch(farpipe, job, tmp_path):
-    shown = farpipe("plan", job, "-o", "plan.json")
+    shown = farpipe("plan", job, "-o", "plan.json", "--full")
     assert shown.returncode == 0, shown.stderr
     assert "Every step is planned for itself: 4 documents of up to 4096 tokens" in " ".join(shown.stdout.split())
     plan = json.loads((tmp_path / "plan.json").read_text())

@@ -8,7 +8,6 @@ import pytest
 
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.core.spec.cluster import SiteLink
-from farpipe.core.spec.load import parse_job
 from farpipe.engine.figures.metrics import read_metrics
 from farpipe.fleet.events import JobCancelled, JobSubmitted, Tick
 from farpipe.fleet.job import FleetJob
@@ -20,6 +19,7 @@ from farpipe.service.attempt import PROCESS_NAME
 from farpipe.service.launcher import Key
 from farpipe.service.local import LocalLauncher
 from farpipe.service.reconcile import Reconciler
+from farpipe.service.submission import submitted_job
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -83,7 +83,7 @@ class Service:
     def submit(self, name, num_steps, every=0):
         self.documents[name] = JOB.format(num_steps=num_steps, every=every)
         now_s = self.now_s()
-        kind = kind_of(parse_job(self.documents[name]))
+        kind = kind_of(submitted_job(self.documents[name]))
         self.give(JobSubmitted(now_s, FleetJob(name, kind, now_s, num_steps, 2, 2)))
         assert name in self.state.jobs, self.state.done
 

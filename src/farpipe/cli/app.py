@@ -13,6 +13,7 @@ from farpipe import __version__
 from farpipe.cli.certs import certs
 from farpipe.cli.check import check
 from farpipe.cli.compare import compare
+from farpipe.cli.explain import diff, explain
 from farpipe.cli.export import export
 from farpipe.cli.fleet import fleet
 from farpipe.cli.import_ import import_
@@ -74,6 +75,8 @@ app = typer.Typer(
 for command in (
     init,
     plan,
+    explain,
+    diff,
     pareto,
     sweep,
     schedule,

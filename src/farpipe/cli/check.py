@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farpipe.cli.options import AsJson, JobKeys, ProfileFiles, Why, job_with, with_groups
+from farpipe.cli.options import AsJson, Full, JobKeys, ProfileFiles, job_with, with_groups
 from farpipe.cli.output import check_folder, console, expect_new, log, print_json, status
 from farpipe.core.errors import InputError, ToleranceError, UsageError
 from farpipe.core.strict import write_text
@@ -46,7 +46,7 @@ class CheckOptions:
     ] = None
     profile: ProfileFiles = None
     html: Annotated[Path | None, typer.Option(help="Write both as one HTML page.")] = None
-    why: Why = False
+    full: Full = False
     as_json: AsJson = False
 
     @property
@@ -97,8 +97,8 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     from farpipe.interop.traces import profile_of_any
 
     job = job_with(options.job, options.given)
-    if options.why and job.data.packing is not None:
-        raise UsageError("--why is not for data.packing: it follows microbatches of one length; leave out `packing`")
+    if options.full and job.data.packing is not None:
+        raise UsageError("--full is not for data.packing: it follows microbatches of one length; leave out `packing`")
     job, units = with_measured_links(job, options.links) if options.links else (job, ())
     found = read_log_of(options.log, job)
     steps, given = measured(found, str(options.log)), options.profile or []
@@ -116,7 +116,7 @@ def _show(comparison: "Comparison", options: CheckOptions) -> None:
         print_json(comparison.to_data() | comparison.plan.job.model.size_data)
         return
     console().print(to_rich(table_of(comparison)))
-    if options.why:
+    if options.full:
         show_derivation(comparison.plan, comparison.planned.costs, console())
 
 

@@ -35,7 +35,7 @@ def compilation_announced() -> Iterator[None]:
     from farpipe.core.step import jit
 
     class FirstCompilation(event.Listener):
-        announced = False
+        announced = jit.ships
 
         def on_start(self, event: object) -> None:
             if not self.announced:
@@ -47,9 +47,10 @@ def compilation_announced() -> Iterator[None]:
         def on_end(self, event: object) -> None:
             pass
 
-    with event.install_listener("numba:compile", FirstCompilation()):
+    first = FirstCompilation()
+    with event.install_listener("numba:compile", first):
         yield
-    if jit.not_kept:
+    if jit.not_kept and first.announced:
         log(f"{NOT_KEPT} ({jit.not_kept})")
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SettingsType = TypeVar("SettingsType", bound="BaseModel")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Why = Annotated[
-    bool, typer.Option("--why", help="Show what every predicted second is made of, down to products and bytes.")
+Full = Annotated[
+    bool, typer.Option("--full", help="Show all: every table, and what every predicted second is made of.")
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the result as a picture to this file.")]
 Perfetto = Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file.")]

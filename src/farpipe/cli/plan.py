@@ -4,12 +4,12 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from farpipe.cli.init import FewWords
-from farpipe.cli.options import AsJson, JobKeys, ProfileFiles, Why, changes, job_with, with_groups
+from farpipe.cli.options import AsJson, Full, JobKeys, ProfileFiles, changes, job_with, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
 from farpipe.core.errors import InputError, RunInterruptedError, UsageError
 from farpipe.core.units import COUNTS, format_seconds, parse
@@ -60,7 +60,10 @@ class PlanOptions:
             help="Compare strategies (site sets, replicas, local steps) and changes that would help; default: yes.",
         ),
     ] = None
-    why: Why = False
+    full: Full = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the job and say what would be planned and written; write nothing.")
+    ] = False
     html: Annotated[
         Path | None, typer.Option(help="Write the answer as one HTML page: strategies, changes, money, derivation.")
     ] = None
@@ -114,7 +117,6 @@ class PlanOptions:
                 bool(self.strategies),
                 "strategies are compared for sequences of one length; leave out `packing`",
             ),
-            "--why": (self.why, "it follows microbatches of one length; leave out `packing`"),
             "--objective": (
                 self.objective != "time",
                 "layouts are compared by money, energy and carbon for sequences of one length; leave out `packing`",
@@ -127,12 +129,13 @@ class PlanOptions:
 
 @with_groups
 def plan(options: PlanOptions, words: FewWords) -> None:
-    """Find the best plan, print it and why the others lost, and write it to a file.
+    """Find the best plan, print it, and write it to a file.
 
-    Prints a verdict (which sites, how much faster, what limits it), the cheapest gain, then tables. `a > b` is a
-    pipeline over both sites, `a + b` are replicas at each. An older plan is kept as NAME.previous.json; --top 3 also
-    writes NAME.2.json and NAME.3.json. A plan that the engine can't run says so and names what to change. Over links
-    that lose packets or jitter, step_s is the mean, with p50 and p90 beside it. Exit code 4: nothing fits.
+    Prints a verdict (which sites, how much faster, what limits it), the plan in one table and what would help most;
+    `farpipe explain` and --full have the rest. `a > b` is a pipeline over both sites, `a + b` are replicas at each. An
+    older plan is kept as NAME.previous.json; --top 3 also writes NAME.2.json and NAME.3.json. A plan that the engine
+    can't run says so and names what to change. Over links that lose packets or jitter, step_s is the mean, with p50 and
+    p90 beside it. Exit code 4: nothing fits.
     """
     from farpipe.cli.compiling import compilation_announced
     from farpipe.cli.planned import errors_of, load_profiles
@@ -142,12 +145,15 @@ def plan(options: PlanOptions, words: FewWords) -> None:
 
     job, num_tokens, began_s = options.load_job(words), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
+    if options.dry_run:
+        _say_what_would_be_done(job, profiles, options)
+        return
     job = _pinned_by(options.objective, job, profiles)
     with compilation_announced(), progress_bar("planning", "layout") as advance, errors_of(options.name):
         best, *others = find(job, profiles, advance, options.top)
     found = explained(best)
     if not options.as_json and not options.time_limit:
-        console().print(*verdict_lines(found, num_tokens), sep="\n")
+        console().print(*verdict_lines(found, num_tokens, ties=options.full), sep="\n")
     if options.strategies is not False:
         found = _with_alternatives(found, best, others, options)
     found = _refined(_advised(found, learned), options.time_limit)
@@ -159,20 +165,48 @@ def plan(options: PlanOptions, words: FewWords) -> None:
         _print_as_json(found, searched_s)
         return
     _show(found, best.costs, options)
-    typer.echo(f"\nplan written to {options.output}{files}")
+    rest = "" if options.full else f"; more: farpipe explain {options.output}"
+    typer.echo(f"{options.full * chr(10)}plan written to {options.output}{files}{rest}")
 
 
 def _show(found: "PlanDocument", costs: "JobCosts", options: PlanOptions) -> None:
     """Print the plan, and with a search of its schedule the verdict, which was not known before."""
-    from farpipe.report.shown import cheapest_gain, show_derivation, show_plan, verdict_lines
+    from farpipe.report.shown import gain_lines, show_brief, show_derivation, show_plan, verdict_lines
 
     out = console()
-    first = verdict_lines(found, options.num_tokens) if options.time_limit else ()
-    out.print(*first, *([cheapest_gain(found)] if found.explanation.strategies else ()), "", sep="\n")
+    first = verdict_lines(found, options.num_tokens, ties=options.full) if options.time_limit else ()
+    if not options.full:
+        searched = found.explanation.advice[-1:] if options.time_limit else ()
+        out.print(*first, *searched, "", sep="\n")
+        show_brief(found, out)
+        return
+    out.print(*first, *(gain_lines(found, 2) if found.explanation.strategies else ()), "", sep="\n")
     show_plan(found, out)
-    if options.why:
+    if found.plan.job.data.packing is None:
         out.print()
         show_derivation(found.plan, costs, out)
+
+
+def _say_what_would_be_done(job: "Job", profiles: "MeasuredDevices", options: PlanOptions) -> None:
+    """The job as it was read, and what `plan` would do with it."""
+    training, cluster = job.training, job.cluster
+    sites = ", ".join(f"{site.name} ({site.num_devices} {site.device.name})" for site in cluster.sites)
+    pins = [name for name, value in job.layout if value is not None]
+    data: dict[str, Any] = {
+        "job": str(options.name),
+        "model": f"{job.model.name}, {job.model.size_text}",
+        "sites": sites,
+        "links": ", ".join(link.name for link in cluster.links) or "none",
+        "step": f"{training.global_batch} sequences of {training.sequence_length} tokens, {training.precision}",
+        "pinned": ", ".join(pins + ["schedule"] * (job.schedule is not None)) or "nothing",
+        "measured": ", ".join(profile.device for profile in profiles) or "nothing: times are modelled",
+        "writes": ", ".join(str(file) for file in (options.output, options.html) if file),
+    }
+    if options.as_json:
+        typer.echo(json.dumps(data, indent=1))
+        return
+    typer.echo("\n".join(f"{name:10}{text}" for name, text in data.items()))
+    typer.echo("\nThe job is sound. Nothing was planned or written; leave out --dry-run to plan it.")
 
 
 def _advised(found: "PlanDocument", first: "tuple[str, ...]") -> "PlanDocument":

@@ -9,6 +9,7 @@ from farpipe.core.spec.part import Count, Flag, Natural, NonNegative, Part, Posi
 from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.step import LightPaths, Problem
+from farpipe.engine.bare_plan import BarePlan
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.workload import StepPlan, group_problem
 
@@ -68,6 +69,8 @@ class RunSettings(Part):
     group_costs: tuple[InstanceOf[ChunkCosts], ...] = ()
     """The same for every number of processes that may share a chunk, ascending, where each has a group of its own out
     of all `context` processes of the one stage; `chunk_costs` is the last. Empty: all share all."""
+    site_plans: tuple[InstanceOf[BarePlan], ...] = ()
+    """What each site runs by itself, with local steps and layouts of their own; empty: its replicas of the plan."""
     seeks_orders: bool = False
     """True if faster orders than token-level 1F1B are sought for the steps on chunks while the run goes on."""
 

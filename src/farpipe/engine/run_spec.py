@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import InstanceOf, model_validator
 
 from farpipe.core.document import Document
+from farpipe.core.spec import LocalSteps
 from farpipe.core.spec.part import fault
 from farpipe.core.step import LightPaths, Link, Problem, Transfer
 from farpipe.core.strict import expect_format, parse_json, read_text, validate
@@ -17,6 +18,7 @@ from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.links import LinkShape, OwnPath
 from farpipe.engine.replicas.places import Places
 from farpipe.engine.run_settings import RunSettings
+from farpipe.engine.site_plans import check_elastic, check_local_steps
 from farpipe.engine.stages.hops_and_layers import check_partition, hop_links
 from farpipe.planning import Plan
 from farpipe.planning.cost.chunks import ChunkCosts
@@ -61,8 +63,11 @@ class RunSpec(Document, RunSettings):
             self._check_light_paths(self.light_paths)
         if self.device != "sleep":
             self._check_training()
-        if self.is_elastic:
-            self._check_elastic()
+        if self.plan.training is not None and self.runs_by_site:
+            check_sites = check_elastic if self.local_steps is None else check_local_steps
+            check_sites(self, self.plan.training, self.places.replicas)
+        if self.site_plans and self.local_steps is None:
+            raise fault("sites have plans of their own with training.local_steps alone", "site_plans")
         return self
 
     def _check_light_paths(self, paths: LightPaths) -> None:
@@ -151,23 +156,15 @@ class RunSpec(Document, RunSettings):
         """True if its sites may leave and return, each a run of its own."""
         return self.plan.training is not None and self.plan.training.elastic
 
-    def _check_elastic(self) -> None:
-        """Fault unless whole replicas are at each site, as many at all, and nothing is divided among the sites."""
-        replicas, training = self.places.replicas, self.plan.training
-        assert training is not None
-        sites = [sites[0] for sites in replicas]
-        counts = {sites.count(site) for site in sites}
-        if any(len({*sites}) > 1 for sites in replicas) or len({*sites}) < 2:
-            raise fault("needs whole replicas at two sites or more; pin layout.data and layout.sites", "elastic")
-        if len(counts) > 1:
-            raise fault("needs as many replicas at every site", "elastic")
-        (count,) = counts
-        if training.zero == 1 or (count > 1 and training.zero == 0):
-            zeros = "2 or 3" if count > 1 else "0, or 2 or 3 with several replicas at each site"
-            raise fault(f"state can't be divided among sites that may leave: set training.zero = {zeros}", "elastic")
-        others = (self.replan, self.chunk_costs, self.light_paths, *self.link_changes)
-        if self.device == "sleep" or any(other is not None for other in others):
-            raise fault("not with --device sleep, re-planning, data.packing, light paths or changing links", "elastic")
+    @property
+    def local_steps(self) -> LocalSteps | None:
+        """How sites that train by themselves exchange; None: all train each step together."""
+        return None if self.plan.training is None else self.plan.training.local_steps
+
+    @property
+    def runs_by_site(self) -> bool:
+        """True if each site is a run of its own, joined with the others by worlds that come and go."""
+        return self.is_elastic or self.local_steps is not None
 
     @property
     def num_processes(self) -> int:
@@ -343,11 +340,12 @@ class RunSpec(Document, RunSettings):
         return LinkShape(link.latency_s, self.rate_of(link.bandwidth_bytes_per_s))
 
     def to_body(self) -> dict[str, Any]:
-        apart = {"plan", "chunk_costs", "group_costs", "light_paths"}
+        apart = {"plan", "chunk_costs", "group_costs", "light_paths", "site_plans"}
         body: dict[str, Any] = self.model_dump(mode="json", exclude=apart, exclude_none=True)
         costs: dict[str, Any] = {} if self.chunk_costs is None else {"chunk_costs": self.chunk_costs.to_data()}
         costs |= {"group_costs": [one.to_data() for one in self.group_costs]} if self.group_costs else {}
         lit = {} if self.light_paths is None else {"light_paths": self.light_paths.to_data()}
+        costs |= {"site_plans": [plan.to_body() for plan in self.site_plans]} if self.site_plans else {}
         bare = {} if isinstance(self.plan, Plan) else {"plan": self.plan.to_body()}
         return {**body, **costs, **lit, **bare}
 
@@ -355,6 +353,8 @@ class RunSpec(Document, RunSettings):
     def from_body(cls, body: dict[str, Any], source: str) -> Self:
         if isinstance(body.get("plan"), dict):
             body["plan"] = BarePlan.from_body(body["plan"], source)
+        bodies = enumerate(body.get("site_plans", ()))
+        body["site_plans"] = [BarePlan.from_body(one, f"{source}: site_plans[{i}]") for i, one in bodies]
         if body.get("chunk_costs") is not None:
             body["chunk_costs"] = ChunkCosts.from_data(body["chunk_costs"], f"{source}: chunk_costs")
         degrees = enumerate(body.get("group_costs", ()))

@@ -30,6 +30,7 @@ from farpipe.engine.figures.step_report import StepReport, is_recorded, record_e
 from farpipe.engine.links import LinkShape
 from farpipe.engine.lock import lock_of_rank_0
 from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
+from farpipe.engine.outer.local_trainer import LocalTrainer
 from farpipe.engine.outgoing import Log, Outgoing, outgoing_of
 from farpipe.engine.publish.publisher import MakePublisher
 from farpipe.engine.replicas.replicas import PipelinePeers
@@ -165,7 +166,7 @@ class _Loop:
         self._evaluation = evaluation_of(run, work, peers, plans)
         minutes = run.plan.training.checkpoint_every_minutes if run.plan.training and checkpointer.keep else 0
         self._commands = Commands(peers, stop, every_s=60 * minutes)
-        self._elastic = work if isinstance(work, ElasticTrainer) else None
+        self._elastic = work if isinstance(work, ElasticTrainer | LocalTrainer) else None
         if self._elastic is not None:
             self._elastic.run_actions = lambda tag: self._executor.run(tag)
 

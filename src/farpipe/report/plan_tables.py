@@ -16,6 +16,7 @@ from farpipe.core.units import (
 from farpipe.planning import Plan
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.explain.derivation import DerivedQuantity, stage_lines, step_lines
+from farpipe.planning.explain.differences import Difference
 from farpipe.planning.planner.objective import Objective, is_known
 from farpipe.planning.planner.plan import Change, CostClass, PlanDocument, RunnerUp, Strategy
 from farpipe.planning.planner.quote import Quote
@@ -44,6 +45,70 @@ def plan_tables(document: PlanDocument) -> tuple[TableView, ...]:
         change_table(why.changes, is_rough=plan.job.model.guess),
         _choice_table(why.runners_up, is_rough=plan.job.model.guess),
     )
+
+
+def topic_tables(document: PlanDocument) -> dict[str, tuple[TableView, ...]]:
+    """The tables of `plan_tables` by the topic that they explain."""
+    stages, links, strategies, changes, runners_up = plan_tables(document)
+    return {"why-not": (strategies, runners_up), "limits": (changes,), "memory": (stages,), "links": (links,)}
+
+
+def side_by_side(first: PlanDocument, second: PlanDocument) -> TableView:
+    """Two plans in a few figures."""
+    rows = [
+        (
+            one.plan.job.model.name,
+            _folded(f"{one.plan.where}: {one.plan.candidate.degrees}"),
+            one.plan.schedule.method,
+            format_about(one.plan.prediction.step_s, is_rough=one.explanation.is_rough),
+            f"{format_count(one.plan.prediction.tokens_per_s)}",
+            format_bytes(max(one.plan.prediction.peak_memory_bytes)),
+            format_bytes(sum(one.plan.inter_site_bytes.values())),
+        )
+        for one in (first, second)
+    ]
+    columns = ("model", "layout", "schedule", "step", "tokens/s", "peak memory", "between sites")
+    return TableView("Two plans", columns, tuple(rows), frozenset({3, 4, 5, 6}))
+
+
+def difference_table(first: Plan, found: Sequence[Difference]) -> TableView:
+    """What each difference changes of the step and of the peak memory, one after the other."""
+    step_s, memory, rows = first.prediction.step_s, max(first.prediction.peak_memory_bytes), []
+    for one in found:
+        worth, more = ("with the next",) * 2
+        if one.step_s is not None and one.memory_bytes is not None:
+            worth = f"{one.step_s - step_s:+.3g} s ({format_change(one.step_s / step_s - 1)})"
+            more = f"{(one.memory_bytes - memory) / 2**30:+.3g} GiB"
+            step_s, memory = one.step_s, one.memory_bytes
+        rows.append((one.what, one.before, one.after, worth, more))
+    columns = ("what differs", "first", "second", "step", "peak memory")
+    return TableView("Differences, each after those above it", columns, tuple(rows), frozenset({3, 4}))
+
+
+def site_table(document: PlanDocument) -> TableView:
+    """The plan in one table: for each site its devices, ranks, layers, and the rank that comes nearest to its limit."""
+    plan, marked, total = document.plan, _marked_sites(document), document.plan.model.num_layers
+    rows = []
+    for name, num_devices in plan.devices.items():
+        ranks = sorted({rank for replica in plan.replicas for rank, site in enumerate(replica) if site == name})
+        stages = [one for one in plan.placements if one.rank in ranks]
+        peaks = {rank: plan.prediction.peak_memory_bytes[rank] for rank in ranks}
+        limits = {rank: plan.problem.ranks[rank].memory_bytes for rank in ranks}
+        tight = max(ranks, key=lambda rank: peaks[rank] / (limits[rank] or float("inf")))
+        limit = limits[tight]
+        rows.append(
+            (
+                f"{name}{' ~' if name in marked else ''}",
+                str(num_devices),
+                f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0]),
+                f"{sum(one.num_layers for one in stages)} of {total}",
+                ", ".join(dict.fromkeys(one.recompute for one in stages)),
+                _peak(peaks[tight], limit),
+                "unlimited" if limit is None else format_bytes(limit),
+            )
+        )
+    columns = ("site", "devices", "ranks", "layers", "recompute", "peak memory", "limit")
+    return TableView("", columns, tuple(rows), frozenset({1, 5, 6}))
 
 
 def _stage_table(document: PlanDocument) -> TableView:

@@ -28,7 +28,14 @@ from farpipe.planning.explain.device_use import use_of
 from farpipe.planning.planner.engine import plan_obstacle
 from farpipe.planning.planner.plan import Change
 from farpipe.planning.planner.quote import money_data
-from farpipe.report.plan_tables import bottleneck, derivation_tables, only_by_export, plan_tables
+from farpipe.report.plan_tables import (
+    bottleneck,
+    derivation_tables,
+    only_by_export,
+    plan_tables,
+    site_table,
+    trust_note,
+)
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.report.views import RunReport, RunView
 
@@ -79,9 +86,10 @@ def _price(plan: Plan, num_tokens: float) -> str:
     return f"{'at least ' if missing else ''}{format_hours(per_million['total_usd'] * num_tokens / 1e6)} USD"
 
 
-def verdict_lines(document: PlanDocument, num_tokens: float | None = None) -> tuple[str, ...]:
+def verdict_lines(document: PlanDocument, num_tokens: float | None = None, *, ties: bool = True) -> tuple[str, ...]:
     """The use of the sites and how much faster it is; the model's size, time and money it takes, and what limits it;
-    the ranges of the step and of its links' share; and layouts that are a tie. A guessed model has no range."""
+    the ranges of the step and of its links' share; and with `ties` layouts that are a tie. A guessed model has no
+    range."""
     plan, why = document.plan, document.explanation
     use = why.verdict or f"Use {plan.where}."
     limit = f" Bottleneck: {bottleneck(why.limited_by)}." if why.limited_by else ""
@@ -92,7 +100,7 @@ def verdict_lines(document: PlanDocument, num_tokens: float | None = None) -> tu
     ]
     if model.guess:
         return tuple(lines)
-    return (*lines, *range_lines(document), *filter(None, [why.decides]))
+    return (*lines, *range_lines(document), *filter(None, [why.decides if ties else ""]))
 
 
 def range_lines(document: PlanDocument) -> Iterator[str]:
@@ -111,23 +119,36 @@ def range_lines(document: PlanDocument) -> Iterator[str]:
         yield f"Links between sites cost {format_seconds(why.links_s)} of it, {low} to {high} in 8 of 10."
 
 
-def cheapest_gain(document: PlanDocument) -> str:
-    """The first of the changes that something can run, in one line; what pins cost is no gain that was looked for."""
+def gain_lines(document: PlanDocument, most: int = 1) -> tuple[str, ...]:
+    """The first of the changes that something can run, a line each; what pins cost is no gain that was looked for."""
     changes = document.explanation.changes
     able = [change for change in changes if change.costs != "a pin" and change.runs_on != ()]
     about = "~" if document.plan.job.model.guess else ""
     if not able:
         pins = [change for change in changes if change.costs == "a pin"]
         names = f"; your pins cost speed: {_gained(pins[0], about)}" if pins else ""
-        return f"No change that was tried gains {format_percent(WORTH_LISTING, 0)}{names}."
-    first = able[0]
-    marks = ["changes numerics"] * (first.costs == "other numbers") + ["by export only"] * bool(only_by_export(first))
-    marked = f" ({'; '.join(marks)})" if marks else ""
-    return f"Cheapest gain: {_gained(first, about)}{marked}."
+        return (f"No change that was tried gains {format_percent(WORTH_LISTING, 0)}{names}.",)
+    named = zip(("Cheapest gain: ", *("Then: ",) * most), able[:most], strict=False)
+    return tuple(f"{name}{_gained(change, about)}{_marks(change)}." for name, change in named)
+
+
+def _marks(change: Change) -> str:
+    marks = ["changes numerics"] * (change.costs == "other numbers") + ["by export only"] * bool(only_by_export(change))
+    return f" ({'; '.join(marks)})" if marks else ""
 
 
 def _gained(change: Change, about: str) -> str:
     return f"{change.what}: {about}{format_change(change.gain)} tokens/s"
+
+
+def show_brief(document: PlanDocument, out: Console) -> None:
+    """The plan in one table, the two changes that would help most, and whether the engine can run it."""
+    spread = [str(document.plan.prediction.spread)] if document.plan.prediction.spread is not None else []
+    out.print(Text(_headline(document), "bold"), *spread, sep="\n")
+    out.print(to_rich(site_table(document)))
+    gains = gain_lines(document, 2) if document.explanation.strategies else ()
+    for line in (*filter(None, [trust_note(document)]), *gains, *engine_lines(document.plan)):
+        out.print(line)
 
 
 def show_plan(document: PlanDocument, out: Console) -> None:
@@ -215,7 +236,7 @@ def plan_report(
     plan, said = document.plan, document.explanation
     given = costs if plan.job.data.packing is None else None
     why = _derivation_of(plan) if given is None else derivation_tables(plan, given)
-    gain = [cheapest_gain(document)] if said.strategies else []
+    gain = gain_lines(document, 2) if said.strategies else ()
     return RunReport(
         title=f"{plan.job.model.name} over {plan.where}",
         runs=tuple(runs),

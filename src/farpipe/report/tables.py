@@ -49,7 +49,8 @@ class FittedTable:
         from rich.text import Text
 
         view = fitted(self.view, options.max_width)
-        yield Text(view.title, "bold")
+        if view.title:
+            yield Text(view.title, "bold")
         yield _table(view, _widths(view, options.max_width))
         if view.note:
             yield Text(f"{view.note}\n")

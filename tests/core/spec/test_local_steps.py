@@ -74,7 +74,7 @@ def test_impossible_values_are_refused_by_name(local, said):
     [
         ('[data]\npacking = "elastic"', "without data.packing"),
         ("[run]\nreplan = true", "without run.replan"),
-        ('[layout]\nreplicas = "across"', "without layout.replicas"),
+        ('[layout]\nreplicas = "inside"', 'without layout.replicas = "inside"'),
         ("[layout]\nlayers = [1, 1]", "without layout.layers"),
         ('[layout]\nsites = ["zurich"]', "zurich has no other site to exchange with"),
     ],
@@ -112,3 +112,13 @@ def test_every_fragment_travels_once_in_every_period_and_is_merged_before_it_doe
 @pytest.mark.parametrize(("wire_type", "expected"), [("none", 4), ("bf16", 2), ("int8", 1.03125), ("int4", 0.53125)])
 def test_bytes_of_a_parameter_count_its_part_of_a_scale(wire_type, expected):
     assert LocalSteps(wire_type=wire_type).bytes_per_param == expected
+
+
+@pytest.mark.parametrize("key", ["elastic", "mirror"])
+def test_sites_with_local_steps_keep_their_checkpoints_and_return_by_themselves(key):
+    with pytest.raises(InputError, match=f"training.local_steps: .*without training.{key}"):
+        parse_job(
+            JOB.format(local="", rest="", ends=BETWEEN).replace(
+                "[training.local_steps]", f"{key} = true\n[training.local_steps]"
+            )
+        )

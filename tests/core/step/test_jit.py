@@ -154,3 +154,81 @@ def test_a_cached_kernel_is_loaded_without_numbas_tables_of_types(tmp_path):
     assert compiled[3:] == ["0", "True"]
     assert loaded == [*compiled[:3], "1", "False"]
     assert then_compiling == [*loaded, "True"]
+
+
+@pytest.fixture
+def wheel(kernel, tmp_path, monkeypatch):
+    """`outer` as a wheel brings it: compiled into a folder, and in no cache."""
+    monkeypatch.setattr(compiling, "SHIPPED", tmp_path / "kernels")
+    monkeypatch.setattr(compiling, "ships", True)
+    (tmp_path / "kernels").mkdir()
+    assert kernel()(3) == 107
+    monkeypatch.setattr(compiling, "ships", False)
+    for file in tmp_path.glob("__pycache__/*.nb?"):
+        file.unlink()
+    return tmp_path / "kernels"
+
+
+@pytest.mark.parametrize("place", ["new", "read-only"])
+def test_a_kernel_that_came_with_the_wheel_is_not_compiled(wheel, kernel, place, tmp_path, monkeypatch):
+    if place == "read-only":
+        monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
+        monkeypatch.setattr(compiling, "not_kept", None)
+    os.utime(tmp_path / "outer.py", (9, 9))  # as an installation leaves it
+    found = kernel()
+    assert found(3) == 107
+    assert hits(found) == 1
+    assert not [*tmp_path.glob("__pycache__/outer*.nbc")]
+
+
+@pytest.mark.parametrize(("change", "expected"), [({"factor": 5}, 116), ({"shift": 2}, 208)])
+def test_a_kernel_of_other_sources_is_not_taken_from_the_wheel(wheel, kernel, change, expected):
+    changed = kernel(**change)
+    assert (changed(3), hits(changed)) == (expected, 0)
+
+
+@pytest.mark.parametrize("ending", ["nbc", "nbi"])
+def test_a_damaged_kernel_of_the_wheel_is_compiled(wheel, kernel, ending):
+    for file in wheel.glob(f"*outer.*{ending}"):
+        file.write_bytes(b"damaged")
+    found = kernel()
+    assert (found(3), hits(found)) == (107, 0)
+
+
+def test_a_kernel_for_other_types_is_compiled(wheel, kernel):
+    found = kernel()
+    assert (found(3.5), hits(found)) == (108.0, 0)
+
+
+OLDEST = """
+import sys
+from pathlib import Path
+import numpy as np
+from farpipe.core.step import jit
+jit.SHIPPED, jit.ships = Path(sys.argv[1]), len(sys.argv) > 2
+@jit.jit
+def summed(x, y):
+    total = 0.0
+    for i in range(x.size):
+        total += x[i] * y[i] + np.exp(x[i]) / (1.0 + y[i] * y[i])
+    return total
+random = np.random.default_rng(7)
+print(repr(summed(random.random(10_000), random.random(10_000))), sum(summed.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_compiled_for_every_processor_computes_the_same_to_the_last_bit(tmp_path):
+    def run(*arguments, **environment):
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / str(len(arguments)))} | environment
+        command = [sys.executable, str(tmp_path / "oldest.py"), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=250)
+        return done.stdout.split()
+
+    (tmp_path / "oldest.py").write_text(OLDEST)
+    (tmp_path / "kernels").mkdir()
+    built = run(str(tmp_path / "kernels"), "ships", NUMBA_CPU_NAME="generic")
+    shipped = run(str(tmp_path / "kernels"))
+    own = run(str(tmp_path / "none"))
+    assert (built[1], shipped[1], own[1]) == ("0", "1", "0")
+    assert built[0] == shipped[0] == own[0]

@@ -6,7 +6,8 @@ import torch
 from farpipe.core.spec import LocalSteps
 from farpipe.engine.checkpoint.files import Piece
 from farpipe.engine.outer.differences import difference
-from farpipe.engine.outer.local_exchange import LocalExchange, SitePlace
+from farpipe.engine.outer.joined_sites import SitePlace
+from farpipe.engine.outer.local_exchange import LocalExchange
 from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
 from in_process import Switchboard, run_ranks
 
@@ -78,7 +79,8 @@ def run_sites(local, layouts, num_steps, tokens):
         place = places[outer.rank]
         inner = InProcessPeers(boards[place.site], place.process)
         pieces = pieces_of(place.process, layouts[place.site])
-        exchange = LocalExchange(local, place, pieces, inner, outer, tokens[place.site])
+        exchange = LocalExchange(local, pieces, inner, tokens[place.site])
+        exchange.join(outer, place.site)
         for step in range(num_steps):
             for piece in pieces:
                 name = piece.name.removeprefix("weight/")
@@ -154,5 +156,5 @@ def test_each_difference_crosses_once_however_many_copies_a_site_has():
 def test_nothing_is_waited_for_before_it_is_due():
     local = LocalSteps(every=4, delay_steps=2)
     for _, _, exchange in run_sites(local, (WHOLE, WHOLE), 9, [1.0, 1.0]):
-        assert exchange.exchanged.num_merges == 1, "after 6 steps; what was sent after 8 is under way"
+        assert exchange.num_merges == 1, "after 6 steps; what was sent after 8 is under way"
         assert [message.sent_after for message in exchange.exchanged.messages] == [4]

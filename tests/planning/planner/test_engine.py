@@ -231,7 +231,7 @@ def test_the_engine_refuses_what_the_filter_names():
             {"lora": Lora(rank=8, base_weights="fp8")},
             'training.lora.base_weights = "fp8"; plan again with training.lora.base_weights = "same"',
         ),
-        ("training", {"local_steps": LocalSteps()}, "training.local_steps; plan again with a training without"),
+        ("training", {"local_steps": LocalSteps()}, "training.local_steps with no replicas at two sites"),
         (
             "training",
             {"activation_func_fp8_input_store": True},

@@ -24,7 +24,7 @@ from farpipe.planning.planner.plan import Change
 from farpipe.planning.planner.refinement import predicted, refined
 from farpipe.planning.planner.search import BEST_ONLY, search, small
 from farpipe.report.plan_tables import change_table, strategy_table
-from farpipe.report.shown import cheapest_gain
+from farpipe.report.shown import gain_lines
 from planning.planner.jobs import TRAINING, both_ways, device, job, site, why
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -222,11 +222,16 @@ def test_local_steps_say_what_one_site_alone_does_in_their_time(unlike):
     assert all("alone_at" not in one.model_dump() for one in unlike.explanation.strategies if one.kind != "local steps")
 
 
-def test_the_job_s_own_local_steps_are_the_strategy():
-    asked = two_sites(fast=2.0)
-    training = asked.training.model_copy(update={"local_steps": LocalSteps(every=30, wire_type="int4")})
-    found = advised_plan(asked.model_copy(update={"training": training})).explanation.strategies
-    assert {one.training for one in found if one.kind == "local steps"} == {"30 local steps between 4-bit exchanges"}
+def test_the_job_s_own_local_steps_are_the_strategy_and_others_train_otherwise():
+    asked = two_sites(pins={"replicas": "across"}, gbit_per_s=0.1)
+    training = asked.training.model_copy(update={"local_steps": LocalSteps(every=30)})
+    found = advised_plan(asked.model_copy(update={"training": training}))
+    told = {(one.kind, one.training) for one in found.explanation.strategies}
+    assert ("local steps", "") in told
+    assert ("local steps", "30 local steps between 8-bit exchanges") in told
+    assert all(training for kind, training in told if kind != "local steps")
+    own = next(one for one in found.explanation.strategies if one.same_training)
+    assert own.step_s == pytest.approx(found.plan.prediction.step_s)
 
 
 def test_a_faster_site_gets_the_larger_share_and_none_is_lost():
@@ -463,7 +468,7 @@ def test_what_only_an_export_can_run_is_marked_unless_the_plan_is_the_same():
     assert marks['training.matmul = "fp8"'] == ("megatron",)
     assert all(names is None for what, names in marks.items() if "fp8" not in what)
     assert "farpipe can't train this yet; export to megatron." in change_table(plan.explanation.changes).note
-    assert "by export only" in cheapest_gain(with_changes(plan, fp8_of(plan)))
+    assert "by export only" in gain_lines(with_changes(plan, fp8_of(plan)))[0]
     nothing = advised_plan(with_fp8(asked), runs_on=lambda plan: ())
     assert all(change.runs_on is None for change in nothing.explanation.changes)
 
@@ -490,7 +495,7 @@ def test_pins_of_the_user_are_no_cheapest_gain():
     assert plan.explanation.changes[0].costs in ("a setting", "a pin")
     pins = [change for change in plan.explanation.changes if change.costs == "a pin"]
     assert pins
-    line = cheapest_gain(with_changes(plan, tuple(pins)))
+    (line,) = gain_lines(with_changes(plan, tuple(pins)))
     assert not line.startswith("Cheapest gain")
     assert pins[0].what in line
 
@@ -540,3 +545,15 @@ def test_where_no_change_works_it_says_which_were_tried(monkeypatch):
     last = str(found.value).splitlines()[-1]
     assert "none of the changes that were tried works alone: recomputation, ZeRO" in last
     assert "no single change" not in str(found.value)
+
+
+def test_a_plan_with_local_steps_waits_for_differences_now_and_then():
+    local = LocalSteps(every=20)
+    base = two_sites(pins={"replicas": "across"}, latency_s=0.03, gbit_per_s=1.0)
+    asked = base.model_copy(update={"training": base.training.model_copy(update={"local_steps": local})})
+    exact, rarely = planning.plan(base), planning.plan(asked)
+    assert rarely.problem.sync is None, "no gradient crosses"
+    assert "a>b" in rarely.problem.links, "the sites have a link all the same"
+    once_s = 4 * base.model.num_params / 1.25e8 + 0.03
+    assert rarely.prediction.overhead_s == pytest.approx(once_s / 20, rel=0.2)
+    assert rarely.prediction.step_s < exact.prediction.step_s - once_s / 2

@@ -342,7 +342,9 @@ class Job(Request):
             "data.packing": self.data.packing is not None,
             "run.replan": self.run.replan,
             "training.lora": self.training.lora is not None,
-            "layout.replicas": self.layout.replicas is not None,
+            "training.elastic": self.training.elastic,
+            "training.mirror": self.training.mirror,
+            'layout.replicas = "inside"': self.layout.replicas == "inside",
             "layout.layers": self.layout.layers is not None,
         }
         for key in (key for key, given in refused.items() if given):

@@ -137,7 +137,7 @@ class Training(Part):
     tensor and context parallelism and ZeRO-2 and 3."""
     local_steps: Annotated[LocalSteps | None, Field(exclude_if=lambda given: given is None)] = None
     """Train at each site by itself and exchange how far the sites have come now and then, a
-    [table](#traininglocal_steps). Planned only. Default: all sites train each step together."""
+    [table](#traininglocal_steps). Default: all sites train each step together."""
     activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
     cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0

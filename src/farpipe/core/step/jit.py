@@ -6,6 +6,7 @@ is compiled into the kernel, has changed, and it fails on an index that names ty
 
 import contextlib
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -14,7 +15,8 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from numba import njit
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 
 Function = Callable[..., Any]
@@ -30,6 +32,10 @@ WAIT_S: Final = 0.05
 """Seconds between two looks into the cache for it."""
 not_kept: Exception | None = None
 """Reason why a kernel could not be put into the cache, if one could not."""
+SHIPPED: Final = Path(__file__).parents[2] / "kernels"
+"""Folder of the kernels that came with a wheel."""
+ships = False
+"""True while a wheel is built: what is compiled is put into SHIPPED."""
 
 
 def jit(function: Function | None = None, **options: Any) -> Any:
@@ -39,8 +45,9 @@ def jit(function: Function | None = None, **options: Any) -> Any:
     dispatcher = njit(**options)(function)
     if dispatcher is not function:  # numba is not switched off
         try:
-            dispatcher._cache = KernelCache(function)  # type: ignore[no-untyped-call]
+            dispatcher._cache = KernelCache(function)
         except RuntimeError as error:  # no folder that can be written to
+            dispatcher._cache = ShippedKernel(function)
             _note(error)
     return dispatcher
 
@@ -65,12 +72,51 @@ def inner(function: Function | None = None, *, forceinline: bool = True) -> Any:
     return njit(**options)(function)
 
 
+class ShippedKernel(NullCache):
+    """A kernel that was compiled for every processor of a platform when its wheel was built.
+
+    numba's own ahead-of-time compiler (numba.pycc) is deprecated and knows neither tuples of arrays nor inlining, and
+    its cache names the processor that compiled. Here the key has the platform alone: the build compiles for the oldest
+    processor (NUMBA_CPU_NAME=generic). Loops of kernels carry values from turn to turn, so that wider registers gain
+    nothing, and without contraction to FMA the results are equal to the last bit.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        python = f"py{sys.version_info[0]}{sys.version_info[1]}"
+        name = f"{function.__module__}.{function.__qualname__}.{python}"
+        self._file = IndexDataCacheFile(str(SHIPPED), name, "")  # type: ignore[no-untyped-call]
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kernel for these types; None where the wheel has none, or is for another release of numba."""
+        try:
+            data = self._file.load(self._key(sig, target_context.codegen()))  # type: ignore[no-untyped-call]
+            if data is None:
+                return None
+            rtsys.initialize(target_context)
+            return CompileResult._rebuild(target_context, *data)  # type: ignore[no-untyped-call]
+        except Exception:  # unpickling fails in any way
+            return None
+
+    def put(self, sig: Any, compiled: Any) -> None:
+        """Put a compiled kernel into the folder; OSError where it can't be written."""
+        self._file.save(self._key(sig, compiled.codegen), compiled._reduce())  # type: ignore[no-untyped-call]
+
+    def _key(self, sig: Any, codegen: Any) -> tuple[str, ...]:
+        own = _content(self._function.__code__.co_filename).hex()
+        return codegen.magic_tuple()[0], str(sig), own, _digest(self._function)
+
+
 class KernelCache(FunctionCache):
     """The cache of one kernel. What can't be read, of another version or damaged, counts as empty."""
 
+    def __init__(self, function: Function) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        self._shipped = ShippedKernel(function)
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel for these types; None where it has to be compiled."""
-        found = self._load(sig, target_context)
+        found = self._shipped.load_overload(sig, target_context) or self._load(sig, target_context)
         while found is None and compiled_elsewhere(self._py_func):
             time.sleep(WAIT_S)
             found = self._load(sig, target_context)
@@ -78,6 +124,8 @@ class KernelCache(FunctionCache):
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled kernel; without room for it each process compiles it again."""
+        if ships and self._py_func.__closure__ is None:  # the key has the file alone
+            self._shipped.put(sig, data)
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError as error:

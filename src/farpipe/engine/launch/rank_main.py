@@ -39,6 +39,8 @@ from farpipe.engine.lock import RUN_SHA256_VARIABLE, digest_of
 from farpipe.engine.outer.agent import running_agent
 from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
 from farpipe.engine.outer.environment import AGENTS_VARIABLE, SITE_VARIABLE, Agents
+from farpipe.engine.outer.local_membership import LocalMembership
+from farpipe.engine.outer.local_trainer import LocalTrainer
 from farpipe.engine.outer.membership import Membership
 from farpipe.engine.outer.sites import run_at, sites_of
 from farpipe.engine.processes import (
@@ -115,10 +117,12 @@ def main(
     sys.exit(exit_code)
 
 
-def _elastic(whole: RunSpec, agents: Agents, run: RunSpec, peers: Peers) -> ElasticTrainer:
+def _elastic(whole: RunSpec, agents: Agents, run: RunSpec, peers: Peers) -> ElasticTrainer | LocalTrainer:
     """The work of this rank of a site that can leave and return."""
     if agents.sites != sites_of(whole):
         raise InputError(f"{AGENTS_VARIABLE} has the sites {agents.sites}, the run {sites_of(whole)}: in this order")
+    if whole.local_steps is not None:
+        return LocalTrainer(run, peers, whole, LocalMembership(whole, agents, peers))
     return ElasticTrainer(run, peers, whole, Membership(whole, agents, peers))
 
 

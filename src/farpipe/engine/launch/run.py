@@ -85,7 +85,7 @@ def run(
             lock = stack.enter_context(only_run(run_dir, make=True))
         open_run_dir(spec, run_dir, resume=resume, explanation=explanation)
         make_site_folders(spec, run_dir)
-        if spec.is_elastic:
+        if spec.runs_by_site:
             return _run_sites(spec, run_dir, on_step, on_notice, wan, allow_plaintext, stack)
         follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
         places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_processes)] if wan else None
@@ -140,7 +140,9 @@ def _run_sites(
     stack: ExitStack,
 ) -> Summary:
     """Run every site by itself, and put their figures together."""
-    record = stack.enter_context(closing(Record(run_dir, sites_of(spec), on_step, on_notice)))
+    record = stack.enter_context(
+        closing(Record(run_dir, sites_of(spec), on_step, None if spec.local_steps else on_notice))
+    )
     run_sites(
         spec,
         run_dir,

@@ -5,6 +5,7 @@ are, and is the place where the processes of a world to come meet.
 """
 
 import contextlib
+import math
 import socket
 import sys
 import threading
@@ -24,7 +25,7 @@ from farpipe.engine.launch.reports import INTERRUPTED, report_done, reporting_er
 from farpipe.engine.lock import digest_of
 from farpipe.engine.outer.calls import Caller, CallServer
 from farpipe.engine.outer.environment import Agents, listener_from_env
-from farpipe.engine.outer.meeting import BEHIND, Meeting, Offer, Status
+from farpipe.engine.outer.meeting import BEHIND, NEAR_STEPS, Meeting, Offer, Status
 from farpipe.engine.outer.sites import run_at
 from farpipe.engine.processes import LeaveRequest, end_at_once, end_soon, leave_request
 from farpipe.engine.run_spec import RunSpec
@@ -46,8 +47,9 @@ class Agent:
 
     def __init__(self, run_dir: Path, agents: Agents, listener: socket.socket) -> None:
         """`listener`: where it can be asked."""
+        near_steps = math.inf if RunSpec.load(run_dir / RUN_NAME).local_steps else NEAR_STEPS
         self._agents = agents
-        self.meeting = Meeting(agents.own, len(agents.sites), digest_of(run_dir))
+        self.meeting = Meeting(agents.own, len(agents.sites), digest_of(run_dir), near_steps=near_steps)
         self._store: dict[str, dict[str, str]] = {}
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._server = CallServer(listener, agents.own, agents.sites, agents.token, agents.credentials, self.answer)

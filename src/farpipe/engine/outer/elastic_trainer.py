@@ -17,6 +17,7 @@ from farpipe.engine.executor.peers import Peers
 from farpipe.engine.executor.work import Trainer
 from farpipe.engine.outer.giving import Taking
 from farpipe.engine.outer.joining import World
+from farpipe.engine.outer.local_trainer import LocalTrainer
 from farpipe.engine.outer.membership import Membership
 from farpipe.engine.outer.replica_sum import Gradient, add, sum_over
 from farpipe.engine.outer.sites import replicas_at, sites_of
@@ -24,7 +25,7 @@ from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.run_text import shape_of, trained
 from farpipe.planning.documents.batches import Share
 
-MakeElastic = Callable[[RunSpec, Peers], "ElasticTrainer"]
+MakeElastic = Callable[[RunSpec, Peers], "ElasticTrainer | LocalTrainer"]
 """Makes the work of one rank of one site, from what the site runs and its ranks."""
 _STEP_BITS: Final = 40
 _STEP: Final = (1 << _STEP_BITS) - 1

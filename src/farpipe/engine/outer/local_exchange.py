@@ -7,35 +7,31 @@ so nothing runs beside the training but the transport.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from farpipe.core.errors import RunError
 from farpipe.core.spec import LocalSteps
 from farpipe.engine.checkpoint.boxes import common, sizes_of, within
 from farpipe.engine.checkpoint.files import Piece
 from farpipe.engine.executor.peers import MessageRow, Peers
 from farpipe.engine.outer.differences import Difference, difference, from_wire, num_wire_bytes
-from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
-from farpipe.engine.outer.routes import Held, Holdings, Route, expect_one_model, owned, routes
+from farpipe.engine.outer.joined_sites import FragmentRoutes, JoinedSites, SitePlace, holdings_of, joined_sites
+from farpipe.engine.outer.outer_optimizer import mean_of, merge, outer_update
+from farpipe.engine.outer.routes import Held, Route, owned
 from farpipe.engine.transport import Tag
 
 WEIGHT: Final = "weight/"
 INSIDE: Final = 1 << 20
 """Number of an exchange's messages inside a site: below it are those of the replicas' collectives."""
-
-
-class SitePlace(NamedTuple):
-    """A process among those of all sites that train together."""
-
-    site: int
-    process: int
-    """Number inside the site."""
+STATE: Final = 1 << 21
+"""Number of messages with whole anchors."""
 
 
 class OuterMessage(NamedTuple):
@@ -51,7 +47,6 @@ class OuterMessage(NamedTuple):
 class Exchanged:
     """Figures of one process's exchanges so far."""
 
-    num_merges: int = 0
     sent_bytes: int = 0
     waited_ns: int = 0
     """Time for which training stood still for messages from other sites."""
@@ -82,116 +77,205 @@ class _View(NamedTuple):
     """[size per dimension]: live."""
 
 
-class _Fragment(NamedTuple):
-    """The routes of one fragment."""
-
-    boxes: tuple[int, ...]
-    out: list[Route]
-    into: list[Route]
-    """Between sites, with numbers of owned boxes; processes are numbered over all sites."""
-    pass_on: list[Route]
-    """To others of the own site, with numbers of owned boxes."""
-    take_on: list[Route]
-    """From others of the own site, with numbers of views."""
-
-
 class LocalExchange:
-    """The exchanges of one process. Every process of every site calls `after` after each step."""
+    """The exchanges of one process. Every process of every site calls `after` after each step.
+
+    Between worlds a site trains on by itself; its anchor stays, so what it has learned counts in the next exchange.
+    """
 
     def __init__(
         self,
         settings: LocalSteps,
-        place: SitePlace,
         pieces: Sequence[Piece],
         inner: Peers,
-        outer: Peers,
         num_tokens: float = 1.0,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`pieces`: of the training's state; weights are read and written in place, then `changed` is called.
 
-        `inner`: the processes of this site; `outer`: those of all, site after site. `num_tokens`: of a step at this
-        site, by which its difference counts. InputError where the sites don't train one model.
+        `inner`: the processes of this site. `num_tokens`: of a step at this site, by which its difference counts.
         """
-        self._settings, self._inner, self._outer, self._changed = settings, inner, outer, changed
-        self._site, self.exchanged = place.site, Exchanged()
+        self._settings, self._inner, self._changed, self._num_tokens = settings, inner, changed, num_tokens
         weights = {p.name.removeprefix(WEIGHT): p for p in pieces if p.name.startswith(WEIGHT)}
         self._views = [_View(Held(name, box), view) for name, p in weights.items() for box, view in p.parts()]
         self._shapes = {name: tuple(piece.shape) for name, piece in weights.items()}
-        said = self._meet(place, num_tokens)
-        self._site_of = [one["site"] for one in said]
-        sites = [[one for one in said if one["site"] == site] for site in sorted({*self._site_of})]
-        self._tokens = [float(site[0]["tokens"]) for site in sites]
-        holdings = [[_holdings(process["held"]) for process in site] for site in sites]
-        expect_one_model({f"site {number}": site for number, site in enumerate(holdings)})
-        owners = [owned(site) for site in holdings]
-        self._boxes = [_own(held, self._views) for held in owners[place.site][place.process]]
-        sizes = {name: prod(shape) for process in sites[0] for name, shape in process["shapes"].items()}
-        fragments = [{*names} for names in fragments_of(sizes, settings.fragments)]
-        self._fragments = [_fragment(names, place, holdings, owners) for names in fragments]
+        mine = json.dumps([view.held for view in self._views]).encode()
+        said = inner.exchange("local steps", mine, waiting_for="the ranks of this site")
+        owners = owned([holdings_of(json.loads(text)) for text in said])
+        self._boxes = [_own(held, self._views) for held in owners[inner.rank]]
+        self.exchanged, self._version = Exchanged(), torch.zeros(1)
+        self._world: JoinedSites | None = None
+        self._num_joined = 0
+        self.problem = ""
+        """Reason why the last world was left."""
 
-    def _meet(self, place: SitePlace, num_tokens: float) -> list[dict[str, Any]]:
-        """What each process of each site says of itself, site after site."""
-        held = [view.held for view in self._views]
-        mine = {"site": place.site, "held": held, "shapes": self._shapes, "tokens": num_tokens}
-        texts = self._outer.exchange("local steps", json.dumps(mine).encode(), waiting_for="the other sites")
-        return [json.loads(text) for text in texts]
+    @property
+    def num_merges(self) -> int:
+        """Merges that are in the anchor, those before a restart included."""
+        return int(self._version)
+
+    @property
+    def is_joined(self) -> bool:
+        """True if differences are exchanged."""
+        return self._world is not None
+
+    def join(self, outer: Peers, site: int, step: int = 0, *, waiting: bool = False) -> int:
+        """Enter a world: `outer` has the processes of all its sites, site after site, this one's being number `site`.
+
+        The site with most merges gives its anchor to those with fewer. Waits for all; the step with which this site
+        goes on: `step`, but where it is `waiting` that of the furthest. InputError where the sites don't train one
+        model, RunError where one is lost.
+        """
+        mine = {"site": site, "held": [view.held for view in self._views], "shapes": self._shapes, "step": step}
+        mine |= {"tokens": self._num_tokens, "merges": self.num_merges}
+        texts = outer.exchange("local steps", json.dumps(mine).encode(), waiting_for="the other sites")
+        said = [json.loads(text) for text in texts]
+        world = joined_sites(self._settings, SitePlace(site, self._inner.rank), outer, said)
+        merges = [one["merges"] for one in said]
+        if min(merges) < max(merges):
+            self._catch_up(world, merges, said[outer.rank]["merges"] < max(merges))
+        self._version.fill_(max(merges))
+        self._num_joined += 1
+        self._world, self.problem = world, ""
+        return max(one["step"] for one in said) if waiting else step
+
+    def _catch_up(self, world: JoinedSites, merges: Sequence[int], takes: bool) -> None:
+        """The first site with most merges gives its anchor and momentum to those with fewer."""
+        giver = world.site_of[merges.index(max(merges))]
+        for number, of in enumerate(world.fragments):
+            tag = Tag(number, STATE, 0)
+            for route in of.out if world.site == giver else ():
+                if merges[route.process] < max(merges):
+                    self._give(world.outer, route, tag)
+            for route in of.into if takes else ():
+                if world.site_of[route.process] == giver:
+                    self._take(world.outer, route, tag)
+        if takes:
+            self._take_anchor(world)
+
+    def _give(self, outer: Peers, route: Route, tag: Tag) -> None:
+        parts = [(self._boxes[part.number], part.box) for part in route.parts]
+        both = [kind[within(o.held.box, box)].reshape(-1) for o, box in parts for kind in (o.anchor, o.momentum)]
+        outer.send(route.process, "sync", tag, torch.cat(both))
+
+    def _take(self, outer: Peers, route: Route, tag: Tag) -> None:
+        message = outer.receive(route.process, "sync", tag, waiting_for="the anchor of the sites that are ahead")
+        sizes = [prod(sizes_of(part.box)) for part in route.parts for _ in range(2)]
+        values = iter(torch.split(message.tensor, sizes))
+        for part in route.parts:
+            box = self._boxes[part.number]
+            place = within(box.held.box, part.box)
+            for kind in (box.anchor, box.momentum):
+                kind[place] = next(values).view(kind[place].shape)
+
+    def leave(self, problem: str) -> None:
+        """Go on alone: what is under way comes to nothing."""
+        self._world, self.problem = None, problem
+        for box in self._boxes:
+            box.sent = None
 
     def after(self, num_steps: int) -> None:
         """Begin and merge what is due after so many steps; waits only for what is to be merged."""
+        if self._world is None:
+            return
         for fragment in self._settings.sent_after(num_steps):
-            self._send(fragment, num_steps)
-        merged = self._settings.merged_after(num_steps)
-        for fragment in merged:
-            self._merge(fragment, num_steps - self._settings.delay_steps)
-        if merged:
+            self._send(self._world, fragment, num_steps)
+        due = [fragment for fragment in self._settings.merged_after(num_steps) if fragment in self._world.under_way]
+        self._merge_all(due, num_steps)
+
+    def finish(self, num_steps: int) -> None:
+        """After the last step: merge all, so that every site ends with the anchor as its weights."""
+        if (world := self._world) is None:
+            return
+        late = sorted(world.under_way, key=lambda fragment: world.under_way[fragment][0])
+        self._merge_all(late, num_steps)
+        if self._world is not None:
+            others = [number for number in range(len(world.fragments)) if world.sent_after.get(number) != num_steps]
+            for fragment in others:
+                self._send(world, fragment, num_steps)
+            self._merge_all(others, num_steps)
+        if self._world is not None:
+            self._take_anchor(world)
+            self._changed()
+
+    def _merge_all(self, fragments: Sequence[int], num_steps: int) -> None:
+        for fragment in fragments:
+            if self._world is not None:
+                self._merge(self._world, fragment, num_steps)
+        if fragments:
             self._changed()
 
     @torch.no_grad()
-    def _send(self, fragment: int, num_steps: int) -> None:
-        of = self._fragments[fragment]
-        for box in (self._boxes[index] for index in of.boxes):
+    def _send(self, world: JoinedSites, fragment: int, num_steps: int) -> None:
+        of = world.fragments[fragment]
+        for box in (self._boxes[number] for number in of.boxes):
             delta = box.anchor - box.weights.to("cpu", torch.float32)
             box.sent = difference(delta, box.held.box, self._settings.wire_type)
-        for route in of.out:
-            message = torch.cat([_sent(self._boxes[part.number]).part(part.box).wire() for part in route.parts])
-            self._outer.send(route.process, "sync", Tag(num_steps, fragment, 0), message)
-            self.exchanged.sent_bytes += message.nbytes
+        world.sent_after[fragment] = num_steps
+        world.under_way[fragment] = number = world.num_sent, num_steps
+        world.num_sent += 1
+        with suppress(RunError):  # it is met again where the differences are received
+            for route in of.out:
+                message = torch.cat([_sent(self._boxes[part.number]).part(part.box).wire() for part in route.parts])
+                world.outer.send(route.process, "sync", Tag(number[0], fragment, 0), message)
+                self.exchanged.sent_bytes += message.nbytes
 
     @torch.no_grad()
-    def _merge(self, fragment: int, sent_after: int) -> None:
-        of = self._fragments[fragment]
-        found = {index: self._differences(self._boxes[index]) for index in of.boxes}
-        for route in of.into:
-            self._receive(route, fragment, sent_after, found)
+    def _merge(self, world: JoinedSites, fragment: int, num_steps: int) -> None:
+        """Take the outer step of a fragment, or leave the world: where one rank of the site can't, none does."""
+        of, (number, sent_after) = world.fragments[fragment], world.under_way.pop(fragment)
+        found = {index: self._differences(world, self._boxes[index]) for index in of.boxes}
+        problem = ""
+        try:
+            for route in of.into:
+                self._receive(world, route, (number, fragment, sent_after), found)
+        except RunError as error:
+            problem = str(error)
+        name = f"local steps {self._num_joined} {number}"
+        problems = self._inner.exchange(name, problem.encode(), waiting_for="the ranks of this site")
+        if any(problems):
+            self.leave(max(problems).decode())
+            return
         for index, by_site in found.items():
             box = self._boxes[index]
-            outer_update(box.anchor, box.momentum, mean_of(by_site, self._tokens), self._settings)
+            outer_update(box.anchor, box.momentum, mean_of(by_site, world.tokens), self._settings)
             merge(box.weights, box.anchor.to(box.weights), self._settings)
             box.sent = None
-        self._pass_on(of, Tag(sent_after, fragment, INSIDE))
-        self.exchanged.num_merges += 1
+        self._pass_on(of, Tag(num_steps, fragment, INSIDE), self._settings)
+        self._version += 1
 
-    def _differences(self, box: _Box) -> list[Tensor]:
+    def _differences(self, world: JoinedSites, box: _Box) -> list[Tensor]:
         """Room for the difference of every site, with the own one in its place."""
-        by_site = [torch.empty(sizes_of(box.held.box)) for _ in self._tokens]
-        by_site[self._site] = _sent(box).values
+        by_site = [torch.empty(sizes_of(box.held.box)) for _ in world.tokens]
+        by_site[world.site] = _sent(box).values
         return by_site
 
-    def _receive(self, route: Route, fragment: int, sent_after: int, found: Mapping[int, list[Tensor]]) -> None:
+    def _receive(
+        self, world: JoinedSites, route: Route, sent: tuple[int, int, int], found: Mapping[int, list[Tensor]]
+    ) -> None:
         """Put the differences of one process of another site in their places."""
+        number, fragment, sent_after = sent
         waiting_for = f"the difference of fragment {fragment} after step {sent_after}"
-        begin_ns = self._outer.clock.now_ns()
-        message = self._outer.receive(route.process, "sync", Tag(sent_after, fragment, 0), waiting_for=waiting_for)
-        self.exchanged.waited_ns += self._outer.clock.now_ns() - begin_ns
+        begin_ns = world.outer.clock.now_ns()
+        message = world.outer.receive(route.process, "sync", Tag(number, fragment, 0), waiting_for=waiting_for)
+        self.exchanged.waited_ns += world.outer.clock.now_ns() - begin_ns
         self.exchanged.messages.append(OuterMessage(sent_after, fragment, message.row))
-        site, wire_type = self._site_of[route.process], self._settings.wire_type
+        wire_type = self._settings.wire_type
         lengths = [num_wire_bytes(part.box, wire_type) for part in route.parts]
         for part, data in zip(route.parts, torch.split(message.tensor, lengths), strict=True):
             place = within(self._boxes[part.number].held.box, part.box)
-            found[part.number][site][place] = from_wire(data, part.box, wire_type).values
+            found[part.number][world.site_of[route.process]][place] = from_wire(data, part.box, wire_type).values
 
-    def _pass_on(self, of: _Fragment, tag: Tag) -> None:
+    @torch.no_grad()
+    def _take_anchor(self, world: JoinedSites) -> None:
+        """The weights are the anchor's."""
+        settings = self._settings.model_copy(update={"keep_local": 0.0})
+        for box in self._boxes:
+            merge(box.weights, box.anchor.to(box.weights), settings)
+        for number, of in enumerate(world.fragments):
+            self._pass_on(of, Tag(self._num_joined, number, STATE), settings)
+
+    def _pass_on(self, of: FragmentRoutes, tag: Tag, settings: LocalSteps) -> None:
         """Give the new anchor to those of the own site that have owned boxes too, and take theirs."""
         for route in of.pass_on:
             owners = [(self._boxes[part.number], part.box) for part in route.parts]
@@ -203,37 +287,21 @@ class LocalExchange:
             for part, values in zip(route.parts, torch.split(message.tensor, sizes), strict=True):
                 view = self._views[part.number]
                 weights = view.weights[within(view.held.box, part.box)]
-                merge(weights, values.view(weights.shape).to(weights), self._settings)
+                merge(weights, values.view(weights.shape).to(weights), settings)
 
     def state(self) -> list[Piece]:
         """Live views of what this process's outer optimizer keeps, for checkpoints."""
+        return [
+            Piece("merges/count", (1,), 0, self._version, is_mine=self._inner.rank == 0),
+            *self._outer_pieces(),
+        ]
+
+    def _outer_pieces(self) -> list[Piece]:
         return [
             Piece(f"{kind}/{box.held.name}", self._shapes[box.held.name], 0, values, offset=_offset(box.held))
             for box in self._boxes
             for kind, values in (("anchor", box.anchor), ("outer_momentum", box.momentum))
         ]
-
-
-def _fragment(
-    names: Collection[str],
-    place: SitePlace,
-    sites: Sequence[Sequence[Holdings]],
-    owners: Sequence[Sequence[Holdings]],
-) -> _Fragment:
-    """Routes of the parameters in `names` for the process at `place`: what each process of each site has, and owns."""
-    mine, numbers = owners[place.site][place.process], count()
-    far = {next(numbers): (site, held) for site, every in enumerate(owners) for held in every}
-    far_owners = {number: held for number, (site, held) in far.items() if site != place.site}
-    beside = [process for process in range(len(sites[place.site])) if process != place.process]
-    near = {process: sites[place.site][process] for process in beside}
-    near_owners = {process: owners[place.site][process] for process in beside}
-    return _Fragment(
-        boxes=tuple(index for index, held in enumerate(mine) if held.name in names),
-        out=routes(mine, far_owners, names, out=True),
-        into=routes(mine, far_owners, names, out=False),
-        pass_on=routes(mine, near, names, out=True),
-        take_on=routes(sites[place.site][place.process], near_owners, names, out=False),
-    )
 
 
 def _own(held: Held, views: Sequence[_View]) -> _Box:
@@ -251,7 +319,3 @@ def _sent(box: _Box) -> Difference:
 
 def _offset(held: Held) -> tuple[int, ...]:
     return tuple(start for start, _ in held.box)
-
-
-def _holdings(said: Sequence[Any]) -> Holdings:
-    return [Held(name, tuple((start, end) for start, end in box)) for name, box in said]

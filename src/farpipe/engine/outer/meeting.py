@@ -92,8 +92,12 @@ class Offer:
 class Meeting:
     """One site's view of all sites. Times are monotonic seconds; the caller sees to threads."""
 
-    def __init__(self, own: int, num_sites: int, run: str, start_s: float = START_S) -> None:
-        """`run`: digest of the run; a site with another one is refused."""
+    def __init__(
+        self, own: int, num_sites: int, run: str, start_s: float = START_S, near_steps: float = NEAR_STEPS
+    ) -> None:
+        """`run`: digest of the run; a site with another one is refused. Sites that are no more than `near_steps` apart
+        meet while they run."""
+        self._near_steps = near_steps
         self._own, self._num_sites = own, num_sites
         self._patience_s, self._start_s = start_s, math.inf
         self._statuses: dict[int, tuple[Status, float]] = {}
@@ -143,7 +147,7 @@ class Meeting:
         """True if another world is so far ahead of this site, which runs, that it has to start again there."""
         own, reached = self.own, self.reached(now_s)
         ahead = [one.step for one in reached.values() if one.world != own.world or not own.world]
-        return not own.waiting and max(ahead, default=0) > own.step + NEAR_STEPS
+        return not own.waiting and max(ahead, default=0) > own.step + self._near_steps
 
     def may_begin(self, now_s: float) -> bool:
         """True if this site, which waits, should begin by itself: none that it can reach is with it or ahead of it."""
@@ -174,7 +178,7 @@ class Meeting:
         if everybody_waits and len(reached) < self._num_sites and now_s < self._start_s:
             return False
         others = [one for site, one in reached.items() if site != self._own]
-        if any(not one.waiting and one.step < self.own.step - NEAR_STEPS for one in others):
+        if any(not one.waiting and one.step < self.own.step - self._near_steps for one in others):
             return False  # it notices by itself, and starts again
         return self.offer is None and now_s > self._offered_s + OFFER_S
 

@@ -23,6 +23,7 @@ from farpipe.engine.outer.meeting import BEHIND, Offer
 from farpipe.engine.outer.replica_sum import shares_of
 from farpipe.engine.outer.world import SiteAgent, join, outer_config
 from farpipe.engine.run_spec import RunSpec
+from farpipe.engine.transport import Transport
 
 REPORT_S: Final = 0.1
 """Shortest time between two reports to the agent."""
@@ -228,10 +229,14 @@ class Membership:
             self._drop("another world was offered")
         if self.coming is None and offer.waiting[offer.members.index(self.own)] == waiting:
             self._number = offer.number
-            config = outer_config(self._run, offer.members, self._agents, self.step_s or 1.0)
-            self.coming = World(offer, self.own, partial(join, offer, self._peers.rank, self._agents, config))
+            self.coming = World(offer, self.own, self._connection(offer))
         elif self.coming is None:
             self._number, self._failed = offer.number, offer.world
+
+    def _connection(self, offer: Offer) -> Callable[[], Transport]:
+        """What makes this rank's transport in the world of `offer`."""
+        config = outer_config(self._run, offer.members, self._agents, self.step_s or 1.0)
+        return partial(join, offer, self._peers.rank, self._agents, config)
 
     def _drop(self, reason: str) -> None:
         assert self.coming is not None

@@ -51,9 +51,10 @@ class Record:
         run_dir: Path,
         sites: Sequence[str],
         on_step: Callable[[dict[str, Any]], None] | None,
-        on_notice: Callable[[str], None],
+        on_notice: Callable[[str], None] | None,
     ) -> None:
-        """`on_step` gets every line; `on_notice` hears of sites that have computed a step differently."""
+        """`on_step` gets every line; `on_notice` hears of sites that have computed a step differently, if that is
+        odd."""
         self._run_dir, self._sites = run_dir, sites
         self._on_step, self._on_notice = on_step or (lambda line: None), on_notice
         self._followers = [
@@ -78,7 +79,7 @@ class Record:
         events = [{"site": site, **event} for event in line.pop(EVENTS, ())]
         figures = tuple(line.get(name) for name in _COMPARED)
         first, known = self._written.setdefault(step, (site, figures))
-        if known != figures and not self._has_differed:
+        if known != figures and not self._has_differed and self._on_notice is not None:
             self._has_differed = True
             self._on_notice(f"step {step}: {first} and {site} have computed it differently: {known} and {figures}")
         if step >= self._next and step not in self._lines:

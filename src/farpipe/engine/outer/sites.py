@@ -1,8 +1,10 @@
 """The sites of an elastic run, and what each of them runs by itself. Needs no torch."""
 
+import itertools
 from pathlib import Path
 
 from farpipe.core.errors import InputError
+from farpipe.core.spec import Training
 from farpipe.core.step import Problem
 from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.folders import SITES_NAME, newest_of_run
@@ -11,6 +13,8 @@ from farpipe.engine.run_spec import RunSpec
 
 def sites_of(run: RunSpec) -> tuple[str, ...]:
     """The sites of a run whose replicas are each at one of them, in the order of the replicas."""
+    if run.site_plans:
+        return tuple(plan.sites[0] for plan in run.site_plans)
     return tuple(dict.fromkeys(sites[0] for sites in run.places.replicas))
 
 
@@ -26,6 +30,9 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
     """
     if site not in sites_of(run):
         raise InputError(f"the run has no site {site!r}, only {', '.join(sites_of(run))}")
+    if run.site_plans:
+        own = run.site_plans[sites_of(run).index(site)]
+        return run.model_copy(update={"plan": own, "site_plans": (), "resume": _resumed(run.resume)})
     plan = run.plan
     here = tuple(run.places.replicas[number] for number in replicas_at(run, site))
     bare = BarePlan(
@@ -36,12 +43,31 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
         tensor=plan.tensor,
         context=plan.context,
         model=plan.model,
-        training=plan.training and plan.training.model_copy(update={"mirror": False}),  # each site has its own anyway
+        training=_training_at(run, site),
         data=plan.data,
         partition=plan.partition,
         recompute=plan.recompute,
     )
     return run.model_copy(update={"plan": bare, "resume": _resumed(run.resume)})
+
+
+def _training_at(run: RunSpec, site: str) -> Training | None:
+    """The training of `site`; with local steps its batch is its share. Each site has its own checkpoints anyway."""
+    training = run.plan.training
+    if training is None:
+        return None
+    changed: dict[str, object] = {"mirror": False}
+    if run.local_steps is not None:
+        changed["global_batch"] = training.global_batch * len(replicas_at(run, site)) // run.num_replicas
+    return training.model_copy(update=changed)
+
+
+def share_of(run: RunSpec, site: str) -> tuple[int, int]:
+    """With local steps: sequences of a whole batch that sites before `site` train on, and those of the whole batch."""
+    before = itertools.takewhile(lambda other: other != site, sites_of(run))
+    sizes = [run_at(run, other).plan.training for other in before]
+    assert run.plan.training is not None
+    return sum(one.global_batch for one in sizes if one is not None), run.plan.training.global_batch
 
 
 def _resumed(path: str | None) -> str | None:

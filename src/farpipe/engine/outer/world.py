@@ -84,25 +84,30 @@ def join(
     agents: Agents,
     config: TransportConfig,
     allocate: Allocate = allocate_bytes,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
 ) -> Transport:
-    """The Transport of process number `process` of every member of `offer`, by their place in `offer.members`.
+    """The Transport of process number `process` of every member of `offer`, by their place in `offer.members`; with
+    `rank` and `size` that of any processes.
 
     `config`: that of `outer_config`. RunError when not all come within CONNECT_S, or one is of another epoch: the token
     of a world is its own.
     """
-    rank = offer.members.index(agents.own)
+    rank = offer.members.index(agents.own) if rank is None else rank
+    size = size or len(offer.members)
     caller = agents.caller(offer.giver)
     try:
         store = _WorldStore(caller, offer.world, f"{process}/")
         token = hmac.new(agents.token, f"{offer.world} {offer.number} {process}".encode(), "sha256").hexdigest()
-        rendezvous = Rendezvous(store, rank, len(offer.members), token.encode())
-        return connect(rank, len(offer.members), config, rendezvous, allocate=allocate)
+        rendezvous = Rendezvous(store, rank, size, token.encode())
+        return connect(rank, size, config, rendezvous, allocate=allocate)
     finally:
         caller.close()
 
 
 def outer_config(run: RunSpec, members: Sequence[int], agents: Agents, step_s: float) -> TransportConfig:
-    """Settings of a world of `members` of the whole `run`, whose steps take about `step_s`.
+    """Settings of a world of `members`, the sites of its processes, of the whole `run`; steps take about `step_s`.
 
     Their links are the whole run's, emulated where the run emulates them. A member that is silent for PATIENCE_STEPS
     steps is given up.
@@ -113,7 +118,7 @@ def outer_config(run: RunSpec, members: Sequence[int], agents: Agents, step_s: f
         (a, b): f"{sites[a]}>{sites[b]}"
         for a in range(len(sites))
         for b in range(len(sites))
-        if a != b and f"{sites[a]}>{sites[b]}" in links
+        if sites[a] != sites[b] and f"{sites[a]}>{sites[b]}" in links
     }
     shapes = link_shapes(run)
     patience_s = patience(step_s)

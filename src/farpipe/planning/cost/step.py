@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 
 from farpipe.core.spec import Cluster, Device, Model, Site, Training
 from farpipe.core.step import Exchange, Hop, Problem, Rank, Stage, Sync, Transfer, occupied_s
@@ -12,6 +13,7 @@ from farpipe.planning.cost import memory
 from farpipe.planning.cost.calibration import Calibration
 from farpipe.planning.cost.layout import Layout, Placement, check_layout
 from farpipe.planning.cost.links import StepLinks, ring_links
+from farpipe.planning.cost.outer_exchange import exposed_exchange_s
 from farpipe.planning.cost.stage import JobCosts, StageCost
 from farpipe.planning.cost.transfer import (
     EffectiveLink,
@@ -100,6 +102,7 @@ class _Step:
             "waiting for the slowest replica": self.slowest_s(),
             "exchange of tied embeddings": self.late_tied_exchange_s(),
             "around the exchange between sites": self.around_inter_site_s(),
+            "exchange after local steps, on average": self.local_exchange_s(),
             "fixed": max(self.calibration(site).step_overhead_s for site in self.sites.values()),
         }
 
@@ -170,6 +173,9 @@ class _Step:
 
     def sync(self, links: StepLinks, costs: Sequence[StageCost]) -> list[Sync | None]:
         """The collectives of every stage's replicas on one site, or of their sites; computed once for equal stages."""
+        if self.layout.replica_sites and self.training.local_steps is not None:
+            links.ring_over_sites(0.0)  # the links are there, and carry nothing in most steps
+            return [None] * len(costs)
         if self.layout.replica_sites:
             once = {id(cost): cost for cost in costs}
             over_sites = {key: self._sync_over_sites(links, cost) for key, cost in once.items()}
@@ -280,11 +286,20 @@ class _Step:
         each collective; bytes are all in the Problem.
         """
         homes = self.layout.replica_sites
-        if not homes:
+        if not homes or self.training.local_steps is not None:
             return 0.0
         rounds = 2 * (len(homes) - 1) - (2 if self.training.zero == 1 else 1) if len(homes) > 2 else 0
         latency_s = max(link.latency_s for link in ring_links(self.cluster, homes))
         return rounds * latency_s + max(map(self._inside_s, self.placements, self.stage_costs))
+
+    def local_exchange_s(self) -> float:
+        """Seconds that a step stands still for other sites' differences, on average over many steps."""
+        local, pairs = self.training.local_steps, permutations(self.layout.replica_sites, 2)
+        links = [link for pair in pairs if (link := self.cluster.link(*pair)) is not None]
+        if local is None or not links:
+            return 0.0
+        num_params = sum(cost.num_params for cost in self.stage_costs)
+        return exposed_exchange_s(local, num_params, links, self.layout.num_microbatches * self.pace_s)
 
     def _inside_s(self, placement: Placement, cost: StageCost) -> float:
         """The stage's collectives inside a site that has several replicas."""
@@ -340,7 +355,7 @@ class _Step:
         if self.layout.pipeline == 1 and not self.layout.replica_sites:
             return 0.0
         sites = {site.name: site for site in self.sites.values()}
-        names = {*sites, *self.layout.replica_sites}
+        names = {*sites, *(() if self.training.local_steps else self.layout.replica_sites)}
         far = [link.latency_s for link in self.cluster.links if {link.source, link.target} <= names]
         near = max(effective_site_link(site, self.calibration(site)).latency_s for site in sites.values())
         return max(far, default=0.0) + math.ceil(math.log2(self.layout.pipeline)) * near

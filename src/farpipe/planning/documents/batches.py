@@ -32,6 +32,10 @@ class Share(NamedTuple):
 
     replica: int
     num_replicas: int
+    first: int = 0
+    """Sequences of a whole batch that sites before this one train on by themselves."""
+    whole: int | None = None
+    """Sequences of a whole batch; None: as many as the replicas have."""
 
 
 WHOLE: Final = Share(0, 1)
@@ -81,13 +85,15 @@ class TextBatches:
     def __init__(self, tokens: Tokens, shape: Shape, seed: int, *, held_out: float = 0.0, share: Share = WHOLE) -> None:
         """`shape`: of a whole step. InputError when there is not enough text for one."""
         self.tokens, self.seed = tokens, seed
-        self.global_batch = shape[0] * shape[1]
+        self._num_own = shape[0] * shape[1]
+        self.global_batch = share.whole or self._num_own
         num_microbatches, rest = divmod(shape[0], share.num_replicas)
         assert rest == 0, "every replica has as many microbatches"
         self.shape = num_microbatches, *shape[1:]
-        self._mine = share.replica * num_microbatches * shape[1] + np.arange(num_microbatches * shape[1])
-        """Places in a whole batch."""
-        self._all = np.arange(self.global_batch)
+        own = share.replica * num_microbatches * shape[1] + np.arange(num_microbatches * shape[1])
+        self._own, self._mine = own, share.first + own
+        """Places in the replicas' part of a batch, and in a whole one."""
+        self._all = share.first + np.arange(self._num_own)
         length = shape[2]
         counts = [max(shard.size - 1, 0) // length for shard in tokens.shards]
         self._first_of_shard = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -111,19 +117,19 @@ class TextBatches:
     @property
     def num_held_out_batches(self) -> int:
         """Batches as large as a step's in the text that is held out; the last one may be filled up."""
-        return -(-self.num_held_out // self.global_batch)
+        return -(-self.num_held_out // self._num_own)
 
     def held_out_windows(self, index: int) -> Windows:
         """A batch for evaluation; where sequences run out, none counts. InputError when there is none left."""
         if not 0 <= index < self.num_held_out_batches:
             raise InputError(
                 f"data.held_out: {self.num_held_out} sequences are held out, which is {self.num_held_out_batches} "
-                f"batches of {self.global_batch}; hold out more or evaluate on fewer batches"
+                f"batches of {self._num_own}; hold out more or evaluate on fewer batches"
             )
-        places = index * self.global_batch + self._mine
+        places = index * self._num_own + self._own
         is_there = places < self.num_held_out
-        num_there = min(self.global_batch, self.num_held_out - index * self.global_batch)
-        there = self._sampler.held_out(index * self.global_batch + np.arange(num_there))
+        num_there = min(self._num_own, self.num_held_out - index * self._num_own)
+        there = self._sampler.held_out(index * self._num_own + np.arange(num_there))
         found = self._windows(self._sampler.held_out(np.where(is_there, places, 0)), there)
         counted = np.ones(self.shape, np.bool_) if found.counted is None else found.counted
         return found._replace(counted=counted & is_there.reshape(*self.shape[:2], 1))
@@ -153,7 +159,8 @@ class TextBatches:
 
         `Tokens.digest` says how closely texts are compared.
         """
-        head = f"{self.global_batch} {self.shape[2]} {self.seed} {self.num_held_out} ".encode()
+        part = "" if self._num_own == self.global_batch else f"{self._all[0]} {self._num_own} of "
+        head = f"{part}{self.global_batch} {self.shape[2]} {self.seed} {self.num_held_out} ".encode()
         return hashlib.sha256(head + self.tokens.digest).digest()
 
 

@@ -20,6 +20,7 @@ from farpipe.core.step import occupied_s
 from farpipe.planning.cost import JobCosts, memory
 from farpipe.planning.cost.adapters import trained_model_params
 from farpipe.planning.cost.links import ring_links
+from farpipe.planning.cost.outer_exchange import exposed_exchange_s
 from farpipe.planning.cost.transfer import ring_bytes
 from farpipe.planning.planner.candidates import strongest
 from farpipe.planning.planner.evaluate import Evaluated
@@ -76,22 +77,13 @@ class SeparateSites:
     def exchange_s(self) -> float:
         """Seconds of exchange in one step that nothing hides, on average.
 
-        Gradients: a ring has 2 (n - 1) latencies, and two sites swap theirs in one. Differences: a fragment is merged
-        when `delay_steps` steps are done and it has come, and a link carries one fragment at a time.
+        Gradients: a ring has 2 (n - 1) latencies, and two sites swap theirs in one.
         """
-        if self.local is None:
-            num_latencies = 1 if len(self.found) == 2 else 2 * (len(self.found) - 1)
-            return self._occupied_s + num_latencies * max(link.latency_s for link in self.links)
-        once_s = max(
-            occupied_s(link, self.exchanged_bytes / self.local.fragments) + link.latency_s for link in self.links
-        )
-        exposed_s = max(0.0, once_s - self.local.delay_steps * self.compute_s) * self.local.fragments / self.local.every
-        return max(exposed_s, self._occupied_s / self.local.every - self.compute_s)
-
-    @property
-    def _occupied_s(self) -> float:
-        """Time of the slowest link for one exchange of all parameters."""
-        return max(occupied_s(link, self.exchanged_bytes) for link in self.links)
+        if self.local is not None:
+            return exposed_exchange_s(self.local, self.num_params, self.links, self.compute_s)
+        num_latencies = 1 if len(self.found) == 2 else 2 * (len(self.found) - 1)
+        through_s = max(occupied_s(link, self.exchanged_bytes) for link in self.links)
+        return through_s + num_latencies * max(link.latency_s for link in self.links)
 
     @property
     def inter_site_bytes(self) -> dict[str, float]:

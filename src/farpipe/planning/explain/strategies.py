@@ -59,9 +59,20 @@ def strategies_of(
     for name, more in searched.items():
         strategies += more if time.monotonic() <= until_s else ()
         untried += [name] if time.monotonic() > until_s else []
-    strategies = [_beside_one_site(one, strategies) for one in strategies]
+    strategies = [_beside_one_site(one, strategies) for one in _by_exchange(job, strategies)]
     ranked = sorted(strategies, key=lambda strategy: strategy.step_s)
     return with_goodput(job, ranked, (job.training.local_steps or LOCAL_STEPS).every), untried
+
+
+def _by_exchange(job: Job, strategies: Sequence[Strategy]) -> Iterator[Strategy]:
+    """Of a job with local steps: replicas across sites are those, and what exchanges in every step trains otherwise."""
+    for one in strategies:
+        if job.training.local_steps is None or one.kind == "local steps":
+            yield one
+        elif one.kind == "replicas":
+            yield one.model_copy(update={"kind": "local steps"})
+        else:
+            yield one.model_copy(update={"training": "; ".join(filter(None, ["no local steps", one.training]))})
 
 
 def _beside_one_site(one: Strategy, strategies: Sequence[Strategy]) -> Strategy:
@@ -107,14 +118,15 @@ def _separate(job: Job, costs: JobCosts, until_s: float) -> Iterator[Strategy]:
     if not every:
         return
     best = min(every, key=lambda one: one.step_s)
-    if not best.identical:
+    if not best.identical and job.training.local_steps is None:
         yield _strategy(job, costs, "replicas", best)
     local = job.training.local_steps or LOCAL_STEPS
     fastest = _fastest(every, local, job)
     if fastest is None:
         return
     rarely = planned_in_full(job, costs, fastest, until_s)
-    yield _strategy(job, costs, "local steps", rarely, _between(local))
+    if not (best.identical and job.training.local_steps):  # else they are replicas across sites, found already
+        yield _strategy(job, costs, "local steps", rarely, "" if job.training.local_steps else _between(local))
     narrow = local.model_copy(update={"wire_type": "int8"})
     if rarely.exchange_s > WORTH_NAMING * rarely.step_s and narrow.bytes_per_param < local.bytes_per_param:
         narrower = _fastest(every, narrow, job)

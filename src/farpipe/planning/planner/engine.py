@@ -33,6 +33,8 @@ WITH_ROUTER_BIAS: Final = (
 """Types whose routers have a correction bias for every expert."""
 UNCUT: Final = ("opt", "bloom", "falcon")
 """Types that can't be cut into stages: the check before a training refuses them, as it does others of their kind."""
+NOT_ON_CHUNKS: Final = ("deepseek_v3", "gemma3_text", "gpt2", "qwen3_next")
+"""Types whose attention can't be computed on chunks, each tested; the check before a training refuses more."""
 TRAINABLE: Final = ("fp32", "bf16")
 """Precisions without loss scaling."""
 ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_store": False} | {
@@ -64,8 +66,6 @@ def training_obstacles(training: Training, *, shares_weights: bool, has_router_b
         found[f"training.zero = {training.zero}"] = "training.zero = 1"
     if training.recompute == "op":
         found['training.recompute = "op"'] = 'training.recompute = "full"'
-    if training.local_steps is not None:
-        found["training.local_steps"] = "a training without training.local_steps"
     if training.grad_reduce_in_fp32 is False and training.precision != "fp16":
         found["training.grad_reduce_in_fp32 = false"] = "training.grad_reduce_in_fp32 = true"
     if training.moe_router_bias_update_rate and not has_router_bias:
@@ -113,8 +113,13 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     layout |= {} if groups else _twin_obstacles(plan.job, training, replace(at, tensor=tensor, context=context))
     kinds = [kind for kind in UNCUT if kind == _type_of(plan.job.model)]
     uncut = {f"a model of type {kind!r}": "another type, or model.module with stages of your own" for kind in kinds}
-    if plan.job.model.module is not None and plan.job.data.packing is not None:
-        model["data.packing with model.module"] = "no data.packing"
+    kind = _type_of(plan.job.model)
+    if plan.job.data.packing is not None and (plan.job.model.module is not None or kind in NOT_ON_CHUNKS):
+        model[f"data.packing with {'model.module' if kind is None else f'a model of type {kind!r}'}"] = (
+            "no data.packing"
+        )
+    if plan.job.training.local_steps is not None and len(plan.layout.replica_sites) < 2:
+        layout["training.local_steps with no replicas at two sites"] = 'layout.replicas = "across"'
     changes = model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | layout | of_training
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
 
@@ -231,6 +236,8 @@ def within_engine(job: Job) -> tuple[Job, str]:
     What the user has pinned to another value stays; `plan_obstacle` tells of it.
     """
     pins, pinned = job.layout, dict[str, Any]()
+    if job.training.local_steps is not None and pins.replicas is None:
+        pinned["replicas"] = "across"
     tensor = tensor_degrees(job, [site for _, site in job.used_sites()])
     context = context_degrees(job, job.cluster.num_devices)
     if pins.tensor is None and not _runs_all(job, tensor, [pins.context or 1]):

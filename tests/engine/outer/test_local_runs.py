@@ -1,0 +1,199 @@
+"""Runs with local steps over emulated links: the bits of one process, sites of unlike layouts, sites that return."""
+
+import json
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastic_runs import MODEL, elastic_run
+from farpipe.core.schedule.library import order
+from farpipe.core.spec import LocalSteps
+from farpipe.core.step import Hop, Problem, Rank, Stage
+from farpipe.engine.bare_plan import BarePlan
+from farpipe.engine.checkpoint.files import Checkpoint, Piece
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of, site_folder
+from farpipe.engine.checkpoint.manifest import Manifest
+from farpipe.engine.data.batches import load_batches
+from farpipe.engine.executor.optimizer import Optimizer, learning_rate
+from farpipe.engine.launch.run import run
+from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
+from farpipe.engine.run_spec import RunSpec
+from farpipe.engine.stages.make_stage import make_stage, numerics_of
+from farpipe.engine.stages.slices import StageSlice
+from farpipe.planning.documents.batches import Share
+
+SITES = ("zurich", "lugano")
+
+
+def local_run(local, num_steps=10, **options):
+    return elastic_run(num_steps=num_steps, elastic=False, local_steps=local, clip_norm=1e9, **options)
+
+
+def with_plans(spec, ranks_and_shares):
+    """The run with a plan of its own for every site: (ranks of its pipeline, sequences of a step)."""
+    plans = []
+    for site, (num_ranks, share) in zip(SITES, ranks_and_shares, strict=True):
+        problem = Problem(
+            num_microbatches=share // 4,
+            ranks=(Rank(),) * num_ranks,
+            stages=tuple(
+                Stage(rank=r, forward_s=0.01, input_grad_s=0.01, weight_grad_s=0.01) for r in range(num_ranks)
+            ),
+            hops=(Hop(),) * (num_ranks - 1),
+        )
+        cuts = [round(stage * MODEL.num_layers / num_ranks) for stage in range(num_ranks + 1)]
+        training = spec.plan.training.model_copy(update={"global_batch": share})
+        plans.append(
+            BarePlan(
+                problem=problem,
+                schedule=order("1f1b", problem),
+                sites=(site,) * num_ranks,
+                model=MODEL,
+                training=training,
+                data=spec.plan.data,
+                partition=tuple(pairwise(cuts)),
+            )
+        )
+    return RunSpec.from_json(spec.model_copy(update={"site_plans": tuple(plans)}).to_json())
+
+
+class Reference:
+    """All sites in one process, by the plain mathematics."""
+
+    def __init__(self, spec, shares):
+        self.local, training = spec.local_steps, spec.plan.training
+        self.losses, self.tokens, self.sites = [[] for _ in shares], [float(share) for share in shares], []
+        for number, share in enumerate(shares):
+            stage = make_stage(
+                MODEL, training, StageSlice(0, MODEL.num_layers, True, True), numerics_of(training), "cpu"
+            )
+            place = Share(0, 1, sum(shares[:number]), sum(shares))
+            batches = load_batches(spec.plan.data, MODEL, (share // 4, 4, 64), training.seed, place)
+            self.sites.append((stage, Optimizer(stage.module.parameters(), training), batches))
+        self.weights = [dict(stage.module.named_parameters()) for stage, _, _ in self.sites]
+        sizes = {name: p.numel() for name, p in self.weights[0].items()}
+        self.names = fragments_of(sizes, self.local.fragments)
+        self.anchor = {name: p.detach().clone() for name, p in self.weights[0].items()}
+        self.momentum = {name: torch.zeros_like(p) for name, p in self.anchor.items()}
+        self.sent, self.training = {}, training
+
+    def run(self, num_steps):
+        for step in range(num_steps):
+            for number, (stage, optimizer, batches) in enumerate(self.sites):
+                batch = batches.batch(step)
+                stage.begin_step(batch)
+                for microbatch in range(len(batch.tokens)):
+                    stage.forward(microbatch, None)
+                    stage.backward(microbatch, None)
+                optimizer.set_learning_rate(learning_rate(self.training, step, num_steps))
+                optimizer.update(0.0)
+                self.losses[number].append(stage.loss)
+            done = step + 1
+            if done < num_steps:
+                self._send(self.local.sent_after(done))
+                self._merge(f for f in self.local.merged_after(done))
+        under_way = [f for f, names in enumerate(self.names) if names[0] in self.sent]
+        self._merge(under_way)
+        self._send(range(len(self.names)))
+        self._merge(range(len(self.names)))
+        return self
+
+    @torch.no_grad()
+    def _send(self, fragments):
+        for name in (name for fragment in fragments for name in self.names[fragment]):
+            self.sent[name] = [self.anchor[name] - weights[name] for weights in self.weights]
+
+    @torch.no_grad()
+    def _merge(self, fragments):
+        for name in (name for fragment in fragments for name in self.names[fragment]):
+            mean = mean_of(self.sent.pop(name), self.tokens)
+            outer_update(self.anchor[name], self.momentum[name], mean, self.local)
+            for weights in self.weights:
+                merge(weights[name], self.anchor[name], self.local)
+
+
+def losses_of(run_dir, site):
+    lines = (site_folder(run_dir, site) / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines)]
+
+
+def kept(run_dir, site, num_steps, anchor):
+    """Weights in the last checkpoint of a site, by name."""
+    folder = folder_of(site_folder(run_dir, site) / CHECKPOINTS_NAME, num_steps)
+    pieces = [Piece(f"weight/{n}", tuple(t.shape), 0, torch.full((t.numel(),), torch.nan)) for n, t in anchor.items()]
+    Checkpoint(folder, Manifest.load(folder)).fill(pieces)
+    return {piece.name.removeprefix("weight/"): piece.values for piece in pieces}
+
+
+def expect_reference(run_dir, spec, shares):
+    reference = Reference(spec, shares).run(spec.num_steps)
+    for number, site in enumerate(SITES):
+        assert losses_of(run_dir, site) == reference.losses[number]
+        found = kept(run_dir, site, spec.num_steps, reference.anchor)
+        for name, tensor in reference.anchor.items():
+            assert torch.equal(found[name], tensor.view(-1)), name
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalSteps(every=3, learning_rate=0.7, momentum=0.9),
+        LocalSteps(every=4, fragments=2, delay_steps=1, keep_local=0.5, momentum=0.5),
+    ],
+    ids=["blocking", "streaming"],
+)
+def test_losses_and_weights_are_those_of_one_process_to_the_last_bit(tmp_path, local):
+    spec = local_run(local)
+    run(spec, tmp_path / "run", allow_plaintext=True)
+    expect_reference(tmp_path / "run", spec, (8, 8))
+
+
+def test_sites_of_unlike_layouts_and_shares_train_one_model(tmp_path):
+    spec = with_plans(local_run(LocalSteps(every=3, momentum=0.5)), [(2, 12), (1, 4)])
+    run(spec, tmp_path / "run", allow_plaintext=True)
+    expect_reference(tmp_path / "run", spec, (12, 4))
+
+
+def ranks_of(run_dir, site):
+    """Process numbers of the ranks of one site of a run."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            command, env = ((folder / name).read_bytes() for name in ("cmdline", "environ"))
+        except OSError:
+            continue
+        is_rank = b"rank_main" in command and str(run_dir).encode() in command
+        if is_rank and f"FARPIPE_SITE={site}".encode() in env.split(b"\0"):
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_comes_back_and_all_end_with_one_model(tmp_path):
+    spec, run_dir = local_run(LocalSteps(every=5, momentum=0.5), 400, keep_checkpoints=1), tmp_path / "run"
+    killed, events = [], []
+
+    def on_step(line):
+        events.extend(line.get("site_events", ()))
+        if line["step"] >= 12 and not killed:
+            killed.extend(ranks_of(run_dir, "lugano"))
+            for process in killed:
+                os.kill(process, signal.SIGKILL)
+
+    run(spec, run_dir, allow_plaintext=True, on_step=on_step)
+    told = [(event["site"], event["kind"]) for event in events]
+    assert ("zurich", "lost") in told
+    (back,) = (event for event in events if event["site"] == "lugano" and event["kind"] == "entered" and event["step"])
+    assert back["step"] > 12, "it goes on where the others are"
+    assert back["members"] == list(SITES)
+    anchor = dict(Reference(spec, (8, 8)).anchor)
+    one, other = (kept(run_dir, site, spec.num_steps, anchor) for site in SITES)
+    assert all(torch.equal(one[name], other[name]) for name in anchor)
+    numbers = [line["step"] for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())]
+    assert numbers == [*range(spec.num_steps)], "no step is missing"
+    losses = losses_of(run_dir, "zurich")
+    assert losses[-1] < losses[12]
