@@ -20,7 +20,7 @@ from typing import Any
 
 LATENCY_S, BANDWIDTH = 0.03, 2.5e6
 F_S, B_S = 0.06, 0.12
-EVERY, BATCH, MICROBATCH, LENGTH, HIDDEN = 10, 32, 4, 64, 128
+EVERY, BATCH, MICROBATCH, LENGTH, HIDDEN = 5, 32, 4, 64, 128
 SITES = ("zurich", "lugano")
 
 

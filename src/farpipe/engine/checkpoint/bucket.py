@@ -59,9 +59,9 @@ class Store:
         with contextlib.suppress(FileNotFoundError, InputError), reached(self.url):  # what can't be read is put anew
             self._files.invalidate_cache()
             if self._files.info(place)["size"] == entry.num_bytes:
-                start = self._files.cat_file(place, 0, _LENGTH_BYTES)
+                start = self._files.cat_file(place, start=0, end=_LENGTH_BYTES)
                 end = _LENGTH_BYTES + int.from_bytes(start, "little")
-                header = self._files.cat_file(place, 0, min(end, entry.num_bytes))
+                header = self._files.cat_file(place, start=0, end=min(end, entry.num_bytes))
                 return hashlib.sha256(header).hexdigest() == entry.header_sha256
         return False
 
