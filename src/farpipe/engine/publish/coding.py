@@ -2,8 +2,8 @@
 
 Between two steps few weights in bf16 change, and nearly all of those to a neighbouring number. So a block is coded as
 the gaps between the places that have changed, a byte each, under a Huffman code, and the differences of the numbers'
-bits there, which zlib makes short. At every share of changed places that is within 2 % of the entropy of their choice;
-a bit for every weight, or XOR and zlib, take 1.5 to 8 times as much (docs/reference/benchmarks/engine.md).
+bits there, which zlib makes short. XOR and zlib take 2 to 3 times as much, a bit for every weight and the new values 3
+to 8 times (docs/reference/benchmarks/engine.md).
 """
 
 import struct
