@@ -7,11 +7,11 @@ import pytest
 from farpipe.core.spec.training import Training
 from farpipe.core.step import Hop, Link, Problem, Transfer
 from farpipe.engine.checkpoint.copies import NOTHING_TRAVELS
-from farpipe.engine.checkpoint.files import is_here
 from farpipe.engine.checkpoint.folders import folder_of, newest_of_run, whole_checkpoints
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.checkpoint.mirror import MIRROR_SHARE, MirrorRates
 from farpipe.engine.checkpoint.transfer import MAX_PIECE_BYTES, PIECE_BYTES, piece_bytes
+from farpipe.engine.checkpoint.whole_file import is_here
 from farpipe.engine.replicas.places import Places
 from farpipe.engine.transport.free_rate import LEAST_SHARE
 from small_models import LLAMA, placed_problem

@@ -8,9 +8,9 @@ import pytest
 
 from farpipe.core.step import Hop, Link, Problem, Transfer
 from farpipe.engine.checkpoint import transfer
-from farpipe.engine.checkpoint.files import check_file, is_here
 from farpipe.engine.checkpoint.folders import folder_of, whole_checkpoints
 from farpipe.engine.checkpoint.manifest import Manifest
+from farpipe.engine.checkpoint.whole_file import check_file, is_here
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import TransportSettings
 from rank_processes import processes_of

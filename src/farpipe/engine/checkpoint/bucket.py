@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from farpipe.core.errors import FarpipeError, InputError
-from farpipe.engine.checkpoint.files import check_file, is_here
 from farpipe.engine.checkpoint.folders import MANIFEST_NAME, folder_of, whole_checkpoints
 from farpipe.engine.checkpoint.manifest import FileEntry, Manifest
-from farpipe.engine.executor.peers import Peers
+from farpipe.engine.checkpoint.whole_file import check_file, is_here
+
+if TYPE_CHECKING:
+    from farpipe.engine.executor.peers import Peers
 
 BOX: Final = "bucket"
 LIMIT_S: Final = 60.0
@@ -121,7 +123,7 @@ def reached(url: str) -> Iterator[None]:
 class ToBucket(threading.Thread):
     """One process's part in copying checkpoints to a bucket."""
 
-    def __init__(self, url: str, peers: Peers, checkpoints: Path) -> None:
+    def __init__(self, url: str, peers: "Peers", checkpoints: Path) -> None:
         super().__init__(name="checkpoints to a bucket", daemon=True)
         self._store, self._peers, self._checkpoints = Store(url), peers, checkpoints
         self._ends = threading.Event()

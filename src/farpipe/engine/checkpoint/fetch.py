@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from farpipe.core.errors import RunError
-from farpipe.engine.checkpoint.files import is_here
 from farpipe.engine.checkpoint.manifest import FileEntry, Manifest
 from farpipe.engine.checkpoint.transfer import Receiver, Sender
+from farpipe.engine.checkpoint.whole_file import is_here
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.run_spec import RunSpec
 

@@ -33,6 +33,7 @@ from farpipe.core.spec.hugging_face_count import read_header
 from farpipe.engine.checkpoint.boxes import Box, box_at, boxes_of_run, common, sizes_of, within, without
 from farpipe.engine.checkpoint.folders import MANIFEST_NAME, sync_folder
 from farpipe.engine.checkpoint.manifest import FileEntry, Manifest
+from farpipe.engine.checkpoint.whole_file import is_here
 from farpipe.engine.stages.decoder_weights import is_own_name, their_name
 
 _START: Final = re.compile(r"[0-9]{1,18}(,[0-9]{1,18}){0,7}")
@@ -114,23 +115,6 @@ def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]
 def digest(tensor: Tensor) -> str:
     """SHA-256 of the tensor's bytes."""
     return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
-
-
-def is_here(path: Path, entry: FileEntry) -> bool:
-    """True if `path` is the file that a manifest means, by its size and its table of digests."""
-    try:
-        return (
-            path.stat().st_size == entry.num_bytes
-            and hashlib.sha256(read_header(path)).hexdigest() == entry.header_sha256
-        )
-    except (OSError, InputError):
-        return False
-
-
-def check_file(path: Path, entry: FileEntry) -> None:
-    """Hold all of a file against its digests; InputError names what is damaged."""
-    for _, place in _places(path, entry):
-        _read(place)
 
 
 class _Place(NamedTuple):

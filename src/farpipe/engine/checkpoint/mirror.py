@@ -13,10 +13,10 @@ from typing import Final
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.step import Link
 from farpipe.engine.checkpoint.fetch import FULL_RATE, INCOMING_NAME, await_progress
-from farpipe.engine.checkpoint.files import is_here
 from farpipe.engine.checkpoint.folders import MANIFEST_NAME, folder_of, whole_checkpoints
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.checkpoint.transfer import Receiver, Sender
+from farpipe.engine.checkpoint.whole_file import is_here
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.transport.free_rate import FreeRate

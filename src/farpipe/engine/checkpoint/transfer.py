@@ -27,9 +27,9 @@ from typing import Any, Final
 import torch
 
 from farpipe.core.errors import FarpipeError, InputError
-from farpipe.engine.checkpoint.files import check_file, is_here
 from farpipe.engine.checkpoint.folders import folder_of, sync_folder
 from farpipe.engine.checkpoint.manifest import FileEntry
+from farpipe.engine.checkpoint.whole_file import check_file, is_here
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.transport import Tag
 
