@@ -4,7 +4,7 @@ import pytest
 
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.spec import Training
-from farpipe.engine.checkpoint.bucket import Store
+from farpipe.engine.checkpoint.bucket import Store, brought
 from farpipe.engine.checkpoint.folders import folder_of, url_of
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.launch.directory import choose_run_dir
@@ -56,7 +56,7 @@ def test_the_newest_checkpoint_is_in_the_bucket_and_a_run_elsewhere_goes_on_from
     store = Store(bucket)
     assert store.newest() == 4
     assert store._steps() == [4], "older ones are removed"
-    elsewhere = choose_run_dir(tmp_path / "elsewhere", bucket)
+    elsewhere = choose_run_dir(tmp_path / "elsewhere", brought(bucket, tmp_path / "elsewhere"))
     assert elsewhere.resume == str(folder_of(tmp_path / "elsewhere" / ".bucket", 4))
     assert Manifest.load(folder_of(tmp_path / "elsewhere" / ".bucket", 4)).step == 4
     run = make_run(text_file, run_fields={"resume": elsewhere.resume}, **OPTIONS)
@@ -124,4 +124,4 @@ def test_impossible_buckets_are_refused_by_name(tmp_path):
     with pytest.raises(InputError, match="nonsense://x: "):
         Store("nonsense://x")
     with pytest.raises(UsageError, match="--run-dir"):
-        choose_run_dir(None, "s3://name/folder")
+        brought("s3://name/folder", None)

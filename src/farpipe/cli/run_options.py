@@ -77,11 +77,12 @@ class RunOptions:
 
     def place(self) -> "RunPlace":
         """Choose the run directory; errors as in `choose_run_dir`."""
+        from farpipe.engine.checkpoint.bucket import brought
         from farpipe.engine.launch.directory import choose_run_dir
 
         if self.device == "sleep" and self.resume is not None:
             raise UsageError("--resume has nothing to continue: a rehearsal trains nothing")
-        return choose_run_dir(self.run_dir, self.resume)
+        return choose_run_dir(self.run_dir, brought(self.resume, self.run_dir))
 
     def settings(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]") -> dict[str, Any]:
         """The settings of the run of `plan` that these options ask for."""

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from farpipe.core.errors import FarpipeError, InputError
-from farpipe.engine.checkpoint.folders import MANIFEST_NAME, folder_of, whole_checkpoints
+from farpipe.core.errors import FarpipeError, InputError, UsageError
+from farpipe.engine.checkpoint.folders import MANIFEST_NAME, folder_of, url_of, whole_checkpoints
 from farpipe.engine.checkpoint.manifest import FileEntry, Manifest
 from farpipe.engine.checkpoint.whole_file import check_file, is_here
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from farpipe.engine.executor.peers import Peers
 
 BOX: Final = "bucket"
+BUCKET_NAME: Final = ".bucket"
+"""Folder of a run directory for the checkpoint of a bucket that it goes on from."""
 LIMIT_S: Final = 60.0
 """Longest wait for a bucket to take a manifest."""
 END_S: Final = 10.0
@@ -105,6 +107,15 @@ class Store:
                 check_file(folder / entry.name, entry)
         manifest.save(folder)
         return folder
+
+
+def brought(resume: Path | str | None, run_dir: Path | str | None) -> Path | None:
+    """What a run goes on from: of a bucket its newest checkpoint, copied into the new run directory; else as it is."""
+    if resume is None or (url := url_of(resume)) is None:
+        return None if resume is None else Path(resume)
+    if run_dir is None:
+        raise UsageError("--resume with a bucket: give --run-dir another directory, for a run of its own")
+    return Store(url).bring(Path(run_dir) / BUCKET_NAME)
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from farpipe.engine.checkpoint.folders import (
     newest_of_run,
     run_around,
     site_folder,
-    url_of,
 )
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
@@ -42,8 +41,6 @@ LOGS_NAME: Final = "logs"
 WRITTEN: Final = (RUN_NAME, METRICS_NAME, SUMMARY_NAME, TIMELINE_NAME, STEP_PLAN_NAME, PLAN_NAME, JOB_NAME)
 """Files of a run in its directory, beside its checkpoints and logs."""
 _HEAD_BYTES: Final = 200
-BUCKET_NAME: Final = ".bucket"
-"""Folder of a run directory for the checkpoint of a bucket that it goes on from."""
 DEFAULT_RUN_DIR: Final = Path("runs/last")
 
 
@@ -82,8 +79,6 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
     InputError when the directory has results of another run, or there is nothing to go on from; UsageError when the
     new directory has to be named.
     """
-    if resume is not None and (url := url_of(resume)) is not None:
-        resume = _brought(url, run_dir)
     is_checkpoint = resume is not None and (resume / MANIFEST_NAME).exists()
     if is_checkpoint and run_dir is None:
         raise UsageError("--resume with one checkpoint: give --run-dir another directory, for a run of its own")
@@ -97,16 +92,6 @@ def choose_run_dir(run_dir: Path | None, resume: Path | None) -> RunPlace:
         return RunPlace(place, in_place=True)
     refuse_results(place)
     return RunPlace(place, None if resume is None else str(resume.absolute()))
-
-
-def _brought(url: str, run_dir: Path | None) -> Path:
-    """Folder in the new run directory with the newest checkpoint of a bucket."""
-    from farpipe.engine.checkpoint.bucket import Store
-
-    if run_dir is None:
-        raise UsageError("--resume with a bucket: give --run-dir another directory, for a run of its own")
-    refuse_results(run_dir)
-    return Store(url).bring(run_dir / BUCKET_NAME)
 
 
 def open_run_dir(spec: "RunSpec", run_dir: Path, *, resume: bool, explanation: "Explanation | None" = None) -> None:

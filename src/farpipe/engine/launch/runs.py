@@ -17,6 +17,7 @@ from farpipe.core.simulate import Timeline
 from farpipe.core.spec import Job
 from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.strict import explain, nearest
+from farpipe.engine.checkpoint.bucket import brought
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
     PLAN_NAME,
@@ -113,7 +114,7 @@ def train(
             f"train: launching: run has no option {unknown[0]!r}{nearest(unknown[0], signature(run).parameters)}"
         )
     document, chunks = _planned(plan)
-    place = choose_run_dir(*(None if path is None else Path(path) for path in (run_dir, resume)))
+    place = choose_run_dir(None if run_dir is None else Path(run_dir), brought(resume, run_dir))
     spec = run_spec_of(document.plan, resume=place.resume, **(chunks | settings))
     if change := place.change_of(document.plan):
         (launching or {}).get("on_notice", partial(warnings.warn, stacklevel=2))(change)
