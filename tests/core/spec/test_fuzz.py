@@ -80,7 +80,7 @@ def answer(read, *arguments):
         return read(*arguments)
     except FarpipeError as error:
         assert error.exit_code == 3
-        assert len(str(error)) < 800
+        assert len(str(error)) < 1000
         assert len(str(error).splitlines()) == 1
         return error
 

@@ -136,7 +136,7 @@ MISTAKES = [
     (changed(("[[cluster.links]]", "[cluster.links]")), "cluster.links: expected a list, found a table"),
     (
         added("training", "recompute = true"),
-        "training.recompute: expected 'auto', 'none', 'full', 'selective' or some of core_attn, layernorm",
+        "training.recompute: expected 'auto', 'none', 'full', 'op', 'selective' or some of core_attn, layernorm",
     ),
     (added("training", "betas = [0.9, 0.9, 0.9]"), "training.betas: expected 2 entries, found a list of 3"),
     (

@@ -258,7 +258,8 @@ class Training(Part):
             raise fault("frozen weights are not gathered; say training.lora.base_weights", "fp8_param_gather")
 
     def _check_group(self) -> None:
-        if self.overlap_param_gather is not None and (self.zero not in ("auto", 1) or not self.overlap):
+        hides = self.overlap_param_gather and not self.overlap
+        if self.overlap_param_gather is not None and (hides or self.zero not in ("auto", 1)):
             raise fault("parameters are gathered by zero = 1, beside computing with overlap", "overlap_param_gather")
         if self.zero_group_size is not None and self.zero in ("auto", 0):
             raise fault(f"it divides what ZeRO does; set zero = 1, 2 or 3, not {self.zero!r}", "zero_group_size")
