@@ -29,7 +29,7 @@ Every command with its options, written from its `--help` by `python docs/comman
 """
 HEAD = "| argument or option | meaning | default |\n|---|---|---|"
 MANY = 3
-"""Commands from which on a row that they share is written once, at the top of the page; of two with one name the commoner."""
+"""Commands from which on a row that they share is written once, at the top; of two with one name the commoner."""
 
 
 def interface() -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _default(parameter: Any) -> str:
         return "required"
     if isinstance(parameter.default, bool):
         return "yes" if parameter.default else "no"
-    return "none" if parameter.default is None else f"`{parameter.default}`"
+    return "" if parameter.default is None else f"`{parameter.default}`"
 
 
 if __name__ == "__main__":
