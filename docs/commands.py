@@ -23,11 +23,11 @@ Every command with its options, written from its `--help` by `python docs/comman
   report tracebacks.
 - A value that is rarely changed has no option: `--set KEY=VALUE` names a key of the [job](job.md) or a setting of
   [light paths](optical.md). An option's name means the same in every command.
-- An option without effect is refused (exit code 2), and the message says what it needs.
+- Flags are off by default. An option without effect is refused (exit code 2), and the message says what it needs.
 - Files are written whole or not at all, and never over one that the command reads. `plan`, `profile` and `schedule`
   keep their older file as `NAME.previous.json`.
 """
-HEAD = "| argument or option | meaning | default |\n|---|---|---|"
+HEAD = "| argument or option | meaning |\n|---|---|"
 MANY = 3
 """Commands from which on a row that they share is written once, at the top; of two with one name the commoner."""
 
@@ -77,15 +77,15 @@ def _name(row: str) -> str:
 
 def _row(parameter: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    return f"| {names} | {' '.join((parameter.help or '').split())} | {_default(parameter)} |"
+    return f"| {names} | {' '.join((parameter.help or '').split())}{_default(parameter)} |"
 
 
 def _default(parameter: Any) -> str:
     if parameter.required:
-        return "required"
-    if isinstance(parameter.default, bool):
-        return "yes" if parameter.default else "no"
-    return "" if parameter.default is None else f"`{parameter.default}`"
+        return " Required."
+    if parameter.default is None or parameter.default is False:
+        return ""
+    return f" Default: `{'yes' if parameter.default is True else parameter.default}`."
 
 
 if __name__ == "__main__":
