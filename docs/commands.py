@@ -1,5 +1,6 @@
 """Write docs/reference/commands.md from the help of every command: ``python docs/commands.py``."""
 
+from collections import Counter
 from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
@@ -17,15 +18,18 @@ INTRODUCTION = """# Commands
 Every command with its options, written from its `--help` by `python docs/commands.py`.
 
 - Figures and tables go to stdout, progress to stderr. `--json` prints one JSON document instead of tables; what is in
-  it stands in [file formats](file-formats.md).
-- A mistake ends in one message that begins with `farpipe:` and an [exit code](file-formats.md#exit-codes). A traceback
-  is a bug of ours: please report it.
+  it is in [file formats](file-formats.md).
+- A mistake ends in one message that begins with `farpipe:` and an [exit code](file-formats.md#exit-codes). Please
+  report tracebacks.
 - A value that is rarely changed has no option: `--set KEY=VALUE` names a key of the [job](job.md) or a setting of
   [light paths](optical.md). An option's name means the same in every command.
-- An option that would have no effect is refused (exit code 2), and the message says what it needs.
-- Files are written whole or not at all, and never in place of one that the command reads. `plan`, `profile` and
-  `schedule` keep their older file as `NAME.previous.json`.
+- Flags are off by default. An option without effect is refused (exit code 2), and the message says what it needs.
+- Files are written whole or not at all, and never over one that the command reads. `plan`, `profile` and `schedule`
+  keep their older file as `NAME.previous.json`.
 """
+HEAD = "| argument or option | meaning |\n|---|---|"
+MANY = 3
+"""Commands from which on a row that they share is written once, at the top; of two with one name the commoner."""
 
 
 def interface() -> dict[str, Any]:
@@ -45,28 +49,43 @@ def _singly(commands: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def page() -> str:
     """The page as it should be."""
-    sections = [_section(name, command) for name, command in interface().items()]
-    return "\n".join([INTRODUCTION, *sections])
+    commands = interface()
+    counts = Counter(row for command in commands.values() for row in _rows(command))
+    most = {_name(row): row for row, _ in reversed(counts.most_common())}
+    shared = [row for row, count in counts.most_common() if count >= MANY and most[_name(row)] == row]
+    sections = [_section(name, command, shared) for name, command in commands.items()]
+    return "\n".join([INTRODUCTION, "Shared by several commands:", "", HEAD, *shared, "", *sections])
 
 
-def _section(name: str, command: Any) -> str:
+def _section(name: str, command: Any, shared: list[str]) -> str:
     usage = " ".join([name, *command.collect_usage_pieces(typer.Context(command))])
-    rows = [_row(parameter) for parameter in command.params if "--help" not in parameter.opts]
-    table = ["| argument or option | meaning | default |", "|---|---|---|", *rows, ""] if rows else []
-    return "\n".join([f"## {name}", "", f"    {usage}", "", cleandoc(command.help), "", *table])
+    rows = _rows(command)
+    own = [row for row in rows if row not in shared]
+    table = [HEAD, *own, ""] if own else []
+    names = ", ".join(_name(row) for row in rows if row in shared)
+    also = [f"Shared: {names}.", ""] if names else []
+    return "\n".join([f"## {name}", "", f"    {usage}", "", cleandoc(command.help), "", *table, *also])
+
+
+def _rows(command: Any) -> list[str]:
+    return [_row(parameter) for parameter in command.params if "--help" not in parameter.opts]
+
+
+def _name(row: str) -> str:
+    return row.split(" | ")[0].removeprefix("| ")
 
 
 def _row(parameter: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    return f"| {names} | {' '.join((parameter.help or '').split())} | {_default(parameter)} |"
+    return f"| {names} | {' '.join((parameter.help or '').split())}{_default(parameter)} |"
 
 
 def _default(parameter: Any) -> str:
     if parameter.required:
-        return "required"
-    if isinstance(parameter.default, bool):
-        return "yes" if parameter.default else "no"
-    return "none" if parameter.default is None else f"`{parameter.default}`"
+        return " Required."
+    if parameter.default is None or parameter.default is False:
+        return ""
+    return f" Default: `{'yes' if parameter.default is True else parameter.default}`."
 
 
 if __name__ == "__main__":
