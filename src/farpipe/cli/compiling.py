@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from time import monotonic
 from typing import Any, Final
 
@@ -54,8 +55,9 @@ def compilation_announced() -> Iterator[None]:
         log(f"{NOT_KEPT} ({jit.not_kept})")
 
 
+@cache
 def _compiled_ahead() -> Callable[[Callable[..., Any]], bool]:
-    """Start the process that compiles kernels of the orders; what is returned says of a kernel whether to wait."""
+    """Start the process that compiles kernels of the orders, once; the result says of a kernel whether to wait."""
     process = subprocess.Popen(AHEAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until_s = monotonic() + LIMIT_S
 

@@ -251,7 +251,7 @@ def test_biases_of_routers_are_updated_by_the_choices_of_the_whole_model(method,
         bias = torch.nn.Parameter(torch.zeros(len(count)))
         bias.grad = found[f"{name}.{ROUTER_BIAS}"].float()
         optimizer = Optimizer([bias], BIASED, router_biases=[bias])
-        assert optimizer.sum_of_squares() .total == 0
+        assert optimizer.sum_of_squares().total == 0
         optimizer.update(0.0)
         assert bias.tolist() == (0.001 * torch.sign(count.float().mean() - count)).tolist()
 

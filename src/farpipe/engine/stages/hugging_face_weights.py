@@ -293,11 +293,12 @@ def save(
 def _in_files(model: PreTrainedModel, weights: Mapping[str, Tensor], began_with: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield all tensors by their names in files; buffers that are saved but not trained come from `began_with`."""
     has_conversions = bool(get_model_conversion_mapping(model, add_legacy=False))
-    for names in _groups(weights):
+    parameters, buffers = ({name for name, _ in named} for named in (model.named_parameters(), model.named_buffers()))
+    for names in _groups(name for name in weights if name in parameters | buffers):
         tensors = {name: weights[name] for name in names}
         yield from (revert_weight_conversion(model, tensors) if has_conversions else tensors).items()
-    buffers = ({name for name, _ in model.named_buffers()} & model.state_dict().keys()) - weights.keys()
-    yield from Files(began_with).read(dict.fromkeys(sorted(buffers)))
+    kept = (buffers & model.state_dict().keys()) - weights.keys()
+    yield from Files(began_with).read(dict.fromkeys(sorted(kept)))
 
 
 def _groups(names: Iterable[str]) -> list[list[str]]:
