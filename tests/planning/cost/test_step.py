@@ -505,10 +505,13 @@ def test_parameters_that_are_not_gathered_beside_computing_are_all_exposed():
     assert before.reduce.bytes == beside.reduce.bytes
 
 
-@pytest.mark.parametrize("how", [{"zero": 0}, {"zero": 3}, {"overlap": False}])
-def test_a_gather_that_nothing_hides_needs_no_switch(how):
+@pytest.mark.parametrize(
+    ("hides", "how"), [(False, {"zero": 0}), (False, {"zero": 3}), (True, {"overlap": False, "zero": 1})]
+)
+def test_a_gather_that_nothing_hides_needs_no_switch(hides, how):
     with pytest.raises(ValueError, match="parameters are gathered by zero = 1"):
-        training(overlap_param_gather=False, **how)
+        training(overlap_param_gather=hides, **how)
+    assert training(overlap_param_gather=False, overlap=False, zero=1), "says what is so anyway"
 
 
 def test_a_group_without_zero_is_a_mistake():
