@@ -20,6 +20,7 @@ from farpipe.service.launcher import Key
 from farpipe.service.local import LocalLauncher
 from farpipe.service.reconcile import Reconciler
 from farpipe.service.submission import submitted_job
+from job_files import SMALL_MODEL
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -30,14 +31,9 @@ CLUSTER = Cluster(
         SiteLink(source=a, target=b, latency_s=0.001, bandwidth_bytes_per_s=1e9) for a in SITES for b in SITES if a != b
     ),
 )
-JOB = """
-[model]
-name = "small"
-num_layers = 2
-hidden = 32
-num_heads = 4
-ffn_hidden = 64
-vocab_size = 256
+JOB = (
+    SMALL_MODEL
+    + """
 [training]
 sequence_length = 16
 global_batch = 8
@@ -53,6 +49,7 @@ name = "anywhere"
 device = "cpu"
 num_devices = 2
 """
+)
 LIMIT_S = 240.0
 
 

@@ -1,12 +1,11 @@
 """Copies of checkpoints elsewhere, as a training sees them: at the other sites, and in a bucket."""
 
-import time
 from collections.abc import Set
 from pathlib import Path
 from typing import Final
 
 from farpipe.engine.checkpoint.bucket import ToBucket
-from farpipe.engine.checkpoint.fetch import await_progress
+from farpipe.engine.checkpoint.fetch import await_all, await_progress
 from farpipe.engine.checkpoint.mirror import Mirror
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.run_spec import RunSpec
@@ -14,8 +13,6 @@ from farpipe.engine.run_spec import RunSpec
 NOTHING_TRAVELS: Final = "training.mirror: every site writes whole checkpoints by itself, so nothing has to travel"
 BUCKET_S: Final = 600.0
 """Longest wait at the end of a run for the bucket to take this process's file."""
-_SETTLED: Final = "copies settled"
-_POLL_S: Final = 0.02
 
 
 class Copies:
@@ -61,12 +58,7 @@ class Copies:
             bucket = self._bucket
             what = f"the bucket {self._run.plan.training and self._run.plan.training.bucket}"
             await_progress(lambda: bucket.is_settled, lambda: 0, BUCKET_S, what)
-        for rank in range(self._peers.world_size):
-            self._peers.post(rank, _SETTLED, b"")
-        heard: set[int] = set()
-        while len(heard) < self._peers.world_size:  # the others have limits of their own, and take this one with them
-            heard.update(rank for rank, _ in self._peers.poll(_SETTLED))
-            time.sleep(_POLL_S)
+        await_all(self._peers, "copies settled")
         if self._mirror is not None:
             self._mirror.tell_full()
         if self._bucket is not None and self._peers.rank == 0:

@@ -56,9 +56,14 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
 def parameter_shapes(model: Model, sequence_length: int) -> dict[str, torch.Size]:
     """The shape of every parameter of farpipe's own decoder, by name."""
-    with torch.device("meta"):
-        whole = Decoder(model, StageSlice(0, model.num_layers, True, True), sequence_length)
+    whole = _whole_decoder(model, sequence_length)
     return {name: parameter.shape for name, parameter in whole.named_parameters()}
+
+
+def _whole_decoder(model: Model, sequence_length: int) -> Decoder:
+    """farpipe's own decoder as one slice, whose parameters have no memory."""
+    with torch.device("meta"):
+        return Decoder(model, StageSlice(0, model.num_layers, True, True), sequence_length)
 
 
 def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str = "float32") -> int:
@@ -120,13 +125,12 @@ def export_adapters(checkpoint: Checkpoint, lora: Lora, folder: Path | str, dtyp
 
 def _whole_slice(model: Model, sequence_length: int) -> SliceModule:
     """The whole model as one slice, whose parameters have no memory."""
-    part = StageSlice(0, model.num_layers, True, True)
     if model.hugging_face is None:
-        with torch.device("meta"):
-            return Decoder(model, part, sequence_length)
+        return _whole_decoder(model, sequence_length)
     from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
     from farpipe.engine.stages.hugging_face_weights import read_config
 
+    part = StageSlice(0, model.num_layers, True, True)
     return HuggingFaceSlice(build(read_config(model.hugging_face), torch.float32), part)
 
 

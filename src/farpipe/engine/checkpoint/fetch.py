@@ -40,7 +40,7 @@ def fetch(run: RunSpec, peers: Peers, folder: Path, manifest: Manifest) -> bool:
     mine = [one for one in transfers if peers.rank in (one.source, one.target)]
     _move(mine, run, peers, folder, manifest.step)
     if transfers:
-        _await_others(run, peers, manifest.step)
+        await_all(peers, f"fetched {manifest.step}")
     return bool(transfers)
 
 
@@ -88,17 +88,13 @@ def _move(mine: list[Transfer], run: RunSpec, peers: Peers, folder: Path, step: 
         raise RunError(problem)
 
 
-def _await_others(run: RunSpec, peers: Peers, step: int) -> None:
-    """Wait until all processes have what they need, however long others' files take."""
+def await_all(peers: Peers, name: str) -> None:
+    """Wait until all processes have come here, however long others' files take; `name` is used once in a run."""
     for rank in range(peers.world_size):
-        peers.post(rank, f"fetched {step}", b"")
+        peers.post(rank, name, b"")
     heard: set[int] = set()
-
-    def all_heard() -> bool:
-        heard.update(rank for rank, _ in peers.poll(f"fetched {step}"))
-        return len(heard) == peers.world_size
-
-    while not all_heard():  # who fetches has a limit of its own, and takes the others with it
+    while len(heard) < peers.world_size:  # who moves files has a limit of its own, and takes the others with it
+        heard.update(rank for rank, _ in peers.poll(name))
         time.sleep(_POLL_S)
 
 

@@ -219,8 +219,7 @@ class Trainer:
 
     @property
     def loss(self) -> float:
-        last = [stage for stage in self.torch_stages.values() if stage.module.part.has_head]
-        return last[0].loss if last else float("nan")
+        return next((stage.loss for stage in self.torch_stages.values() if stage.module.part.has_head), float("nan"))
 
     def begin_step(self, step: int) -> None:
         batch = self._batch(step)
@@ -233,9 +232,8 @@ class Trainer:
 
     def begin_evaluation(self, index: int) -> int:
         """Give the stages batch `index` of the held-out text; all replicas' tokens that count in it, 0 without text."""
-        batch = None
-        if self._batches is not None:
-            batch = self._batches.held_out_batch(index % self._batches.num_held_out_batches)
+        batches = self._batches
+        batch = None if batches is None else batches.held_out_batch(index % batches.num_held_out_batches)
         for stage in self.torch_stages.values():
             stage.begin_step(batch)
         return 0 if batch is None else batch.num_target_tokens
@@ -255,11 +253,14 @@ class Trainer:
     def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
         rows = self.sum_gradients(step)
         self._sum_over_sites(step)
+        return self._update(step), rows
+
+    def _update(self, step: int) -> float:
         norm = global_norm(self._share_of_norm(), self._peers, step)
         self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
         self._optimizer.update(norm)
         self._weights_have_changed()
-        return norm, rows
+        return norm
 
     def _sum_over_sites(self, step: int) -> None:
         """Add what other sites have, where each is a run of its own; see `farpipe.engine.outer`."""

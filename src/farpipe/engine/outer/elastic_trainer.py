@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from farpipe.core.errors import RunError
-from farpipe.engine.data.batches import Batch, Batches, load_batches
-from farpipe.engine.executor.optimizer import Squares, global_norm, learning_rate
+from farpipe.engine.data.batches import Batch, Batches
 from farpipe.engine.executor.peers import Peers
-from farpipe.engine.executor.work import Trainer
+from farpipe.engine.executor.work import Trainer, batches_of
 from farpipe.engine.outer.giving import Taking
 from farpipe.engine.outer.joining import World
 from farpipe.engine.outer.local_trainer import LocalTrainer
@@ -22,8 +21,6 @@ from farpipe.engine.outer.membership import Membership
 from farpipe.engine.outer.replica_sum import Gradient, add, sum_over
 from farpipe.engine.outer.sites import replicas_at, sites_of
 from farpipe.engine.run_spec import RunSpec
-from farpipe.engine.run_text import shape_of, trained
-from farpipe.planning.documents.batches import Share
 
 MakeElastic = Callable[[RunSpec, Peers], "ElasticTrainer | LocalTrainer"]
 """Makes the work of one rank of one site, from what the site runs and its ranks."""
@@ -50,17 +47,13 @@ class ElasticTrainer(Trainer):
 
     def _open_data(self, run: RunSpec) -> None:
         self._batches = self._share(self.membership.own)
-        model, training = trained(run)
-        share = Share(self._place.replica, run.num_replicas)
-        self._evaluated = load_batches(run.plan.data, model, shape_of(run), training.seed, share)
+        self._evaluated = batches_of(run, self._place.replica)
 
     def _share(self, site: int) -> Batches:
         """The batches of this process's replica, or of the same one at another site."""
         if site not in self._shares:
             replica = replicas_at(self._whole, sites_of(self._whole)[site])[self._place.replica]
-            model, training = trained(self._whole)
-            share = Share(replica, self._whole.num_replicas)
-            self._shares[site] = load_batches(self._whole.plan.data, model, shape_of(self._whole), training.seed, share)
+            self._shares[site] = batches_of(self._whole, replica)
         return self._shares[site]
 
     def _batch(self, step: int) -> Batch | None:
@@ -105,12 +98,6 @@ class ElasticTrainer(Trainer):
             step += 1
         self.membership.enter(step)
         return step
-
-    def _update(self, step: int) -> None:
-        norm = global_norm(self._optimizer.sum_of_squares() if self._counts else Squares(), self._peers, step)
-        self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
-        self._optimizer.update(norm)
-        self._weights_have_changed()
 
     def _state(self) -> list[Tensor]:
         """Live views of weights and moments of all that this process updates."""

@@ -68,11 +68,6 @@ class LocalMembership(Membership):
         if may_enter and self.coming is not None and self._are_ready(found):
             self._enter_at(num_steps, exchange, waiting=False)
 
-    def _take_time(self) -> None:
-        now_s = time.monotonic()
-        self.step_s = now_s - self._settled_s if self._settled_s < now_s else self.step_s
-        self._settled_s = now_s
-
     def _leave(self, num_steps: int, problem: str) -> None:
         assert self.world is not None
         self.note("lost", step=num_steps, members=self.names, reason=problem[:200])

@@ -103,14 +103,18 @@ class Membership:
     def settle(self, step: int, *, has_sum: bool) -> bool:
         """All ranks of the site learn in `step` whether each has the sum of all sites. Where not, its world is left."""
         self._found = self._exchange(f"sites {step}", step, waiting=False, has_sum=has_sum)
-        now_s = time.monotonic()
-        self.step_s = now_s - self._settled_s if self._settled_s < now_s else self.step_s
-        self._settled_s = now_s
+        self._take_time()
         if not (all_have := all(one["sum"] for one in self._found)) and self.world is not None:
             self.note("lost", step=step, members=self.names)
             self.world.leave()
             self.world = None
         return all_have
+
+    def _take_time(self) -> None:
+        """Take note of how long a step has taken, once in each."""
+        now_s = time.monotonic()
+        self.step_s = now_s - self._settled_s if self._settled_s < now_s else self.step_s
+        self._settled_s = now_s
 
     # After a step
 

@@ -4,7 +4,6 @@ A frozen linear map keeps no input and has no weight gradient; what is trained, 
 checkpoints are the two matrices beside it.
 """
 
-import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Lora
 from farpipe.core.spec.lora import PARTS
+from farpipe.engine.stages.decoder import generator_of
 from farpipe.engine.stages.slices import SliceModule
 
 _ADAPTER: Final = "default"
@@ -161,7 +161,6 @@ def _first_values(name: str, like: Tensor, seed: int) -> Tensor:
     """Zeros for the second matrix of an adapter; the first is uniform within 1 / sqrt(its inputs), as peft has it."""
     if ".lora_A." not in name:
         return torch.zeros_like(like)
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    numbers = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16])))
     bound = 1 / math.sqrt(like.shape[-1])
-    return torch.from_numpy(numbers.uniform(-bound, bound, tuple(like.shape)).astype(np.float32)).to(like.device)
+    numbers = generator_of(seed, name).uniform(-bound, bound, tuple(like.shape))
+    return torch.from_numpy(numbers.astype(np.float32)).to(like.device)

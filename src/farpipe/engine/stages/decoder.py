@@ -330,10 +330,15 @@ def shared_name(name: str, model: Model) -> str:
     return "embedding.weight" if model.tied_embeddings and name == "head.weight" else name
 
 
-def _normal(name: str, like: Tensor, seed: int, num_layers: int) -> Tensor:
+def generator_of(seed: int, name: str) -> np.random.Generator:
+    """Random numbers that depend on `seed` and a parameter's name alone."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16])))
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16])))
+
+
+def _normal(name: str, like: Tensor, seed: int, num_layers: int) -> Tensor:
     std = INITIAL_STD
     if name.endswith(("attention.output.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * num_layers)
-    return torch.from_numpy(generator.standard_normal(tuple(like.shape), dtype=np.float32)).mul_(std)
+    numbers = generator_of(seed, name).standard_normal(tuple(like.shape), dtype=np.float32)
+    return torch.from_numpy(numbers).mul_(std)
