@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
@@ -167,7 +167,9 @@ class Training(Part):
     weight_decay: NonNegative = 0.1
     """Weight decay of AdamW."""
     clip_norm: Annotated[
-        Positive | None, BeforeValidator(_or_none, json_schema_input_type=Positive | Literal["none"])
+        Positive | None,
+        BeforeValidator(_or_none, json_schema_input_type=Positive | Literal["none"]),
+        PlainSerializer(lambda norm: norm or "none"),
     ] = 1.0
     """Largest norm of the whole gradient; `"none"` does not clip."""
     seed: Natural = 0
