@@ -36,7 +36,7 @@ class PlanOptions:
     profile: ProfileFiles = None
     learned_from: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Take times and links from what was measured in this run's directory."),
+        typer.Option(metavar="RUN", help="Use the times and links measured in this run directory."),
     ] = None
     time_limit: Annotated[
         float, typer.Option(min=0, help="Seconds to search further for a faster schedule of the plan found.")
