@@ -75,7 +75,15 @@ def write_light_page(
         figure.savefig(text, format="svg", metadata={"Date": None})
         picture = Picture("Light paths", text.getvalue().decode(), _NOTE)
     view = RunView(f"order {step.training.schedule.method}", lit_problem(step), step.timeline())
-    page = RunReport(about.title, (view,), pictures=(picture,), plan_text=about.setting, plan_tables=(about.figures,))
+    first, *rest = about.setting.splitlines()
+    page = RunReport(
+        about.title,
+        (view,),
+        verdict=(f"{first[:1].upper()}{first[1:]}.",),
+        pictures=(picture,),
+        plan_text="\n".join(rest),
+        plan_tables=(about.figures,),
+    )
     write_report(page, path)
 
 
