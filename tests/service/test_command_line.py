@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
+import shlex
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from farpipe.engine.transport.security.authority import init, issue
-from services import FLEET, Spawned, job_toml, until
+from services import FLEET, Spawned, free_port, job_toml, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -49,6 +52,26 @@ def test_a_training_from_its_submission_to_its_end(service, tmp_path):
     assert "finish" in farpipe(service, "job", "list")[1]
     again = farpipe(service, "job", "submit", "j", tmp_path / "job.toml", "--json")[1]
     assert json.loads(again)["result"] == "finish"
+
+
+def test_the_page_on_running_a_fleet_is_walked(tmp_path):
+    """Every command of the page, in its order, in a folder with its files."""
+    page = (Path(__file__).parents[2] / "docs/how-to/run-a-fleet.md").read_text()
+    for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
+        (tmp_path / text.split("\n")[0].removeprefix("# ")).write_text(text)
+    commands = [line for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE) if line.startswith("farpipe")]
+    serve, *others = [[sys.executable, "-m", *shlex.split(line)] for line in commands]
+    port = free_port()
+    env = os.environ | {"FARPIPE_SERVER": f"http://127.0.0.1:{port}"}
+    process = subprocess.Popen([*serve, "--port", str(port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        until((tmp_path / "fleet" / "operator.token").exists, 120.0)
+        for argv in others:
+            done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, (argv, done.stderr)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_exit_codes_are_those_of_every_command(service, tmp_path):
