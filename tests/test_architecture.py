@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "testing": "core planning fleet engine",
     "interop": "core planning",
     "report": "core planning optical fleet engine",
-    "cli": "core planning optical fleet engine interop report",
+    "cli": "core planning optical fleet engine service interop report",
 }
 """The contract: what each package may import besides itself; `docs/design.md` says why."""
 INSIDE = {
