@@ -110,6 +110,13 @@ def train(folder: Path, order: Order, lock: int) -> tuple[int, str]:
     return child.returncode, last_words(folder) if child.returncode else ""
 
 
+def spawn(arguments: list[str], out: Path) -> None:
+    """Start Python with `arguments`, as a process that outlives this one; what it prints goes to `out`."""
+    with out.open("ab") as file:
+        argv = ["setsid", "--fork", sys.executable, *arguments]
+        subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=True)
+
+
 def begin_of(pid: int) -> str:
     """Time at which a process began, on the machine's clock: numbers of processes are used again."""
     try:
