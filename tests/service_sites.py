@@ -102,7 +102,7 @@ class SlurmCluster:
         self.run("slurmctld", "slurmctld", "-D", "-i")
         for node in NODES.values():
             self.run(node, "slurmd", "-D", "-N", node)
-        until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle", "idle"], 60)
+        until(lambda: self.ask("sinfo", "-h", "-N", "-o", "%T").split() == ["idle", "idle"], 60)
 
     def settings(self):
         host, nodes = socket.gethostname().partition(".")[0], []

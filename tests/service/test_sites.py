@@ -14,9 +14,10 @@ import pytest
 from farpipe.core.errors import InputError, RunError
 from farpipe.fleet.scenario import load_scenario
 from farpipe.service.door import Door
+from farpipe.service.folder import is_locked
 from farpipe.service.launcher import Key
 from farpipe.service.launchers import launcher_of
-from farpipe.service.local import LocalLauncher, is_locked
+from farpipe.service.local import LocalLauncher
 from farpipe.service.share import SiteRules
 from farpipe.service.sites import SitesLauncher, Ssh
 from farpipe.service.slurm import Slurm, SlurmRules

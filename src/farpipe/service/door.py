@@ -21,9 +21,8 @@ from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.strict import parse_json, parse_toml, read_text, validate, write_text
 from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.figures.metrics import RUN_NAME as RUN_FILE
-from farpipe.service.attempt import RUN_NAME, spawn
-from farpipe.service.local import is_locked, read_in, stored_in
-from farpipe.service.share import BEAT_LIMIT_S, GO_NAME, SHARES_NAME, Share, SiteRules, State, stop_time
+from farpipe.service.folder import RUN_NAME, is_locked, read_in, spawn, stop_time, stored_in
+from farpipe.service.share import BEAT_LIMIT_S, GO_NAME, SHARES_NAME, Share, SiteRules, State
 from farpipe.service.slurm import Slurm, SlurmRules
 
 KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}/[0-9]{1,9}")
@@ -60,7 +59,7 @@ class Processes:
         with suppress(FileNotFoundError):
             if time.time() < share.path("out").stat().st_mtime + SPAWN_S:
                 return
-        spawn(["-m", "farpipe.service.share", str(share.folder), share.site], share.path("out"))
+        spawn(["-m", "farpipe.service.ranks", str(share.folder), share.site], share.path("out"))
 
     def states(self, shares: list[Share]) -> list[tuple[State, str]]:
         """As `Starter.states`."""

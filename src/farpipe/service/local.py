@@ -1,6 +1,5 @@
 """Launcher of processes on this machine, which outlive the service that started them."""
 
-import fcntl
 import os
 import signal
 import time
@@ -8,29 +7,24 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.strict import write_text
-from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
-from farpipe.service.attempt import (
+from farpipe.service.folder import (
     BEGUN_NAME,
     END_NAME,
     LOCK_NAME,
     PROCESS_NAME,
-    RUN_NAME,
     STOP_NAME,
     WANTED_NAME,
     begin_of,
     end_of,
+    is_locked,
+    read_in,
     spawn,
+    stored_in,
 )
 from farpipe.service.launcher import Key, Seen
-
-MOST_BYTES: Final = 1 << 20
-"""Longest part of a file that is read at once."""
-SECRET_NAMES: Final = ("go.json", "token")
-"""Files with what only ranks may know."""
 
 
 class LocalLauncher:
@@ -76,37 +70,6 @@ class LocalLauncher:
             except (InputError, KeyError, TypeError, ValueError):
                 return Seen("ended", 1, f"{folder / END_NAME} can't be read")
         return Seen("vanished" if (folder / BEGUN_NAME).exists() else "absent")
-
-
-def stored_in(folder: Path) -> tuple[int, ...]:
-    """Steps of the whole checkpoints of an attempt."""
-    return tuple(whole_checkpoints(folder / RUN_NAME / CHECKPOINTS_NAME))
-
-
-def read_in(folder: Path, file: str, offset: int) -> bytes:
-    """A file of an attempt from `offset` on, `MOST_BYTES` at most; nothing where there is none in its directory."""
-    path = (folder / file).resolve()
-    if not path.is_relative_to(folder.resolve()) or path.name in SECRET_NAMES or offset < 0:
-        return b""
-    with suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as source:
-        source.seek(offset)
-        return source.read(MOST_BYTES)
-    return b""
-
-
-def is_locked(path: Path) -> bool:
-    """True if some process holds the lock."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def kill_training(folder: Path) -> None:

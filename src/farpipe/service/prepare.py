@@ -14,7 +14,7 @@ from farpipe.engine.launch.directory import open_run_dir
 from farpipe.engine.launch.machines import machines_of
 from farpipe.engine.launch.runs import run_spec_of
 from farpipe.engine.run_spec import RunSpec
-from farpipe.service.attempt import END_NAME, LOCK_NAME, LOG_NAME, RUN_NAME, take
+from farpipe.service.folder import END_NAME, LOCK_NAME, LOG_NAME, RUN_NAME, take
 from farpipe.service.order import ORDER_NAME, Order
 from farpipe.service.share import SHARES_NAME, Shares
 

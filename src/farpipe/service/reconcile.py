@@ -28,7 +28,7 @@ from farpipe.fleet.events import (
 )
 from farpipe.fleet.job import JobState
 from farpipe.fleet.state import FleetState
-from farpipe.service.attempt import RUN_NAME
+from farpipe.service.folder import RUN_NAME
 from farpipe.service.launcher import Key, Launcher, Seen
 from farpipe.service.order import ORDER_NAME, Order
 

@@ -15,16 +15,18 @@ from typing import Any, Final
 from farpipe.core.document import Table
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.strict import parse_json, write_text
-from farpipe.service.attempt import END_NAME, LOCK_NAME, STOP_NAME, end_of, spawn
+from farpipe.fleet.events import Event, SiteBack, SiteLost
 from farpipe.service.door import FILES, Door
+from farpipe.service.folder import END_NAME, LOCK_NAME, SECRET_NAMES, STOP_NAME, end_of, is_locked, read_in, spawn
 from farpipe.service.launcher import Key, Seen
-from farpipe.service.local import SECRET_NAMES, is_locked, read_in
 from farpipe.service.share import SHARES_NAME, Shares
 
 SSH_S: Final = 30.0
 """Time for an answer of a site's."""
 AGAIN_S: Final = 5.0
 """Time after which a silent site is asked again."""
+LOST_AFTER_S: Final = 600.0
+"""Silence after which a site counts as lost, with what runs there."""
 TOKEN_NAME: Final = SECRET_NAMES[1]
 PLANNED_NAME: Final = "planned"
 Ask = Callable[[dict[str, Any]], Any]
@@ -136,6 +138,22 @@ class SitesLauncher:
                 if data := base64.b64decode(answer):
                     return data
         return read_in(self._folder(key), file, offset)
+
+    def site_events(self, up: Mapping[str, bool], now_s: float, lost_after_s: float = LOST_AFTER_S) -> list[Event]:
+        """Sites that have been silent for too long, and those lost for that which answer again.
+
+        `up`: whether the fleet has them. A site that an operator has given up stays so.
+        """
+        events = list[Event]()
+        for site, is_up in up.items():
+            mark, since = self.root / f".lost-{site}", self.silent.get(site)
+            if is_up and since is not None and time.monotonic() > since[0] + lost_after_s:
+                mark.touch()
+                events.append(SiteLost(now_s, site))
+            elif since is None and mark.exists():
+                mark.unlink()
+                events += [] if is_up else [SiteBack(now_s, site)]
+        return events
 
     def _folder(self, key: Key) -> Path:
         return self.root / key.job / str(key.attempt)

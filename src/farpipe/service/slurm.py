@@ -55,7 +55,7 @@ class Slurm:
                 "--kill-on-bad-exit=0",
                 sys.executable,
                 "-m",
-                "farpipe.service.share",
+                "farpipe.service.ranks",
                 str(first.folder),
                 first.site,
             ]
