@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from farpipe.core.errors import InputError, RunError
+from farpipe.fleet.events import SiteBack, SiteLost
 from farpipe.fleet.scenario import load_scenario
 from farpipe.service.door import Door
 from farpipe.service.folder import is_locked
@@ -123,6 +124,29 @@ def test_a_cut_site_trains_on_and_leaves_at_a_checkpoint_when_nobody_has_wanted_
     assert until(lambda: ended(launcher, J2)).exit_code == 0
     lines = launcher.read(J2, "run/metrics.jsonl", 0).splitlines()
     assert [json.loads(line)["step"] for line in lines] == [found.stored[0], found.stored[0] + 1]
+
+
+def test_a_silent_site_is_lost_and_back_once_also_over_a_restart_and_what_others_lost_stays_lost(tmp_path):
+    cut = {"zurich"}
+
+    def ask(request):
+        if cut:
+            raise RunError("no route to host")
+        return []
+
+    up = {"zurich": True, "lugano": False}
+    launcher = SitesLauncher(tmp_path, {"zurich": ask, "lugano": lambda request: []})
+    launcher.look([])
+    assert [*launcher.silent] == ["zurich"]
+    assert launcher.site_events(up, 5.0) == [], "not yet"
+    assert launcher.site_events(up, 5.0, lost_after_s=0.0) == [SiteLost(5.0, "zurich")]
+    up["zurich"] = False
+    assert launcher.site_events(up, 6.0, lost_after_s=0.0) == []
+    cut.clear()
+    launcher = SitesLauncher(tmp_path, launcher.doors)
+    launcher.look([])
+    assert launcher.site_events(up, 7.0) == [SiteBack(7.0, "zurich")]
+    assert launcher.site_events(up, 8.0) == []
 
 
 def test_a_door_does_only_what_it_is_for(tmp_path):

@@ -111,6 +111,8 @@ class Ranks(Share):
     def _fetch(self, shares: Shares, command: str, tick: "partial[None]", request: LeaveRequest) -> None:
         """Bring the checkpoint from all sites that have a piece of it; RunError with the command's last words."""
         assert shares.resume is not None
+        if not Path(shares.resume).is_relative_to(self.folder.parents[1]):
+            raise InputError(f"{shares.resume}: is no checkpoint below {self.folder.parents[1]}")
         Path(shares.resume).mkdir(parents=True, exist_ok=True)
         for site in shares.old_sites:
             if site == self.site:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import secrets
 import subprocess
 import time
@@ -27,6 +28,10 @@ AGAIN_S: Final = 5.0
 """Time after which a silent site is asked again."""
 LOST_AFTER_S: Final = 600.0
 """Silence after which a site counts as lost, with what runs there."""
+IDLE_S: Final = 30.0
+"""Interval in which a site where nothing runs is asked, to be known as silent or as back."""
+PLAN_S: Final = 120.0
+"""Time in which the process that plans has begun."""
 TOKEN_NAME: Final = SECRET_NAMES[1]
 PLANNED_NAME: Final = "planned"
 Ask = Callable[[dict[str, Any]], Any]
@@ -104,7 +109,9 @@ class SitesLauncher:
     def look(self, keys: Iterable[Key]) -> Mapping[Key, Seen]:
         """As `Launcher.look`. It also takes a start and a stop further, at sites that were silent before."""
         known = {key: self._shares(key) for key in keys}
-        at_site: dict[str, list[Key]] = {}
+        now_s = time.monotonic()
+        idle = (site for site in self.doors if now_s > self._asked_s.get(site, -math.inf) + IDLE_S)
+        at_site: dict[str, list[Key]] = {site: [] for site in (*self.silent, *idle) if site in self.doors}
         for key, shares in known.items():
             for site in shares.sites if shares else ():
                 at_site.setdefault(site, []).append(key)
@@ -165,12 +172,14 @@ class SitesLauncher:
     def _ask(self, site: str, **request: Any) -> Any:
         """A site's answer; a silent one is asked every `AGAIN_S` only."""
         since = self.silent.get(site)
+        if site not in self.doors:
+            raise RunError(f"site {site} is no site of the fleet any more")
         if since is not None and time.monotonic() < self._asked_s[site] + AGAIN_S:
             raise RunError(since[1])
+        self._asked_s[site] = time.monotonic()
         try:
             answer = self.doors[site](request)
         except (RunError, OSError) as error:
-            self._asked_s[site] = time.monotonic()
             self.silent.setdefault(site, (time.monotonic(), str(error)))
             raise RunError(f"site {site}: {error}") from None
         self.silent.pop(site, None)
@@ -222,7 +231,7 @@ class SitesLauncher:
                 Seen("absent") if not (folder / PLANNED_NAME).exists() else Seen("ended", 75, "stopped before it began")
             )
         if (folder / PLANNED_NAME).exists():
-            fresh = time.time() < (folder / PLANNED_NAME).stat().st_mtime + SSH_S
+            fresh = time.time() < (folder / PLANNED_NAME).stat().st_mtime + PLAN_S
             return Seen("alive" if fresh else "vanished")
         return Seen("absent")
 
