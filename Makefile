@@ -31,7 +31,7 @@ demo: $(TRAIN)  ## train a small model over two emulated sites, farpipe's plan a
 	$(BIN)/python recipes/demo.py
 
 fleet-demo: $(TRAIN)  ## a fleet of two sites on this machine: four trainings, a site that is cut off and comes back
-	$(BIN)/python recipes/fleet/live.py
+	$(BIN)/python recipes/fleet_demo.py
 
 # Without the compiled forms of sources and tests every process would compile them again.
 test test-all test-fast: export PYTHONDONTWRITEBYTECODE =
