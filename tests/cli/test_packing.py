@@ -149,7 +149,7 @@ def test_a_plan_is_no_job(farpipe, job):
 def test_options_of_a_plan_that_mean_nothing_for_chunks_are_refused(farpipe, job, arguments, reason):
     done = farpipe("plan", job, *arguments)
     assert done.returncode == 2, done.stderr
-    assert f"{arguments[0]} is not for data.packing" in done.stderr
+    assert f"{arguments[0]} can't be used with data.packing" in done.stderr
     assert reason in " ".join(done.stderr.split())
 
 

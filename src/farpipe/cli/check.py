@@ -98,7 +98,9 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
 
     job = job_with(options.job, options.given)
     if options.full and job.data.packing is not None:
-        raise UsageError("--full is not for data.packing: it follows microbatches of one length; leave out `packing`")
+        raise UsageError(
+            "--full can't be used with data.packing: it follows microbatches of one length; leave out `packing`"
+        )
     job, units = with_measured_links(job, options.links) if options.links else (job, ())
     found = read_log_of(options.log, job)
     steps, given = measured(found, str(options.log)), options.profile or []

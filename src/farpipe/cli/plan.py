@@ -124,7 +124,7 @@ class PlanOptions:
         }
         for option, (is_given, reason) in reasons.items():
             if is_given:
-                raise UsageError(f"{option} is not for data.packing: {reason}")
+                raise UsageError(f"{option} can't be used with data.packing: {reason}")
 
 
 @with_groups

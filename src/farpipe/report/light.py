@@ -25,7 +25,7 @@ WINDOW_S: Final = (0.0, 1.5)
 """Part of a step that is drawn, seconds after its begin."""
 _NOTE: Final = (
     "Above the pipeline with its messages, below the fibres that these hold most, on one time axis: a box is a light "
-    "path, so many slots for so long; grey ones are other people's. A red line is a message that waited for spectrum."
+    "path, its slots by its time; grey: background traffic. A red line is a message that waited for spectrum."
 )
 
 

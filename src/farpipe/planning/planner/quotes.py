@@ -39,7 +39,7 @@ def quote(job: Job | Request, cluster: Cluster | None = None, profiles: Measured
 class Planner:
     """Answers "this request on this cluster, or on what is left of it".
 
-    What stages cost is asked for once for every pair of a request and a cluster; give the same objects again.
+    Stage costs are cached per (request, cluster) by identity: reuse the objects.
     """
 
     def __init__(self, profiles: MeasuredDevices = ()) -> None:
