@@ -152,7 +152,9 @@ class Threaded:
         )
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(application(self.instance), port=self.port, log_config=None, access_log=False)
+        config = uvicorn.Config(
+            application(self.instance), port=self.port, log_config=None, access_log=False, timeout_graceful_shutdown=2
+        )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

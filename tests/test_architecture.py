@@ -17,11 +17,11 @@ MAY_IMPORT = {
     "optical": "core planning",
     "fleet": "core planning",
     "engine": "core planning",
-    "service": "core planning fleet engine",
+    "report": "core planning optical fleet engine",
+    "service": "core planning fleet engine report",
     "torch": "core planning engine",
     "testing": "core planning fleet engine service",
     "interop": "core planning",
-    "report": "core planning optical fleet engine",
     "cli": "core planning optical fleet engine service interop report",
 }
 """The contract: what each package may import besides itself; `docs/design.md` says why."""

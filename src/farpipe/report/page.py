@@ -65,12 +65,15 @@ def render(report: RunReport) -> str:
 def policy(is_served: bool = False) -> str:
     """What the browser lets a page do: nothing but its own style and the script of its dials, told by their hashes; of
     a page that is served, ask its own server."""
-    style, script = (b64encode(sha256(text.encode()).digest()).decode() for text in (_css(), _text_of("what_if.js")))
+    style, script = (
+        b64encode(sha256(text.encode()).digest()).decode() for text in (page_css(), _text_of("what_if.js"))
+    )
     asks = " connect-src 'self';" if is_served else ""
     return f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}';{asks} img-src data:"
 
 
-def _css() -> str:
+def page_css() -> str:
+    """Style of the page and of its figures."""
     return figures_css() + _text_of("page.css")
 
 
@@ -87,7 +90,7 @@ def _head(title: str, allowed: str) -> Markup:
         tag("meta", name_="color-scheme", content="light dark"),
         tag("link", rel="icon", href="data:,"),
         tag("title", title),
-        tag("style", Markup(_css())),
+        tag("style", Markup(page_css())),
     )
 
 
@@ -98,11 +101,11 @@ def _section(title: str, content: Sequence[str]) -> Markup:
 def _step_time(rows: Sequence[StepRow], step_s: float | None) -> Iterator[Markup]:
     if rows:
         if step_s is None:
-            yield _described(_key_figures(rows[0], named=len(rows) > 1), rows[0].name)
+            yield described(_key_figures(rows[0], named=len(rows) > 1), rows[0].name)
         else:
-            yield _described([("predicted step", format_seconds(step_s))], "the step")
+            yield described([("predicted step", format_seconds(step_s))], "the step")
         view = step_time_view(rows)
-        table = _table(turned(view) if len(rows) <= MAX_TURNED else view, captioned=False)
+        table = draw_table(turned(view) if len(rows) <= MAX_TURNED else view, captioned=False)
         is_alone = len(rows) == 1 and rows[0].measured_s is None
         yield _folded("All figures of the step", table) if is_alone else table
 
@@ -121,7 +124,8 @@ def _key_figures(row: StepRow, named: bool) -> list[tuple[str, str]]:
     return figures
 
 
-def _described(figures: Sequence[tuple[str, str]], whose: str) -> Markup:
+def described(figures: Sequence[tuple[str, str]], whose: str) -> Markup:
+    """Key figures, as (name, value), large."""
     cells = [tag("div", tag("dt", name), tag("dd", value)) for name, value in figures]
     return tag("dl", *cells, class_="key-figures", aria_label=f"Key figures of {whose}")
 
@@ -131,8 +135,8 @@ def _folded(title: str, *content: str) -> Markup:
     return tag("details", tag("summary", title), *content)
 
 
-def _table(view: TableView, *, captioned: bool = True) -> Markup:
-    """A table that scrolls by itself where the screen is narrow."""
+def draw_table(view: TableView, *, captioned: bool = True) -> Markup:
+    """A table that scrolls by itself where the screen is narrow; a cell may be Markup, any other text is escaped."""
     head = tag("tr", *(_cell(view, i, name, "th", "col") for i, name in enumerate(view.columns)))
     rows = [_row(view, index) for index in range(len(view.rows))]
     caption = tag("caption", view.title) if captioned else ""
@@ -169,9 +173,9 @@ def _scrolling(content: Markup, label: str) -> Markup:
 def _plan(report: RunReport) -> Iterator[Markup]:
     yield from (tag("p", line, class_="text") for line in report.plan_text.splitlines() if line.strip())
     for view in report.plan_tables:
-        yield _table(view)
+        yield draw_table(view)
     if report.folded:
-        yield _folded("What every second is made of", *map(_table, report.folded))
+        yield _folded("What every second is made of", *map(draw_table, report.folded))
 
 
 def _picture(picture: Picture) -> Iterator[Markup]:
@@ -199,7 +203,7 @@ def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
             )
             yield tag("figure", _scrolling(figure.inline(), figure.title), class_="wide")
             yield tag("p", f"{figure.description}{_drawn(view)}", class_="note")
-            yield _table(stage_table(view))
+            yield draw_table(stage_table(view))
 
 
 def _drawn(view: RunView) -> str:
@@ -267,7 +271,7 @@ def _groups(runs: Sequence[RunView], draw: Callable[[RunView], ChartGroup]) -> I
             yield _chart_image(group.charts, svg)
         else:
             rows = tuple((chart.title, chart.text) for chart in group.charts)
-            yield _table(TableView(" and ".join(group.columns), group.columns, rows, note=WITHOUT), captioned=False)
+            yield draw_table(TableView(" and ".join(group.columns), group.columns, rows, note=WITHOUT), captioned=False)
         if group.left_out:
             yield tag("p", group.left_out, class_="note")
     if drawn:
@@ -282,7 +286,7 @@ def _link_events(runs: Sequence[RunView]) -> Iterator[Markup]:
     """Events of the links, of every run that has some."""
     for view in runs:
         table = link_event_view(view.metrics, view.name if len(runs) > 1 else "")
-        yield from (_table(one) for one in (table, site_event_view(view.metrics)) if one is not None)
+        yield from (draw_table(one) for one in (table, site_event_view(view.metrics)) if one is not None)
 
 
 def _training(runs: Sequence[RunView]) -> Iterator[Markup]:

@@ -247,13 +247,18 @@ SITE_EVENTS: Final[dict[str, Callable[[float, str, int], Event]]] = {
 }
 
 
+async def change_site(what: str, site: str, service: Instance, who: Asker) -> None:
+    """Do one of `SITE_EVENTS` to a site; NotFoundError if there is none of that name."""
+    number = {one.name: one.num_devices for one in service.cluster.sites}.get(site)
+    if number is None:
+        raise NotFoundError(f"there is no site {site!r}")
+    make = SITE_EVENTS[what]
+    await service.give(Ask(lambda state, now_s: (make(now_s, site, number),), who=f"{who.id}: {what} {site}"))
+
+
 def _site_route(what: str, said: str) -> None:
     async def change(site: Annotated[str, Path(max_length=200)], service: Service, who: Operator) -> list[SiteView]:
-        number = {one.name: one.num_devices for one in service.cluster.sites}.get(site)
-        if number is None:
-            raise NotFoundError(f"there is no site {site!r}")
-        make = SITE_EVENTS[what]
-        await service.give(Ask(lambda state, now_s: (make(now_s, site, number),), who=f"{who.id}: {what} {site}"))
+        await change_site(what, site, service, who)
         return await run_in_threadpool(sites, service, who)
 
     change.__name__ = what

@@ -21,6 +21,8 @@ from farpipe.core.errors import FarpipeError
 from farpipe.core.strict import key_path
 from farpipe.service.api import Service, Viewer, router
 from farpipe.service.instance import Instance
+from farpipe.service.page.routes import router as page_router
+from farpipe.service.page.session import Sessions
 from farpipe.service.problems import MEDIA, STATUS, NotLeaderError, Problem, problem_of
 from farpipe.service.submission import MOST_BYTES
 from farpipe.service.views import site_views
@@ -45,9 +47,10 @@ def application(instance: Instance) -> FastAPI:
             await work
 
     app = FastAPI(title="farpipe fleet", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.instance = instance
+    app.state.instance, app.state.sessions = instance, Sessions()
     app.include_router(router)
     app.include_router(open_router)
+    app.include_router(page_router)
     app.add_middleware(Guard)
     app.add_exception_handler(FarpipeError, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)

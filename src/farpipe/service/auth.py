@@ -41,13 +41,18 @@ def new_token(role: Role, tenant: str, days: int) -> tuple[str, Row]:
     """A token and its row in the database."""
     token = secrets.token_urlsafe(32)
     until_s = time.time() + days * 86400.0
-    row = {"id": secrets.token_hex(4), "sha256": _hash(token), "role": role, "tenant": tenant, "until_s": until_s}
+    row = {"id": secrets.token_hex(4), "sha256": hash_of(token), "role": role, "tenant": tenant, "until_s": until_s}
     return token, row
 
 
 def asker(store: Store, token: str) -> Asker:
     """Who has `token`; UnknownTokenError: nobody, or not any more."""
-    row = store.token(_hash(token)) if token else None
+    return asker_by_hash(store, hash_of(token) if token else "")
+
+
+def asker_by_hash(store: Store, sha256: str) -> Asker:
+    """Who has the token with this hash; UnknownTokenError: nobody, or not any more."""
+    row = store.token(sha256)
     if row is None:
         raise UnknownTokenError("send a token that is known and has not ended: Authorization: Bearer TOKEN")
     return Asker(row["id"], row["role"], row["tenant"])
@@ -61,5 +66,6 @@ def make_first_token(store: Store, folder: Path) -> None:
         store.add_token(row)
 
 
-def _hash(token: str) -> str:
+def hash_of(token: str) -> str:
+    """All that is kept of a token."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -95,7 +95,7 @@ class Instance:
         self.is_leading, self.leader, self.silence, self.num_events = False, "", "", 0
         self.documents = dict[str, str]()
         """The job.toml of every job that has not ended."""
-        self._first, self._root, self._prices, self._begin = first, root, prices, begin
+        self._first, self.root, self._prices, self._begin = first, root, prices, begin
         self._state: FleetState | None = None
         self._trouble = "it is starting"
         self._is_migrated = False
@@ -196,7 +196,7 @@ class Instance:
         asked = self.store.submissions()
         self.documents = {name: Submission.model_validate_json(text).job for name, text in asked.items()}
         heard = heard_of(self.store.heard())
-        return Reconciler(self.launcher, self._root, self.cluster, self.documents, heard=heard, report_every_s=REPORT_S)
+        return Reconciler(self.launcher, self.root, self.cluster, self.documents, heard=heard, report_every_s=REPORT_S)
 
     async def _renew(self) -> None:
         while await self._leads():

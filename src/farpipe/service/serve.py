@@ -70,6 +70,7 @@ def serve(fleet: Path, root: Path, database: str | None, address: Address, polic
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_graceful_shutdown=5,  # streams of the page are open for long
         ssl_certfile=files.certificate if files else None,
         ssl_keyfile=files.key if files else None,
     )
