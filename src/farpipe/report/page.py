@@ -142,7 +142,7 @@ def draw_table(view: TableView, *, captioned: bool = True) -> Markup:
     caption = tag("caption", view.title) if captioned else ""
     table = tag("table", caption, tag("thead", head), tag("tbody", *rows))
     note = tag("p", view.note, class_="note") if view.note else ""
-    return join([_scrolling(table, view.title), note])
+    return join([scrolling(table, view.title), note])
 
 
 def _row(view: TableView, index: int) -> Markup:
@@ -166,7 +166,8 @@ def _bar(length: float) -> Markup:
     return tag("svg", box, class_="bar", viewBox="0 0 100 6", preserveAspectRatio="none", aria_hidden="true")
 
 
-def _scrolling(content: Markup, label: str) -> Markup:
+def scrolling(content: Markup, label: str) -> Markup:
+    """What scrolls by itself, also by the keyboard, where the screen is narrow."""
     return tag("div", content, class_="scroll", role="region", aria_label=label, tabindex=0)
 
 
@@ -190,7 +191,7 @@ def _image(svg: str, alt: str, size: str) -> Markup:
     image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=alt)
     # Our own figures follow the reader's colours also as an image; matplotlib's are dark on white, and turned around.
     themed = " themed" if "prefers-color-scheme" in svg else ""
-    return tag("figure", _scrolling(image, alt), class_=f"{size} picture{themed}")
+    return tag("figure", scrolling(image, alt), class_=f"{size} picture{themed}")
 
 
 def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
@@ -201,7 +202,7 @@ def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
             figure = draw_chunk_map(
                 view.chunks, f"chunks-{index}", view.recomputed, keeps_attention=view.keeps_attention
             )
-            yield tag("figure", _scrolling(figure.inline(), figure.title), class_="wide")
+            yield tag("figure", scrolling(figure.inline(), figure.title), class_="wide")
             yield tag("p", f"{figure.description}{_drawn(view)}", class_="note")
             yield draw_table(stage_table(view))
 
@@ -222,9 +223,9 @@ def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
         yield _run_heading(view, runs)
         figure = draw_gantt(group, window=window, key=f"gantt-{index}")
         charts.append(figure.inline())
-        yield tag("figure", *_zooms(index), _scrolling(charts[-1], figure.title), class_="wide")
+        yield tag("figure", *_zooms(index), scrolling(charts[-1], figure.title), class_="wide")
         if (band := draw_membership(view.metrics, f"membership-{index}")) is not None:
-            yield tag("figure", _scrolling(band.inline(), band.title), class_="wide")
+            yield tag("figure", scrolling(band.inline(), band.title), class_="wide")
             yield tag("p", band.description, class_="note")
     if panels:
         numbered = "chunks" if any(view.chunks for view in runs) else "microbatches"

@@ -6,6 +6,7 @@ from typing import Final
 from farpipe.core.units import format_seconds
 from farpipe.report.axis import PLAIN, TIME, Quantity, Scale, ticks
 from farpipe.report.figure import Block, Figure, Markup, at, join, tag
+from farpipe.report.page import scrolling
 from farpipe.service.reading import Step
 
 WIDTH: Final = 1100.0
@@ -55,4 +56,5 @@ def _lines(
         ]
     )
     said = f"{title}: from {points[0][1]:.4g} at step {points[0][0]} to {points[-1][1]:.4g} at step {points[-1][0]}."
-    return Figure(key, title, said, WIDTH, Block(at(0, 18, body), HEIGHT + 46)).inline()
+    figure = Figure(key, title, said, WIDTH, Block(at(0, 18, body), HEIGHT + 46))
+    return scrolling(figure.inline(), title)

@@ -103,8 +103,8 @@ def page(name: str, visitor: Visitor | None, status: int = 200, here: str = "", 
     return HTMLResponse(text, status, headers)
 
 
-def _table(view: TableView) -> Safe:
-    return Safe(draw_table(view, captioned=bool(view.title)))
+def _table(view: TableView, *, captioned: bool = False) -> Safe:
+    return Safe(draw_table(view, captioned=captioned))
 
 
 @router.get("/login")

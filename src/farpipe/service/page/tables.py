@@ -120,7 +120,7 @@ def attempts_table(attempts: Sequence[AttemptView], last_lines: dict[int, str], 
         for one in reversed(attempts)
     )
     note = "An attempt's number leads to its report: the timeline, predicted above measured." if link else ""
-    return TableView("", columns, rows, frozenset({3, 4, 5}), note=note)
+    return TableView("Attempts", columns, rows, frozenset({3, 4, 5}), note=note)
 
 
 def steps_table(steps: Sequence[Step]) -> TableView:
@@ -154,7 +154,7 @@ def sites_table(sites: Sequence[SiteView]) -> TableView:
         for one in sites
     )
     used = tuple(one.num_used / max(1, one.num_devices) for one in sites)
-    return TableView("", columns, rows, frozenset({2, 3, 4, 5, 6}), bars=((2, used),))
+    return TableView("Sites", columns, rows, frozenset({2, 3, 4, 5, 6}), bars=((2, used),))
 
 
 def links_table(links: Sequence[LinkView]) -> TableView:
@@ -171,7 +171,7 @@ def links_table(links: Sequence[LinkView]) -> TableView:
         for one, share in zip(links, shares, strict=True)
     )
     numbers = frozenset({1, 2, 3, 4})
-    return TableView("", ("link", "carries", "reserved", "share", "latency"), rows, numbers, bars=((3, shares),))
+    return TableView("Links", ("link", "carries", "reserved", "share", "latency"), rows, numbers, bars=((3, shares),))
 
 
 def of_fleet(state: FleetState, sites: Sequence[SiteView], silence: str, free: float) -> Iterator[str]:
