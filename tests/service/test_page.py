@@ -8,7 +8,7 @@ import pytest
 
 from farpipe.service.launcher import Key, Seen
 from farpipe.service.page.session import COOKIE
-from services import Threaded, until
+from services import Threaded, job_toml, until
 
 EVIL = "<script>alert(1)</script>"
 
@@ -46,9 +46,9 @@ class Visit:
         return self.http.post(path, data={"form_key": self.key, **fields}, headers=headers)
 
 
-def run(service, ask, name, losses=(3.0, 2.5)):
+def run(service, ask, name, losses=(3.0, 2.5), num_steps=4):
     """A job that has done some steps."""
-    ask.submit(name, min_devices=8)
+    ask.submit(name, job_toml(num_steps), min_devices=8)
     key = Key(name, 1)
     until(lambda: key in service.launcher.started)
     lines = [{"step": k, "attempt": 0, "step_s": 0.5, "loss": loss} for k, loss in enumerate(losses)]
@@ -144,7 +144,7 @@ def test_actions_need_their_roles_and_the_session_s_form(service, ask):
 def test_every_page_bans_what_is_not_its_own(service, ask):
     visit = Visit(service, ask)
     run(service, ask, "j")
-    for path in ("/", "/jobs/j", "/sites"):
+    for path in ("/", "/jobs/j", "/sites", "/submit", "/what-if", "/what-if?change=lost zurich", "/accounts"):
         policy = visit.http.get(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
@@ -159,3 +159,73 @@ def test_the_stream_says_when_something_has_changed(service, ask):
         assert next(line for line in lines if line.startswith("event")) == "event: changed"
         ask.submit("new")
         assert next(line for line in lines if line.startswith("event")) == "event: changed"
+
+
+def test_a_job_is_submitted_by_a_form_and_what_is_wrong_is_said_beside_it(service, ask):
+    visit = Visit(service, service.asking("submitter", "t"))
+    visit.get("/submit")
+    wrong = visit.post("/submit", name="j", job=f"x = {EVIL}")
+    assert (wrong.status_code, EVIL in wrong.text, "&lt;script&gt;" in wrong.text) == (422, False, True)
+    for fields, says in (({"min_devices": "x"}, "min_devices"), ({"max_devices": "64", "min_devices": "64"}, "64")):
+        answer = visit.post("/submit", name="j", job=job_toml(), **fields)
+        assert answer.status_code == 422
+        assert says in answer.text
+    assert "<h1>j</h1>" in visit.post("/submit", name="j", job=job_toml(), min_devices="8").text
+    assert ask("GET", "jobs/j").json()["tenant"] == "t"
+    viewer = Visit(service, service.asking("viewer", "t"))
+    assert "needs the role submitter" in viewer.get("/submit")
+    assert viewer.post("/submit", name="k", job=job_toml()).status_code == 403
+
+
+def test_what_if_plays_a_copy_and_changes_nothing(service, ask):
+    for name, num_steps in (("a", 2000), ("b", 4000)):
+        run(service, ask, name, num_steps=num_steps)
+    for name, tenant in (("secret", "others"), ("mine", "t")):
+        service.asking("submitter", tenant).submit(name, job_toml(3000), min_devices=8)
+    before = ask("GET", "sites").json()
+    visit, tenant = (Visit(service, who) for who in (ask, service.asking("viewer", "t")))
+    text = visit.get("/what-if")
+    for words in (
+        "the site zurich lost",
+        "twice the devices at lugano",
+        "zurich&gt;lugano at half",
+        "mine first in",
+    ):
+        assert words in text, words
+    shown = visit.get("/what-if?change=first mine")
+    assert re.search(r">mine</a>.*earlier</td></tr>", shown)
+    assert re.search(r">secret</a>.*later</td></tr>", shown)
+    assert "later" in visit.get("/what-if?change=drained lugano")
+    assert "not: fcfs starts it nowhere" in visit.get("/what-if?change=lost lugano"), "its checkpoint is there alone"
+    assert "earlier" in visit.get("/what-if?change=more lugano")
+    assert "secret" not in tenant.get("/what-if?change=drained lugano")
+    tenant.get("/what-if?change=first secret", 404)
+    assert ask("GET", "sites").json() == before
+    assert ask("GET", "jobs/mine").json()["phase"] == "queued"
+
+
+def test_accounts_devices_and_who_did_what(service, ask):
+    run(service, ask, "j")
+    ask("POST", "sites/zurich/drain")
+    visit, tenant = (Visit(service, who) for who in (ask, service.asking("viewer", "t")))
+    text = visit.get("/accounts")
+    assert re.search(r"<td>lugano</td><td class=\"number\">0\.0\d+</td>", text)
+    assert "8 at lugano</td>" in text
+    assert re.search(r"\w{8}: drain zurich", text)
+    assert "submits j" in text
+    other = tenant.get("/accounts")
+    assert ("8 at lugano" in other, "drain" in other) == (False, False)
+
+
+def test_an_attempt_s_report_is_shown_where_its_run_is(service, ask):
+    run(service, ask, "j")
+    visit = Visit(service, ask)
+    visit.get("/jobs/j/report?attempt=1", 404)
+    made = []
+    service.server.config.app.state.report = lambda path: made.append(path) or "<!doctype html><title>run</title>"
+    (service.root / "runs" / "j" / "1" / "run").mkdir(parents=True)
+    assert 'href="/jobs/j/report?attempt=1"' in visit.get("/jobs/j")
+    assert "<title>run" in visit.get("/jobs/j/report?attempt=1")
+    assert made == [service.root / "runs" / "j" / "1" / "run"]
+    visit.get("/jobs/j/report?attempt=2", 404)
+    Visit(service, service.asking("viewer", "t")).get("/jobs/j/report?attempt=1", 404)

@@ -47,7 +47,10 @@ def browser(service, tmp_path_factory):
         made.close()
 
 
-VIEWS = ("/", "/jobs/llama-8b", "/jobs/waits", "/sites")
+VIEWS = (
+    *("/", "/jobs/llama-8b", "/jobs/waits", "/sites", "/submit"),
+    *("/what-if", "/what-if?change=lost%20lugano", "/accounts"),
+)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -58,7 +61,7 @@ def test_axe_finds_nothing_and_nothing_is_too_wide(service, browser, width, sche
         browser.go(f"{service.url}{path}")
         assert browser.violations() == [], path
         assert browser.too_wide() == [], path
-        browser.picture(tmp_path / f"{path.strip('/').replace('/', '-') or 'jobs'}.png")
+        browser.picture(tmp_path / f"{path.strip('/').replace('/', '-').partition('%')[0] or 'jobs'}.png")
     paper = browser.run("getComputedStyle(document.body).backgroundColor")
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}[scheme]
 

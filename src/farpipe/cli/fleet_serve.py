@@ -32,11 +32,12 @@ def serve(
 
     Needs the extra service: pip install "farpipe[service]".
     """
-    for library in ("fastapi", "uvicorn", "sqlalchemy", "alembic", "prometheus_client"):
+    for library in ("fastapi", "uvicorn", "sqlalchemy", "alembic", "jinja2", "prometheus_client"):
         need_service("farpipe fleet serve", library)
+    from farpipe.cli.runs import page_of
     from farpipe.service.serve import Address, serve
 
-    serve(fleet, run_dir, database, Address(host, port, certs), policy)
+    serve(fleet, run_dir, database, Address(host, port, certs), policy, page_of)
 
 
 @with_groups

@@ -12,12 +12,12 @@ from farpipe.engine.figures.metrics import RUN_NAME, STEP_PLAN_NAME
 from farpipe.engine.launch.directory import how_it_ended
 from farpipe.engine.launch.runs import Run
 from farpipe.planning.workload import StepPlan
-from farpipe.report.page import write_report
+from farpipe.report.page import render, write_report
 from farpipe.report.plan_tables import trust_note
 from farpipe.report.shown import of_a_device, plan_report
 from farpipe.report.summary import typical
 from farpipe.report.trace import write_trace
-from farpipe.report.views import RunView
+from farpipe.report.views import RunReport, RunView
 
 PAGE_NAME = "report.html"
 TRACE_NAME = "trace.json"
@@ -107,8 +107,17 @@ def write_pages(runs: Sequence[LoadedRun], page: Path, trace: Path) -> None:
     first = runs[0].view
     timelines = {"predicted": first.predicted} | ({"measured": first.measured} if first.measured else {})
     write_trace(timelines, trace, first.problem)
+    write_report(_report(runs), page)
+
+
+def page_of(run_dir: Path) -> str:
+    """The page about one run, as HTML."""
+    return render(_report([load_run(run_dir)]))
+
+
+def _report(runs: Sequence[LoadedRun]) -> RunReport:
     notices = tuple(run.broken_off for run in runs if run.broken_off)
-    write_report(plan_report(runs[0].run.document, [run.view for run in runs], notices), page)
+    return plan_report(runs[0].run.document, [run.view for run in runs], notices)
 
 
 def summary_json(loaded: LoadedRun) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from farpipe.fleet.events import (
 from farpipe.fleet.job import FleetJob, JobState
 from farpipe.fleet.meter import JOULES_PER_KWH
 from farpipe.fleet.outcome import Allocation, FleetOutcome, JobRecord
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import settled
 from farpipe.fleet.state import FleetState
 from farpipe.fleet.waiting import why_unstarted
@@ -72,6 +73,9 @@ class Simulator:
         self.num_refused = 0
         self.changes: list[Allocation] = []
         self.prices = {site: [(self.state.now_s, t.price.usd_per_mwh)] for site, t in self.state.tariffs.items()}
+        for job in self.state.jobs.values():  # a fleet that is under way goes on
+            self.records[job.name] = JobRecord(job.job)
+            self._schedule(job)
 
     def run(self, jobs: Sequence[FleetJob], events: Iterable[Event] = (), *, tick_s: float = 900.0) -> FleetOutcome:
         """Play `events` and the submissions of `jobs` until every job has ended.
@@ -98,6 +102,10 @@ class Simulator:
             if self.state.closed:
                 last_s, self._idle_at_end = time_s, self._idle
         return self._outcome(begin_s, last_s)
+
+    def _push_own(self, event: Event, version: int) -> None:
+        """What a job does by itself; at once if that is overdue."""
+        self._push(replace(event, time_s=max(event.time_s, self.state.now_s)), version)
 
     def _push(self, event: Event, version: int = 0) -> None:
         rank = 1 if isinstance(event, Tick) else 0
@@ -136,15 +144,15 @@ class Simulator:
                 self._push(Tick(job.not_before_s))
             return
         if job.phase == "starting":
-            self._push(JobStarted(job.since_s + job.placement.startup_s, job.name, job.attempt), version)
+            self._push_own(JobStarted(job.since_s + job.placement.startup_s, job.name, job.attempt), version)
             return
         if job.phase == "stopping":
-            self._push(JobStopped(job.stopped_by_s, job.name, job.attempt, job.num_done), version)
+            self._push_own(JobStopped(job.stopped_by_s, job.name, job.attempt, job.num_done), version)
             return
         end_s = job.end_s()
         assert end_s is not None
         coming = [JobEnded(end_s, job.name, job.attempt), self._fault(job), self._next_copy(job)]
-        self._push(min(filter(None, coming), key=lambda event: event.time_s), version)
+        self._push_own(min(filter(None, coming), key=lambda event: event.time_s), version)
 
     def _next_copy(self, job: JobState) -> CheckpointStored | None:
         """The copy that is under way, or one that begins now; None where the job makes none."""

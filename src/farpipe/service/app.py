@@ -1,8 +1,9 @@
 """The HTTP application around an instance: errors as problems, sizes, headers, health and metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -35,8 +36,8 @@ PROBLEMS: Final = sorted({400, 405, *STATUS.values()})
 open_router = APIRouter()
 
 
-def application(instance: Instance) -> FastAPI:
-    """The application; the instance runs while it does."""
+def application(instance: Instance, report: Callable[[Path], str] | None = None) -> FastAPI:
+    """The application; the instance runs while it does. `report`: the page about the run in a directory, as HTML."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,6 +49,7 @@ def application(instance: Instance) -> FastAPI:
 
     app = FastAPI(title="farpipe fleet", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.instance, app.state.sessions = instance, Sessions()
+    app.state.report = report
     app.include_router(router)
     app.include_router(open_router)
     app.include_router(page_router)

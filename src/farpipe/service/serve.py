@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -51,17 +51,22 @@ class Address:
         return f"http{'s' if self.certs else ''}://{host}:{self.port}"
 
 
-def serve(fleet: Path, root: Path, database: str | None, address: Address, policy: str) -> None:
+def serve(
+    fleet: Path, root: Path, database: str | None, address: Address, policy: str, report: Callable[[Path], str]
+) -> None:
     """Serve the fleet of a FLEET.toml until SIGTERM or SIGINT; what runs goes on.
 
-    `root` gets the directories of all attempts, the first token, and the database unless `database` names another.
+    `root` gets the directories of all attempts, the first token, and the database unless `database` names another;
+    `report` makes the page about the run in a directory.
     """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     store = Store(checked_url(database) if database else f"sqlite:///{root.resolve() / DATABASE_NAME}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
         handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
-    app = application(instance(load_scenario(fleet), policy, store, root, f"{address.url} {secrets.token_hex(3)}"))
+    app = application(
+        instance(load_scenario(fleet), policy, store, root, f"{address.url} {secrets.token_hex(3)}"), report
+    )
     files = TlsFiles.find(address.certs, "") if address.certs else None
     uvicorn.run(
         app,

@@ -169,6 +169,11 @@ class Store:
         found = sa.select(LOG).where(LOG.c.number > after).order_by(LOG.c.number).limit(limit)
         return self._rows(found)
 
+    def asked(self, limit: int) -> list[Row]:
+        """Number, time and askers of the newest decisions that somebody asked for."""
+        found = sa.select(LOG.c.number, LOG.c.time_s, LOG.c.who).where(LOG.c.who != "")
+        return self._rows(found.order_by(LOG.c.number.desc()).limit(limit))
+
     def job(self, name: str) -> Row | None:
         """The newest job of that name."""
         found = self._rows(sa.select(JOBS).where(JOBS.c.name == name).order_by(JOBS.c.id.desc()).limit(1))
@@ -187,6 +192,11 @@ class Store:
     def attempts(self, job: str) -> list[Row]:
         """The attempts of a job, the first one first."""
         return self._rows(sa.select(ATTEMPTS).where(ATTEMPTS.c.job == job).order_by(ATTEMPTS.c.attempt))
+
+    def attempts_since(self, time_s: float, limit: int) -> list[Row]:
+        """The newest attempts that ran after `time_s`, of all jobs."""
+        found = sa.select(ATTEMPTS).where(sa.or_(ATTEMPTS.c.ended_s.is_(None), ATTEMPTS.c.ended_s >= time_s))
+        return self._rows(found.order_by(ATTEMPTS.c.began_s.desc()).limit(limit))
 
     def heard(self) -> list[Row]:
         """How far each attempt that is not over was heard."""

@@ -8,11 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster
-from farpipe.fleet.job import FleetJob, JobState
+from farpipe.fleet.job import FleetJob, JobState, Spent
 from farpipe.fleet.replacing import replace
 from farpipe.fleet.requests import kind_of
 from farpipe.fleet.snapshot import settled
 from farpipe.fleet.state import FleetState
+from farpipe.planning.cost.money import SECONDS_PER_HOUR
 from farpipe.service.submission import MOST_BYTES, submitted_job
 
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -52,6 +53,16 @@ class Submission(Body):
         return found
 
 
+class SiteSpent(BaseModel):
+    """What a job has used at a site so far; egress counts where it was sent."""
+
+    device_hours: float = 0.0
+    energy_kwh: float = 0.0
+    carbon_g: float = 0.0
+    usd: float = 0.0
+    """Rent, electricity and egress."""
+
+
 class JobView(BaseModel):
     """A job as it is now, or as it was when it ended. Times are Unix seconds."""
 
@@ -80,6 +91,8 @@ class JobView(BaseModel):
     deadline_s: float | None
     usd: float
     """Rent, electricity and egress so far."""
+    spent: dict[str, SiteSpent] = {}
+    """What it has used, by site."""
 
 
 class AttemptView(BaseModel):
@@ -139,7 +152,18 @@ def job_view(state: FleetState, job: JobState, now_s: float) -> JobView:
         end_s=job.end_s(),
         deadline_s=job.job.deadline_s,
         usd=account.spent.total_usd,
+        spent=_by_site(account.spent),
     )
+
+
+def _by_site(spent: Spent) -> dict[str, SiteSpent]:
+    found = {site: SiteSpent(device_hours=seconds / SECONDS_PER_HOUR) for site, seconds in spent.device_s.items()}
+    for part in (spent.rent_usd, spent.electricity_usd, spent.egress_usd):
+        for place, usd in part.items():
+            found.setdefault(place.split(">")[0], SiteSpent()).usd += usd
+    for site, energy_kwh in spent.energy_kwh.items():
+        found[site].energy_kwh, found[site].carbon_g = energy_kwh, spent.carbon_g.get(site, 0.0)
+    return found
 
 
 def ended_view(state: FleetState, job: JobState, result: str, why: str) -> JobView:

@@ -4,14 +4,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from farpipe.core.units import format_seconds
-from farpipe.report.axis import PLAIN, TIME, Quantity, Scale, ticks
+from farpipe.report.axis import PLAIN, TIME, Quantity, Scale, shorten, ticks
 from farpipe.report.figure import Block, Figure, Markup, at, join, tag
 from farpipe.report.page import scrolling
 from farpipe.service.reading import Step
+from farpipe.service.store import Row
 
 WIDTH: Final = 1100.0
 HEIGHT: Final = 150.0
 LEFT: Final = 60.0
+LABELS: Final = 190.0
+ROW: Final = 24.0
+MOST_ROWS: Final = 30
+"""Jobs that are drawn."""
+DAY_S: Final = 86400.0
 
 
 def step_charts(steps: Sequence[Step], quote_s: float | None) -> list[Markup]:
@@ -33,7 +39,7 @@ def _lines(
     values = [y for _, y in points] + ([level] if level is not None else [])
     low = 0.0 if quantity is TIME else min(values)
     x = Scale(points[0][0], max(points[-1][0], points[0][0] + 1), LEFT, WIDTH - 20)
-    y = Scale(low, max(values) if max(values) > low else low + 1, HEIGHT, 10)
+    y = Scale(low, 1.1 * max(values) if quantity is TIME else max(values) if max(values) > low else low + 1, HEIGHT, 10)
     marks = [
         tag("line", x1=LEFT, x2=WIDTH - 20, y1=y(one.value), y2=y(one.value), class_="grid")
         + tag("text", one.label, x=LEFT - 8, y=y(one.value) + 4, class_="end muted")
@@ -58,3 +64,26 @@ def _lines(
     said = f"{title}: from {points[0][1]:.4g} at step {points[0][0]} to {points[-1][1]:.4g} at step {points[-1][0]}."
     figure = Figure(key, title, said, WIDTH, Block(at(0, 18, body), HEIGHT + 46))
     return scrolling(figure.inline(), title)
+
+
+def holdings(rows: Sequence[Row], now_s: float) -> Markup:
+    """Who had devices in the last day: a row for every job, a bar for every attempt."""
+    names = list(dict.fromkeys(one["job"] for one in rows))[:MOST_ROWS]
+    begin_s = min(max(now_s - DAY_S, one["began_s"]) for one in rows)
+    x = Scale(begin_s - now_s, 0.0, LABELS, WIDTH - 20)
+    height = ROW * len(names)
+    bars = [tag("text", shorten(name, 28), x=0, y=ROW * k + 15) for k, name in enumerate(names)]
+    for one in rows:
+        if one["job"] in names:
+            left, right = (x(max(begin_s, time_s) - now_s) for time_s in (one["began_s"], one["ended_s"] or now_s))
+            said = tag("title", f"{one['job']}, attempt {one['attempt']}: {one['place']}")
+            top = ROW * names.index(one["job"]) + 3
+            bars.append(tag("rect", said, x=left, y=top, width=max(1.5, right - left), height=ROW - 6, class_="held"))
+    for seconds in (x.low, x.low / 2, 0.0):
+        label = "now" if not seconds else f"{format_seconds(-seconds)} ago"
+        bars.append(
+            tag("text", label, x=x(seconds), y=height + 16, class_="muted" if seconds == x.low else "mid muted")
+        )
+    said = f"Attempts of {len(names)} jobs over time; the table says the same."
+    figure = Figure("holdings", "Who had devices", said, WIDTH, Block(join(bars), height + 24))
+    return scrolling(figure.inline(), "Attempts over time")

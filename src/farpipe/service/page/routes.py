@@ -17,24 +17,40 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup as Safe
 
 from farpipe.core.errors import FarpipeError, InputError
-from farpipe.report.page import described, draw_table, page_css
+from farpipe.core.strict import validate
+from farpipe.fleet.replacing import replace
+from farpipe.report.page import described, draw_table, page_css, policy
 from farpipe.report.tables import TableView
 from farpipe.service import api
 from farpipe.service.api import SITE_EVENTS, JobName, Service
+from farpipe.service.attempt import RUN_NAME
 from farpipe.service.auth import ROLES, Asker
 from farpipe.service.instance import Instance
 from farpipe.service.page import tables
-from farpipe.service.page.figures import step_charts
-from farpipe.service.page.session import COOKIE, LENGTH_S, AnyForm, OwnForm, Seen, Sessions, Visitor
-from farpipe.service.problems import NotLeaderError, UnknownTokenError, problem_of
+from farpipe.service.page.figures import holdings, step_charts
+from farpipe.service.page.session import COOKIE, LENGTH_S, AnyForm, Form, OwnForm, Seen, Sessions, Visitor
+from farpipe.service.page.what_if import changes, ends
+from farpipe.service.problems import NotFoundError, NotLeaderError, UnknownTokenError, problem_of
 from farpipe.service.reading import log_part
+from farpipe.service.views import Submission
 
-VIEWS: Final = (("/", "Jobs"), ("/sites", "Sites and links"))
+VIEWS: Final = (
+    ("/", "Jobs"),
+    ("/submit", "Submit"),
+    ("/sites", "Sites and links"),
+    ("/what-if", "What if"),
+    ("/accounts", "Accounts"),
+)
 MOST_WHY: Final = 20
 """Waiting jobs that the list explains; the policy is asked for each."""
 TAIL_LINES: Final = 5
 MOST_TAILS: Final = 5
 """Newest attempts whose last lines are shown."""
+DAY_S: Final = 86400.0
+MOST_ACCOUNTS: Final = 1000
+"""Ended jobs that the accounts count."""
+MOST_HOLDINGS: Final = 200
+MOST_ASKED: Final = 100
 STREAM_S: Final = 30.0
 """Length of one stream of changes; the browser asks for the next one by itself."""
 POLL_S: Final = 0.5
@@ -76,16 +92,16 @@ def assets() -> tuple[Safe, Safe, str]:
     css = page_css() + (folder / "page.css").read_text(encoding="utf-8")
     script = (folder / "page.js").read_text(encoding="utf-8")
     hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in (css, script)]
-    policy = (
+    allowed = (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; img-src data:"
     )
-    return Safe(css), Safe(script), policy
+    return Safe(css), Safe(script), allowed
 
 
 def page(name: str, visitor: Visitor | None, status: int = 200, here: str = "", **values: Any) -> HTMLResponse:
     """A page from its template. All text is escaped but what `tag` and the templates have made."""
-    css, script, policy = assets()
+    css, script, allowed = assets()
     who = visitor.who if visitor else None
     key = Safe('<input type="hidden" name="form_key" value="{}">').format(visitor.form_key if visitor else "")
     text = TEMPLATES.get_template(name).render(
@@ -99,7 +115,7 @@ def page(name: str, visitor: Visitor | None, status: int = 200, here: str = "", 
         here=here,
         table=_table,
     )
-    headers = {"content-security-policy": policy, "referrer-policy": "same-origin"}
+    headers = {"content-security-policy": allowed, "referrer-policy": "same-origin"}
     return HTMLResponse(text, status, headers)
 
 
@@ -156,7 +172,7 @@ def _why(service: Instance, name: str, who: Asker) -> str:
 
 
 @router.get("/jobs/{name}")
-def job(name: JobName, service: Service, visitor: Seen) -> HTMLResponse:
+def job(name: JobName, request: Request, service: Service, visitor: Seen) -> HTMLResponse:
     """One job: how it goes, its attempts, steps and log."""
     who = visitor.who
     found, attempts = api.job(name, service, who), api.attempts(name, service, who)
@@ -174,11 +190,24 @@ def job(name: JobName, service: Service, visitor: Seen) -> HTMLResponse:
         job=found,
         why=_why(service, name, who),
         figures=Safe(described(tables.key_figures(found, steps), name)),
-        attempts=tables.attempts_table(attempts, last, ""),
+        attempts=tables.attempts_table(
+            attempts, last, f"/jobs/{name}/report?attempt=" if request.app.state.report else ""
+        ),
         charts=[Safe(chart) for chart in step_charts(steps, found.step_s)],
         steps=tables.steps_table(steps),
         log=log,
     )
+
+
+@router.get("/jobs/{name}/report")
+def report(name: JobName, request: Request, service: Service, visitor: Seen, attempt: int) -> HTMLResponse:
+    """The report of an attempt: its plan, and its timeline predicted above measured."""
+    known = [one.attempt for one in api.attempts(name, service, visitor.who)]
+    run_dir = service.root / name / f"{attempt}" / RUN_NAME
+    if request.app.state.report is None or attempt not in known or not run_dir.exists():
+        raise NotFoundError(f"attempt {attempt} of {name!r} has no run here (yet)")
+    headers = {"content-security-policy": f"{policy()}; base-uri 'none'; frame-ancestors 'none'"}
+    return HTMLResponse(request.app.state.report(run_dir), headers=headers)
 
 
 def _tail(text: str) -> str:
@@ -194,6 +223,64 @@ def sites(service: Service, visitor: Seen) -> HTMLResponse:
         here="/sites",
         sites=tables.sites_table(api.sites(service, visitor.who)),
         links=tables.links_table(api.links(service, visitor.who)),
+    )
+
+
+@router.get("/submit")
+def ask_for_job(visitor: Seen) -> HTMLResponse:
+    """The form for a job."""
+    return page("submit.html", visitor, here="/submit", form={})
+
+
+@router.post("/submit")
+async def submit(service: Service, visitor: Seen, form: OwnForm) -> Response:
+    """Submit a job; what is wrong with it is said beside what was filled in."""
+    visitor.who.expect("submitter")
+    try:
+        numbers = {key: _number(form, key) for key in ("min_devices", "max_devices") if form.get(key)}
+        wanted = validate(Submission, {"name": form.get("name", ""), "job": form.get("job", ""), **numbers}, "the form")
+        await api.submit(wanted, service, visitor.who, Response())
+    except FarpipeError as error:
+        return page("submit.html", visitor, problem_of(error).status, "/submit", form=form, problem=f"{error}")
+    return RedirectResponse(f"/jobs/{wanted.name}", 303)
+
+
+def _number(form: Form, key: str) -> int:
+    if not form[key].strip().isascii() or not form[key].strip().isdigit():
+        raise InputError(f"{key}: expected a whole number, found {form[key][:40]!r}")
+    return int(form[key])
+
+
+@router.get("/what-if")
+def what_if(service: Service, visitor: Seen, change: str = "") -> HTMLResponse:
+    """Ends of jobs if one thing were different; nothing is changed."""
+    state, who = service.state, visitor.who
+    mine = [one.name for one in state.jobs.values() if who.sees(one.job.tenant)]
+    known = changes(state, mine)
+    if change and change not in known:
+        raise NotFoundError("that is not among what can be asked")
+    found = ends(replace(state, now_s=service.now_s), change) if change else {}
+    others = [name for name in found if name not in mine]
+    shown = {name: (found[name][0].masked(others), found[name][1].masked(others)) for name in mine if name in found}
+    return page("what_if.html", visitor, here="/what-if", known=known, change=change, found=tables.what_if_table(shown))
+
+
+@router.get("/accounts")
+def accounts(service: Service, visitor: Seen) -> HTMLResponse:
+    """Money, energy and carbon; who had which devices; who did what."""
+    who, now_s = visitor.who, service.now_s
+    found = api.jobs(service, who, MOST_ACCOUNTS).jobs
+    mine, rows = {one.name for one in found}, service.store.attempts_since(now_s - DAY_S, MOST_HOLDINGS)
+    held = [one for one in rows if one["job"] in mine]
+    asked = service.store.asked(MOST_ASKED) if who.role == "operator" else []
+    return page(
+        "accounts.html",
+        visitor,
+        here="/accounts",
+        accounts=tables.accounts_table(found),
+        picture=Safe(holdings(held, now_s)) if held else "",
+        held=tables.holdings_table(held, now_s),
+        asked=tables.asked_table(asked),
     )
 
 
@@ -213,7 +300,7 @@ async def act(service: Service, visitor: Seen, form: OwnForm) -> Response:
 
 
 @router.get("/changes")
-def changes(service: Service, visitor: Seen) -> StreamingResponse:
+def stream(service: Service, visitor: Seen) -> StreamingResponse:
     """Server-sent events: ``changed``, at most twice a second."""
     return StreamingResponse(_changes(service), media_type="text/event-stream")
 

@@ -2,23 +2,24 @@
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from farpipe.core.units import format_percent, format_rate, format_seconds
+from farpipe.core.units import format_hours, format_percent, format_rate, format_seconds, printable
 from farpipe.fleet.job import JobState
 from farpipe.fleet.state import FleetState
 from farpipe.report.figure import Markup, tag
 from farpipe.report.tables import TableView
+from farpipe.service.page.what_if import End
 from farpipe.service.reading import Step
-from farpipe.service.views import AttemptView, JobView, LinkView, SiteView
+from farpipe.service.store import Row
+from farpipe.service.views import AttemptView, JobView, LinkView, SiteSpent, SiteView
 
 RECENT_S: Final = 86400.0
 """Age up to which a job that has failed needs attention."""
 LEAST_FREE: Final = 0.1
 """Share of the disk that should be free."""
 MOST_LINES: Final = 100
-Why = dict[str, str]
 
 
 def moment(time_s: float | None) -> str:
@@ -41,12 +42,17 @@ def where(job: JobView) -> str:
     return " > ".join(f"{number} at {site}" for site, number in job.devices.items())
 
 
+def steps_done(job: JobView) -> str:
+    """Whole steps done, of how many."""
+    return f"{int(job.num_done):,} of {job.num_steps:,}"
+
+
 def usd(amount: float) -> str:
     """Money, to a cent where that says something."""
     return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.2g}"
 
 
-def live_jobs(jobs: Sequence[JobView], why: Why) -> TableView:
+def live_jobs(jobs: Sequence[JobView], why: Mapping[str, str]) -> TableView:
     """Jobs that have not ended."""
     columns = ("job", "tenant", "phase", "where", "steps", "a step", "ends (UTC)", "cost", "why it waits")
     rows = tuple(
@@ -55,7 +61,7 @@ def live_jobs(jobs: Sequence[JobView], why: Why) -> TableView:
             job.tenant,
             job.phase,
             where(job),
-            f"{job.num_done:,.0f} of {job.num_steps:,}",
+            steps_done(job),
             format_seconds(job.step_s) if job.step_s else "",
             moment(job.end_s),
             usd(job.usd),
@@ -75,7 +81,7 @@ def ended_jobs(jobs: Sequence[JobView]) -> TableView:
             link_to(job.name),
             job.tenant,
             job.result,
-            f"{job.num_done:,.0f} of {job.num_steps:,}",
+            steps_done(job),
             moment(job.end_s),
             usd(job.usd),
             job.why,
@@ -87,7 +93,7 @@ def ended_jobs(jobs: Sequence[JobView]) -> TableView:
 
 def key_figures(job: JobView, steps: Sequence[Step]) -> list[tuple[str, str]]:
     """What people look for first."""
-    found = [("phase", job.result or job.phase), ("steps", f"{job.num_done:,.0f} of {job.num_steps:,}")]
+    found = [("phase", job.result or job.phase), ("steps", steps_done(job))]
     measured = [step.step_s for step in steps[-20:] if step.step_s is not None]
     losses = [step.loss for step in steps if step.loss is not None]
     if measured:
@@ -207,3 +213,72 @@ def _due_s(job: JobState) -> float:
     if job.phase == "starting" and job.placement is not None:
         return job.since_s + job.placement.startup_s
     return job.stopped_by_s if job.phase == "stopping" else (job.end_s() or float("inf"))
+
+
+def what_if_table(found: Mapping[str, tuple[End, End]]) -> TableView:
+    """Ends of jobs with and without a change."""
+    rows = tuple(
+        (link_to(name), _end(before), _end(after), _shift(before, after)) for name, (before, after) in found.items()
+    )
+    return TableView(
+        "Ends of jobs", ("job", "ends as it is (UTC)", "ends then (UTC)", "difference"), rows, frozenset({3})
+    )
+
+
+def _end(end: End) -> str:
+    return moment(end.end_s) if end.end_s is not None else f"not: {in_words(end.why)}"
+
+
+def _shift(before: End, after: End) -> str:
+    if before.end_s is None or after.end_s is None:
+        return ""
+    shift_s = after.end_s - before.end_s
+    if abs(shift_s) < 1:
+        return "none"
+    return f"{format_seconds(abs(shift_s))} {'later' if shift_s > 0 else 'earlier'}"
+
+
+def accounts_table(jobs: Sequence[JobView]) -> TableView:
+    """Money, energy and carbon by tenant and site, and all together."""
+    sums = dict[tuple[str, str], SiteSpent]()
+    for job in jobs:
+        for site, spent in job.spent.items():
+            for key in ((job.tenant, site), ("all", "")):
+                known = sums.get(key, SiteSpent()).model_dump()
+                sums[key] = SiteSpent(**{name: known[name] + value for name, value in spent.model_dump().items()})
+    rows = tuple(
+        (
+            tenant,
+            site,
+            format_hours(one.device_hours),
+            f"{one.energy_kwh:,.3g} kWh",
+            f"{one.carbon_g / 1e3:,.3g} kg",
+            usd(one.usd),
+        )
+        for (tenant, site), one in sorted(sums.items(), key=lambda item: (item[0][1] == "", item[0]))
+    )
+    columns = ("tenant", "site", "device-hours", "energy", "carbon", "cost")
+    return TableView("Accounts", columns, rows, frozenset({2, 3, 4, 5}), len(rows) - 1 if rows else None)
+
+
+def holdings_table(rows: Sequence[Row], now_s: float) -> TableView:
+    """Attempts, with the devices that they had."""
+    found = tuple(
+        (
+            link_to(one["job"]),
+            f"{one['attempt']}",
+            one["place"],
+            moment(one["began_s"]),
+            moment(one["ended_s"]) or "holds them",
+            format_seconds((one["ended_s"] or now_s) - one["began_s"]),
+        )
+        for one in rows
+    )
+    columns = ("job", "attempt", "devices", "from (UTC)", "until (UTC)", "for")
+    return TableView("Who had which devices", columns, found, frozenset({1, 5}))
+
+
+def asked_table(rows: Sequence[Row]) -> TableView:
+    """Who asked for what; tokens are named by their ids."""
+    found = tuple((f"{one['number']}", moment(one["time_s"]), printable(one["who"])) for one in rows)
+    return TableView("Who did what", ("line", "when (UTC)", "token and request"), found, frozenset({0}))
