@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 
 from farpipe.core.schedule.bounds import period_bound_s
 from farpipe.core.schedule.library import order
-from farpipe.core.step import Action, Exchange, Schedule, Sync, Transfer
+from farpipe.core.step import Action, Exchange, Problem, Schedule, Sync, Transfer
 from farpipe.core.step.player import makespan_s, period_s
+from farpipe.planning.planner.orders import best_order
 from pipelines import two_sites, work_s
 from strategies import problems, schedules
 
@@ -55,3 +56,14 @@ def test_a_rank_waits_for_what_its_optimizer_needs(sent):
         more = {"exchanges": (Exchange(link="b>a", bytes=7.0, source_stage=1, target_stage=0),)}
     schedule = order("1f1b", one)
     assert period_s(one.changed(**more), schedule) > period_s(one, schedule) + 4
+
+
+def test_without_a_barrier_the_order_of_the_shorter_period_is_taken():
+    one = two_sites(4, 20, latency=3.0, seconds=(20, 22, 17), stash=0.5)
+    free = one.changed(barrier=False)
+    schedules = [best_order(problem)[0] for problem in (one, free)]
+    assert period_s(one, schedules[1]) <= period_s(one, schedules[0])
+    assert makespan_s(one, schedules[0]) <= makespan_s(one, schedules[1])
+    assert free.to_json() != one.to_json(), "the flag is part of the document"
+    assert "barrier" not in one.to_json()
+    assert Problem.from_json(free.to_json(), "a test") == free

@@ -101,7 +101,8 @@ def try_orders(problem: Problem, methods: Iterable[str | Order] = tuple(ORDERS))
 def ranked(problem: Problem, outcomes: Iterable[Outcome]) -> list[Outcome]:
     """The fastest first: of equal makespans the shorter period, of equal ones the order that needs less memory.
 
-    Times to nine digits, so that rounding does not decide between equals.
+    Without a barrier the period comes before the makespan. Times to nine digits, so that rounding does not decide
+    between equals.
     """
     found = list(outcomes)
     counts = Counter(_digits(one.makespan_s) for one in found)
@@ -110,6 +111,8 @@ def ranked(problem: Problem, outcomes: Iterable[Outcome]) -> list[Outcome]:
         if one.schedule is None:
             return math.inf, math.inf, math.inf
         time_s, memory_bytes = _digits(one.makespan_s), max(peak_memory_bytes(problem, one.schedule))
+        if not problem.barrier:
+            return _digits(period_s(problem, one.schedule)), time_s, memory_bytes
         return time_s, _digits(period_s(problem, one.schedule)) if counts[time_s] > 1 else 0.0, memory_bytes
 
     return sorted(found, key=merit)

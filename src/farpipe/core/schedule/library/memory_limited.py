@@ -68,10 +68,8 @@ def _or_shorter(problem: Problem, found: Schedule, headroom: NDArray[np.float64]
         return found
     shortest = min(fitting, key=partial(makespan_s, problem))
     gain = 1 - makespan_s(problem, shortest) / makespan_s(problem, found)
-    if gain > _AS_LONG:
-        return shortest.renamed(found.method)
-    if gain <= -_AS_LONG:
-        return found
+    if problem.barrier and abs(gain) > _AS_LONG:
+        return shortest.renamed(found.method) if gain > 0 else found
     found_s, shortest_s = period_s(problem, found), period_s(problem, shortest)
     same = abs(shortest_s / found_s - 1) <= _CLOSE
     better = gain > _CLOSE if same else shortest_s < found_s
