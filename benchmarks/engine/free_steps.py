@@ -20,7 +20,7 @@ from farpipe.engine.launch.run import run
 from farpipe.engine.run_spec import RunSpec
 
 ACTION_S = 0.02
-NUM_STEPS, NUM_SKIPPED = 24, 4
+NUM_STEPS, NUM_SKIPPED = 16, 4
 WANS = {"20 ms, 200 Mbit/s": (0.020, 200e6, 16), "50 ms, 1 Gbit/s": (0.050, 1e9, 24)}
 """Latency, bits per second, and microbatches."""
 

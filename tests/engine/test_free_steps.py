@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farpipe.core.errors import DivergedError, RunStoppedError
+from farpipe.core.errors import DivergedError, RunError, RunStoppedError
 from farpipe.engine.executor import free_steps
 from farpipe.engine.executor.free_steps import FreeSteps
-from farpipe.engine.executor.work import Trainer
+from farpipe.engine.executor.work import AGAIN, Trainer
 from small_models import LLAMA, TIED
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state, train
 
@@ -149,3 +149,24 @@ def test_divergence_is_found_before_any_later_checkpoint(text_file, tmp_path):
             train(make_run(text_file, barrier=barrier, **options), tmp_path / name)
     assert checkpoints(tmp_path / "free") == checkpoints(tmp_path / "barrier")
     assert losses(tmp_path / "free") == losses(tmp_path / "barrier")
+
+
+def test_a_rank_that_is_lost_leaves_a_checkpoint_of_one_step_on_all(text_file, tmp_path, again):
+    options = {"num_steps": 9, "clip_norm": 1.0, "checkpoint_every_steps": 2, "keep_checkpoints": 9}
+    runs = both(text_file, tmp_path, **options)
+    lost, begin = tmp_path / "lost", Trainer.begin_step
+
+    def die_in_step_6(self, step):
+        if step % AGAIN == 6 and self._peers.rank == 1:
+            raise RunError("the machine is gone")
+        begin(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "begin_step", die_in_step_6)
+        with pytest.raises(RunError):
+            train(runs[1], lost)
+    assert checkpoints(lost)[0] in (4, 6)
+    train(runs[1], lost)
+    found = {step: figures for step, *figures in losses(lost)}
+    assert found == {step: figures for step, *figures in losses(tmp_path / "barrier")}
+    assert equal_states(state(lost, runs[1], 9), state(tmp_path / "barrier", runs[0], 9))
