@@ -120,8 +120,24 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
         )
     if plan.job.training.local_steps is not None and len(plan.layout.replica_sites) < 2:
         layout["training.local_steps with no replicas at two sites"] = 'layout.replicas = "across"'
+    layout |= _without_barrier(plan.job, training, plan.layout)
     changes = model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | layout | of_training
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
+
+
+def _without_barrier(job: Job, training: Training, layout: Layout) -> dict[str, str]:
+    """Obstacles to steps without a barrier, and what to say instead."""
+    others = {
+        "data.packing": job.data.packing is not None,
+        "training.local_steps": training.local_steps is not None,
+        "training.elastic": training.elastic,
+        "a table [publish]": job.publish is not None,
+        f"training.zero = {training.zero}": training.zero in (2, 3),
+        f"layout.tensor = {layout.tensor}": layout.tensor > 1,
+        f"layout.context = {layout.context}": layout.context > 1,
+    }
+    found = [name for name, is_there in others.items() if is_there and not training.barrier]
+    return {f"training.barrier = false with {name}": "training.barrier = true" for name in found}
 
 
 def _narrow(model: Model) -> dict[str, str]:
