@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "engine": "core planning",
     "service": "core planning fleet engine",
     "torch": "core planning engine",
-    "testing": "core planning fleet engine",
+    "testing": "core planning fleet engine service",
     "interop": "core planning",
     "report": "core planning optical fleet engine",
     "cli": "core planning optical fleet engine service interop report",

@@ -14,6 +14,7 @@ from farpipe.cli.certs import certs
 from farpipe.cli.check import check
 from farpipe.cli.compare import compare
 from farpipe.cli.explain import diff, explain
+from farpipe.cli.explore import explore
 from farpipe.cli.export import export
 from farpipe.cli.fleet import fleet
 from farpipe.cli.fleet_serve import drain, serve, status, token, undrain
@@ -79,6 +80,7 @@ for command in (
     plan,
     explain,
     diff,
+    explore,
     pareto,
     sweep,
     schedule,

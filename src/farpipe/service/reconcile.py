@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.spec import Cluster
-from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of
 from farpipe.engine.figures.metrics import METRICS_NAME, good_lines
 from farpipe.fleet.events import (
     CheckpointStored,
@@ -29,7 +29,7 @@ from farpipe.fleet.events import (
 )
 from farpipe.fleet.job import JobState
 from farpipe.fleet.state import FleetState
-from farpipe.service.attempt import RUN_NAME
+from farpipe.service.folder import RUN_NAME
 from farpipe.service.launcher import Key, Launcher, Seen
 from farpipe.service.order import ORDER_NAME, Order
 
@@ -126,10 +126,10 @@ class Reconciler:
         """The checkpoint that the state wants the attempt to begin from; InputError if no attempt has it any more."""
         if not job.num_done:
             return None
-        for number in range(job.attempt - 1, 0, -1):
-            run_dir = self.folder(Key(job.name, number)) / RUN_NAME
-            if job.num_done in whole_checkpoints(run_dir / CHECKPOINTS_NAME):
-                return folder_of(run_dir / CHECKPOINTS_NAME, int(job.num_done))
+        before = [Key(job.name, number) for number in range(job.attempt - 1, 0, -1)]
+        for key, found in self.launcher.look(before).items():
+            if job.num_done in found.stored:
+                return folder_of(self.folder(key) / RUN_NAME / CHECKPOINTS_NAME, int(job.num_done))
         raise InputError(f"no attempt of {job.name!r} has a checkpoint of {job.num_done:g} steps")
 
     def _events(self, job: JobState, key: Key, found: Seen, now_s: float) -> Iterator[Event]:
@@ -139,7 +139,7 @@ class Reconciler:
             self.launcher.stop(key, self.leave_s)
             found = self.launcher.look([key])[key]  # what was about to begin has begun, or is barred
         lines = self._new_lines(key, heard)
-        stored = self._newest_checkpoint(key)
+        stored = max(found.stored, default=0)
         if job.phase == "starting" and (heard.num_steps or found.exit_code == 0):
             yield JobStarted(now_s, *key)
         if lines and heard.num_steps:
@@ -151,7 +151,7 @@ class Reconciler:
             assert job.placement is not None
             heard.num_stored = stored
             yield CheckpointStored(now_s, *key, job.placement.sites[0], float(stored))
-        if found.state != "alive":
+        if found.state not in ("alive", "unknown"):
             yield self._end(job, key, found, now_s, float(max(stored, heard.num_stored)) or None)
 
     def _is_due(self, job: JobState, heard: Heard, step_s: float, now_s: float) -> bool:
@@ -175,14 +175,12 @@ class Reconciler:
         heard.num_steps = max([heard.num_steps, *(int(line["step"]) + 1 for line in lines)])
         return lines
 
-    def _newest_checkpoint(self, key: Key) -> int:
-        return next(iter(whole_checkpoints(self.folder(key) / RUN_NAME / CHECKPOINTS_NAME)), 0)
-
 
 def _reason(found: Seen) -> str:
     """Words for an end that was not a good one."""
     if found.exit_code is None:
-        return "nothing of it runs any more, and it did not say how it ended"
+        why = f" ({found.why})" if found.why else ""
+        return f"nothing of it runs any more, and it did not say how it ended{why}"
     code = found.exit_code
     end = f"exit code {code}" if code > 0 else f"ended by {Signals(-code).name}"
     return f"{end}: {found.why}" if found.why else end

@@ -22,7 +22,7 @@ from farpipe.fleet.state import first_state
 from farpipe.service.app import application
 from farpipe.service.auth import make_first_token
 from farpipe.service.instance import Instance
-from farpipe.service.local import LocalLauncher
+from farpipe.service.launchers import launcher_of
 from farpipe.service.store import Store
 
 RUNS_NAME: Final = "runs"
@@ -77,7 +77,7 @@ def serve(fleet: Path, root: Path, database: str | None, address: Address, polic
 
 
 def instance(scenario: Scenario, policy: str, store: Store, root: Path, owner: str) -> Instance:
-    """An instance of the fleet's service; attempts run on this machine, whatever their sites.
+    """An instance of the fleet's service, with the launcher that FLEET.toml names.
 
     Outages, failures and changes of links in FLEET.toml are for simulations: here they happen by themselves.
     """
@@ -88,7 +88,7 @@ def instance(scenario: Scenario, policy: str, store: Store, root: Path, owner: s
         store,
         first,
         scenario.cluster,
-        LocalLauncher(runs),
+        launcher_of(scenario.launcher, runs, scenario.launching),
         runs,
         owner,
         prices_of(scenario),
