@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from expert_models import MODELS
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.spec import Training
@@ -17,6 +18,7 @@ from farpipe.engine.data.batches import Batch
 from farpipe.engine.executor.executor import Executor, stage_ranks
 from farpipe.engine.executor.optimizer import Optimizer
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build, fill
+from farpipe.engine.stages.hugging_face_weights import config_of_model
 from farpipe.engine.stages.router_bias import ROUTER_BIAS, train_router_biases
 from farpipe.engine.stages.self_check import (
     NUM_LAYERS,
@@ -34,8 +36,9 @@ from in_process import run_ranks
 from small_models import placed_problem, relative_error
 from strategies import schedules
 
+BY_NUMBER = {f"{kind} by numbers": model for kind, model in MODELS.items()}
 EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")
-NAMES = ("llama", "qwen3", "gemma3_text", *EXPERTS, "gpt2", "olmo2", "phi")
+NAMES = ("llama", "qwen3", "gemma3_text", *EXPERTS, *BY_NUMBER, "gpt2", "olmo2", "phi")
 BALANCED = {name: {"output_router_logits": True, "router_aux_loss_coef": 0.5} for name in EXPERTS[:-1]}
 """A balancing loss that weighs as much as the other, for all that transformers gives one."""
 BIASED = Training(sequence_length=12, global_batch=8, moe_router_bias_update_rate=0.001)
@@ -48,7 +51,10 @@ NUM_MICROBATCHES = 4
 def whole_and_loss(name):
     """A small model of a type, its gradients in it, the batch that they are of, and the loss."""
     torch.manual_seed(0)
-    whole = random_model(shrunk(AutoConfig.for_model(name, **BALANCED.get(name, {}))), torch.float64)
+    config = (
+        config_of_model(BY_NUMBER[name]) if name in BY_NUMBER else AutoConfig.for_model(name, **BALANCED.get(name, {}))
+    )
+    whole = random_model(shrunk(config), torch.float64)
     tokens = torch.randint(64, (NUM_MICROBATCHES, 2, 12))
     batch = Batch(tokens, tokens.roll(-1, -1))
     return whole, batch, reference_loss(whole, batch)
