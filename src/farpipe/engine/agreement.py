@@ -97,8 +97,10 @@ def _facts(run: RunSpec, work: Work) -> tuple[ModelFacts, dict[str, str]]:
     from farpipe.engine.stages.hugging_face_weights import config_facts, sampled_digests
 
     version, config = versions_of(run)["transformers"], config_facts(run.plan.model.hugging_face)
-    facts = ModelFacts(transformers=version, config=config, buffers=_buffers(work))
-    return facts, sampled_digests(run.plan.model.hugging_face)
+    weights, untrained = sampled_digests(run.plan.model.hugging_face), _buffers(work)
+    if run.plan.training is not None and run.plan.training.lora is not None:
+        untrained |= weights
+    return ModelFacts(transformers=version, config=config, buffers=untrained), weights
 
 
 def _buffers(work: Work) -> dict[str, str]:
