@@ -1,5 +1,6 @@
 """Models of transformers in stages: loss and gradients of the whole, in every order, recomputed or not."""
 
+import weakref
 from copy import deepcopy
 from functools import cache, partial
 
@@ -92,7 +93,9 @@ def test_stages_have_the_gradients_of_the_whole_in_every_order(name, method, rec
 @given(st.data())
 def test_any_valid_order_gives_the_gradients_of_the_whole(data):
     problem = placed_problem(data.draw(st.sampled_from([FLAT, VEE, ROUND, (0, 1, 0)])), NUM_MICROBATCHES)
-    recompute = data.draw(st.sampled_from(["none", "full", "selective", "mlp", "core_attn mlp"]))
+    recompute = data.draw(
+        st.sampled_from(["none", "full", "selective", "mlp", "core_attn mlp", "layernorm", "layernorm mlp"])
+    )
     assert_equals_whole(data.draw(st.sampled_from(NAMES)), data.draw(schedules(problem)), recompute)
 
 
@@ -175,10 +178,29 @@ def test_a_layer_that_keeps_a_state_between_microbatches_is_refused(monkeypatch)
 
 
 def test_what_can_t_be_recomputed_by_itself_is_refused():
-    with pytest.raises(InputError, match="'layernorm' can't be recomputed by itself in a model of transformers; use"):
-        check_split(AutoConfig.for_model("llama"), "layernorm")
+    with pytest.raises(InputError, match="'moe_act' can't be recomputed by itself in a model of transformers; use"):
+        check_split(AutoConfig.for_model("mixtral"), "moe_act")
     with pytest.raises(InputError, match="attention of Gemma2ForCausalLM is of kind 'eager'"):
         check_split(AutoConfig.for_model("gemma2"), "selective")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "olmo2", "phi", "gpt2", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("recompute", ["layernorm", "layernorm mlp"])
+def test_norms_are_computed_again_as_in_the_whole(name, recompute):
+    """Also where a norm comes behind its part, or before several."""
+    assert_equals_whole(name, order("zb-h1", placed_problem(FLAT, NUM_MICROBATCHES)), recompute)
+
+
+@pytest.mark.parametrize(("recompute", "num_kept"), [("none", 2), ("layernorm", 0), ("layernorm mlp", 0)])
+def test_results_of_norms_are_not_kept_where_they_are_computed_again(recompute, num_kept):
+    whole, batch, _ = whole_and_loss("llama")
+    stage, *_ = make_stages(whole, batch, recompute, 2)
+    norms = [stage.module.blocks[1].input_layernorm, stage.module.blocks[1].post_attention_layernorm]
+    results = []
+    for norm in norms:
+        norm.register_forward_hook(lambda module, inputs, y: results.append(weakref.ref(y)))
+    stage.forward(0, None)
+    assert len([y for y in results if y() is not None]) == num_kept
 
 
 def test_encoders_are_refused():
