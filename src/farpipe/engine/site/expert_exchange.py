@@ -5,9 +5,9 @@ that share experts have different sequences, or different parts of them, so an e
 without a further exchange; FSDP2 divides and sums the experts of those that have the same ones.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -34,7 +34,7 @@ def expert_mesh(mesh: DeviceMesh, degree: int) -> DeviceMesh:
     return shares._unflatten(0, (shares.size() // degree, degree), (SAME, EXPERT))
 
 
-def experts_of(module: nn.Module) -> Iterator[nn.Module]:
+def experts_of(module: nn.Module) -> Iterator[Any]:
     """Yield the experts of every layer."""
     return (leaf for leaf in module.modules() if has_grouped_experts(leaf))
 
@@ -58,7 +58,7 @@ def divide_experts(module: nn.Module, mesh: DeviceMesh, alone: DeviceMesh) -> No
 class ExchangedTokens:
     """Forward of a layer's experts that other processes share: tokens [n, hidden], experts and weights [n, k] each."""
 
-    def __init__(self, experts: nn.Module, exchange: Callable[..., Tensor]) -> None:
+    def __init__(self, experts: nn.Module, exchange: Any) -> None:
         self._experts, self._exchange = experts, exchange
 
     def defer_to(self, store: WeightGradStore) -> None:
@@ -66,4 +66,5 @@ class ExchangedTokens:
         self._exchange.experts_forward = ExpertsForward(self._experts, store)
 
     def __call__(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        return self._exchange(hidden, experts, weights).to(hidden.dtype)
+        y: Tensor = self._exchange(hidden, experts, weights)
+        return y.to(hidden.dtype)

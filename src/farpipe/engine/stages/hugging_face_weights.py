@@ -82,7 +82,8 @@ def config_of_model(model: Model) -> PreTrainedConfig:
     if model.hugging_face is not None:
         return read_config(model.hugging_face)
     fields = config_with_experts(model)
-    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    config: PreTrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    return config
 
 
 def config_facts(folder: Path | str) -> dict[str, str]:

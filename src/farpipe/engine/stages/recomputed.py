@@ -98,7 +98,7 @@ class _BehindNorm:
         self._forward, self._norms = part.forward, norms
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        y = inputs[0] if inputs else options.get("hidden_states")
+        y: Any = inputs[0] if inputs else options.get("hidden_states")
         norm = next((one for one in self._norms if y is not None and y in one.inputs), None)
         if norm is None:
             return self._forward(*inputs, **options)
