@@ -362,9 +362,8 @@ def _make_stage(
     assert run.plan.training is not None
     recompute = run.plan.recompute[number] if run.plan.recompute else "none"
     numerics = numerics_of(run.plan.training, parameters, recompute)
-    return make_stage(
-        run.plan.model, run.plan.training, part, numerics, run.device, on_chunks=on_chunks, mesh=mesh, groups=groups
-    )
+    at = run.plan.model, run.plan.training, part, numerics, run.device
+    return make_stage(*at, on_chunks=on_chunks, mesh=mesh, expert=run.plan.expert, groups=groups)
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:

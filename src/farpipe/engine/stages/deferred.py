@@ -33,6 +33,9 @@ def defer(module: nn.Module, store: WeightGradStore) -> int:
     transformers; frozen ones keep nothing and have no W. Others (FP8, quantised layers) stay as they are: autograd
     gives their gradients in I, which is right as well.
     """
+    for leaf in module.modules():
+        if (defer_to := getattr(leaf.__dict__.get("forward"), "defer_to", None)) is not None:
+            defer_to(store)
     patched = [(leaf, forward) for leaf in module.modules() if (forward := _patched_forward(leaf, store)) is not None]
     for leaf, forward in patched:
         leaf.forward = forward

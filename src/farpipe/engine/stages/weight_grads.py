@@ -142,6 +142,15 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_divided(tensor) else tensor
 
 
+def like_parameter(part: Tensor, parameter: Tensor) -> Tensor:
+    """This process's part of what is divided over processes as `parameter` is."""
+    if not is_divided(parameter):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(part, parameter.device_mesh, parameter.placements, run_check=False)
+
+
 def can_wait(weight: Any) -> bool:
     """True for a trained parameter; what is computed from others (a parametrisation) needs autograd behind it."""
     return isinstance(weight, Tensor) and weight.is_leaf and weight.requires_grad

@@ -326,6 +326,11 @@ class Plan(Document, Table, arbitrary_types_allowed=True):
         """Devices that share each sequence, each `tensor` of them."""
         return self.layout.context
 
+    @property
+    def expert(self) -> int:
+        """Devices that share the experts of each layer."""
+        return self.layout.expert
+
     def to_body(self) -> dict[str, Any]:
         """Body of the JSON file, with an empty explanation."""
         return PlanDocument(plan=self).to_body()
