@@ -15,6 +15,7 @@ from site_processes import run_processes
 from small_models import relative_error
 from trainings import losses, make_run, train
 
+NAMES = (*WITH_EXPERT, "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe")
 ORDERS = ("1f1b", "zb-h1", "zb-2p")
 TWO, FOUR = (2, 1, 1), (4, 1, 1)
 """(data, tensor, context)"""
@@ -24,12 +25,12 @@ def cases_of(num_processes):
     """(name, degrees, order, options)"""
     options = [{}, {"recompute": "full"}, {"zero": 3, "reshard_after_forward": True}, {"recompute": "moe"}]
     if num_processes == 2:
-        for at, name in enumerate(WITH_EXPERT):
+        for at, name in enumerate(NAMES):
             yield name, TWO, ORDERS[at % 3], {"expert": 2} | options[at % 4]
         yield from (("mixtral", TWO, method, {"expert": 2}) for method in ORDERS)
         yield "qwen3_moe", (1, 1, 2), "zb-h1", {"expert": 2}
         return
-    for at, name in enumerate(WITH_EXPERT):
+    for at, name in enumerate(NAMES):
         yield name, FOUR, ORDERS[at % 3], {"expert": 2 + 2 * (at % 2)} | options[at % 4]
     yield "mixtral", (2, 1, 2), "zb-2p", {"expert": 2, "recompute": "full"}
     yield "mixtral", FOUR, "zb-h1", {"expert": 2, "zero": 3, "reshard_after_forward": True}

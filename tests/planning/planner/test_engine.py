@@ -76,7 +76,7 @@ PLAIN = {"hugging_face": None, "gated_mlp": True, "norm": "rmsnorm", "positions"
 """Of a model by numbers that is like a Mixtral, but for its experts."""
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3", None])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", None])
 def test_experts_are_shared_by_plan_and_train_alike(of_transformers, kind):
     from farpipe.engine.launch.runs import run_spec_of
 

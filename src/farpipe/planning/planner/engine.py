@@ -29,7 +29,7 @@ WITH_TENSOR: Final = (
 """Types of transformers' models whose layers the engine divides over tensor-parallel processes, each tested."""
 WITH_CONTEXT: Final = (*WITH_TENSOR, "mixtral", "qwen3_moe", "deepseek_v3", "olmo2", "olmoe", "gpt2")
 """Types whose sequences the engine divides over context-parallel processes, by Ulysses, each tested."""
-WITH_EXPERT: Final = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe")
+WITH_EXPERT: Final = ("mixtral", "qwen3_moe")
 """Types whose experts the engine divides over processes of a site, each tested."""
 WITH_ROUTER_BIAS: Final = (
     *("deepseek_v3", "axk1", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "hy_v3", "minimax_m2", "solar_open"),
