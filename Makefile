@@ -15,7 +15,7 @@ install = $(if $(UV),$(UV) pip install --python $(BIN)/python --torch-backend=au
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
 # Only their files are collected: to collect all takes 8 s.
 ALONE = $(BIN)/python -m pytest --durations=10 $$(grep -rl 'pytest.mark.alone' tests --include='test_*.py')
-.PHONY: demo test test-all test-fast test-stock check bench gpu errors wheel docs format clean
+.PHONY: demo fleet-demo test test-all test-fast test-stock check bench gpu errors wheel docs format clean
 
 $(TRAIN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
@@ -29,6 +29,9 @@ $(READY): $(TRAIN)
 
 demo: $(TRAIN)  ## train a small model over two emulated sites, farpipe's plan against plain 1F1B
 	$(BIN)/python recipes/demo.py
+
+fleet-demo: $(TRAIN)  ## a fleet of two sites on this machine: four trainings, a site that is cut off and comes back
+	$(BIN)/python recipes/fleet_demo.py
 
 # Without the compiled forms of sources and tests every process would compile them again.
 test test-all test-fast: export PYTHONDONTWRITEBYTECODE =

@@ -47,7 +47,7 @@ DOCS = {
     "how-to": "docs/how-to/*.md",
     "reference": "docs/reference/*.md",
     "benchmarks": "docs/reference/benchmarks/*.md",
-    "design and decisions": "docs/design.md docs/decisions/*.md",
+    "design and decisions": "docs/design.md docs/decisions.md docs/decisions/*.md",
     "CHANGELOG": "CHANGELOG.md",
 }
 """Pages that people read, by kind; tables that scripts write and the notes of each month are counted apart."""

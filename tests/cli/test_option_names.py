@@ -7,20 +7,20 @@ import pytest
 
 from test_docs import INTERFACE
 
-COMMON: Final = ("--json", "--set")
-"""Options of nearly every command, counted once."""
-MOST: Final = 131
+COMMON: Final = ("--json", "--set", "--server", "--token-file")
+"""Options that nearly every command has, or every client of a service, counted once."""
+MOST: Final = 143
 """Options of all commands; a rare one is a key of the job or a setting, which `--set` names."""
 NAMES: Final = {
     "reads": "--certs --hostfile --job --jobs --learned-from --lengths --light-paths --links --log --paths --plan "
-    "--profile --resume --schedule --trace",
+    "--profile --resume --schedule --token-file --trace",
     "writes": "--calibrate --events --html --output --perfetto --plot --run-dir --write",
     "flag": "--allow-plaintext --dry-run --full --json --listen --strategies --timeline --wan",
     "number": "--cut --days --guard --load --port --processes --sample --second-site --seconds "
     "--slot-ghz --slots --steps --time-limit --tolerance --top",
-    "word": "--accept --advertise-host --as --column --device --dtype --format --host --message "
-    "--link --method --model --modulation --network --nodes --objective --on-lost-site --over --policy --recipe --set "
-    "--site --sites --token --tokens --waits",
+    "word": "--accept --advertise-host --as --column --database --device --devices --dtype --format --host --message "
+    "--link --method --model --modulation --network --nodes --objective --on-lost-site --over --policy --recipe "
+    "--server --set --site --sites --token --tokens --waits",
 }
 """The table of names: every option of every command, by what its value is; of a file, whether it is read or written."""
 KINDS: Final = {name: kind for kind, names in NAMES.items() for name in names.split()}

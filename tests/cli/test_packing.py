@@ -48,7 +48,7 @@ def job(tmp_path):
 def test_a_plan_tells_of_the_first_batch(farpipe, job, tmp_path):
     shown = farpipe("plan", job, "-o", "plan.json", "--full")
     assert shown.returncode == 0, shown.stderr
-    assert "Every step is planned for itself: 4 documents of up to 4096 tokens" in " ".join(shown.stdout.split())
+    assert "Each step gets its own plan: 4 documents of up to 4096 tokens" in " ".join(shown.stdout.split())
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["schedule"]["method"] == "chunk-1f1b"
     step_s = plan["prediction"]["step_s"]
@@ -73,7 +73,7 @@ def test_a_plan_of_chunks_has_a_page(farpipe, job, tmp_path):
     shown = farpipe("plan", job, "--html", "page.html")
     assert shown.returncode == 0, shown.stderr
     page = (tmp_path / "page.html").read_text()
-    assert "Every step is planned for itself" in page
+    assert "Each step gets its own plan" in page
     assert "What the step is made of" not in page
 
 
@@ -149,7 +149,7 @@ def test_a_plan_is_no_job(farpipe, job):
 def test_options_of_a_plan_that_mean_nothing_for_chunks_are_refused(farpipe, job, arguments, reason):
     done = farpipe("plan", job, *arguments)
     assert done.returncode == 2, done.stderr
-    assert f"{arguments[0]} is not for data.packing" in done.stderr
+    assert f"{arguments[0]} can't be used with data.packing" in done.stderr
     assert reason in " ".join(done.stderr.split())
 
 

@@ -148,7 +148,7 @@ def test_a_start_that_nobody_confirms_has_failed_and_ends(stop_s):
     due_s = start.placement.startup_s + 100.0
     assert state.handle(Tick(due_s))[1] == []
     state, (stop, *others) = state.handle(Tick(due_s + 1))
-    assert (stop.attempt, stop.why) == (1, "nobody confirmed its start within 100 s of its expected end")
+    assert (stop.attempt, stop.why) == (1, "its start was not confirmed within 100 s of its expected end")
     if stop_s:
         assert (state.jobs["j"].phase, others, state.space().devices["a"]) == ("stopping", [], 0)
         state, others = state.handle(JobStopped(state.now_s + 5, "j", 1))
@@ -170,7 +170,7 @@ def test_a_stop_that_nobody_confirms_counts_as_over():
     assert state.handle(Tick(due_s))[0].jobs["j"].phase == "stopping"
     after, _ = state.handle(Tick(due_s + 1))
     (ended,) = after.done
-    assert (ended.what, ended.why) == ("cancel", "nobody confirmed its stop within 50 s of its expected end")
+    assert (ended.what, ended.why) == ("cancel", "its stop was not confirmed within 50 s of its expected end")
     assert (after.jobs, after.space().devices["a"]) == ({}, 8)
     assert after.handle(JobStopped(due_s + 9, "j", 1))[0].verdicts == ("",), "late, and of no effect"
 

@@ -293,7 +293,7 @@ def test_a_jobset_without_a_start_counts_from_its_creation(tmp_path):
     ]
     _, rows, notes = rows_of(tmp_path, {"apiVersion": "v1", "kind": "List", "items": items}, "x.json")
     assert [line.split(",")[2] for line in rows] == ["7200.0", "5400.0"]
-    assert "1 jobs whose start is not told: taken as started when created" in notes
+    assert "1 jobs without a start time: assumed to start when created" in notes
 
 
 def test_kinds_that_are_not_read_are_named_and_nothing_counts_twice(tmp_path):
@@ -308,7 +308,7 @@ def test_kinds_that_are_not_read_are_named_and_nothing_counts_twice(tmp_path):
     _, rows, notes = rows_of(tmp_path, {"apiVersion": "v1", "kind": "List", "items": items}, "x.json")
     assert rows == ["lab/a,0.0,3600.0,16,lab"]
     assert {note for note in notes if "left out" in note} == {
-        "1 jobs that another record of the list stands for: left out",
+        "1 jobs that are in the list twice: left out",
         "1 jobs of a kind that is not read (RayCluster): left out",
         "2 jobs of a kind that is not read (Pod): left out",
     }

@@ -15,7 +15,7 @@ from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import PlannerQuotes, StopCosts
 from farpipe.fleet.requests import kind_of
 from farpipe.fleet.state import first_state
-from farpipe.service.attempt import PROCESS_NAME
+from farpipe.service.folder import PROCESS_NAME
 from farpipe.service.launcher import Key
 from farpipe.service.local import LocalLauncher
 from farpipe.service.reconcile import Reconciler

@@ -331,7 +331,7 @@ def what_contradicts_itself_or_the_plan_is_refused_on_all_ranks(me, size):
         with pytest.raises(ValueError, match=words):
             farpipe.torch.Pipeline(stage, count, squared, **arguments)
     alone = [dist.new_group([rank], backend="farpipe") for rank in range(size)][me]
-    with pytest.raises(ValueError, match="a pipeline over one rank has nobody to send to"):
+    with pytest.raises(ValueError, match="a pipeline over one rank has no peer to send to"):
         farpipe.torch.Pipeline(module, COUNT, squared, method="1f1b", group=alone)
     with pytest.raises(ValueError, match="wrapped by DistributedDataParallel"):
         farpipe.torch.Pipeline(nn.parallel.DistributedDataParallel(module), COUNT, squared, method="1f1b")

@@ -70,5 +70,5 @@ def test_messages_over_the_group_of_all_ranks_are_refused(megatron_core):
 
 def test_a_pipeline_of_one_rank_is_refused(megatron_core):
     megatron_core["ranks"] = 1
-    with pytest.raises(ValueError, match="over one rank has nobody to send to"):
+    with pytest.raises(ValueError, match="over one rank has no peer to send to"):
         farpipe.torch.megatron(Config(), Groups())

@@ -27,7 +27,7 @@ def test_every_stage_is_on_one_rank():
 @pytest.mark.parametrize(
     ("stages", "words"),
     [
-        ([[0, 1]], "over one rank has nobody to send to"),
+        ([[0, 1]], "over one rank has no peer to send to"),
         ([[0], [0]], "stage 0 is on rank 0 and again on rank 1"),
         ([[0, 0], [1]], "stage 0 is on rank 0 and again on rank 0"),
         ([[0], [2]], "stage 1 of 3 is on no rank"),

@@ -14,10 +14,13 @@ from farpipe.cli.certs import certs
 from farpipe.cli.check import check
 from farpipe.cli.compare import compare
 from farpipe.cli.explain import diff, explain
+from farpipe.cli.explore import explore
 from farpipe.cli.export import export
 from farpipe.cli.fleet import fleet
+from farpipe.cli.fleet_serve import drain, serve, status, token, undrain
 from farpipe.cli.import_ import import_
 from farpipe.cli.init import init
+from farpipe.cli.job import job
 from farpipe.cli.lengths import lengths
 from farpipe.cli.list_ import list_
 from farpipe.cli.optical import optical
@@ -77,6 +80,7 @@ for command in (
     plan,
     explain,
     diff,
+    explore,
     pareto,
     sweep,
     schedule,
@@ -94,7 +98,10 @@ app.command("list")(list_)
 app.command("import")(import_)  # the word alone is Python's
 app.command()(check)
 app.add_typer(optical, name="optical")
+for command in (serve, status, drain, undrain, token):
+    fleet.command()(command)
 app.add_typer(fleet, name="fleet")
+app.add_typer(job, name="job")
 app.command()(lengths)
 app.add_typer(sequences, name="sequences")
 app.add_typer(wan, name="wan")

@@ -61,10 +61,10 @@ class CheckOptions:
 
 @with_groups
 def check(options: CheckOptions) -> None:
-    """Compare a training's own log with what farpipe predicts for it: step time, memory, where the seconds go.
+    """Compare a training's log with farpipe's prediction: step time, memory, where the seconds go.
 
     --json has measured_step_s, predicted_step_s, error = (predicted - measured) / measured, and seconds by kind, whose
-    sum is the measured step. Exit code 3 for a log of other sizes than the job's, 5 outside the tolerance.
+    sum is the measured step. Exit code 3: the log's sizes differ from the job's; 5: outside the tolerance.
     """
     from farpipe.interop.log_sizes import OtherTrainingError, pinned_by
     from farpipe.report.page import write_report
@@ -98,7 +98,9 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
 
     job = job_with(options.job, options.given)
     if options.full and job.data.packing is not None:
-        raise UsageError("--full is not for data.packing: it follows microbatches of one length; leave out `packing`")
+        raise UsageError(
+            "--full can't be used with data.packing: it follows microbatches of one length; leave out `packing`"
+        )
     job, units = with_measured_links(job, options.links) if options.links else (job, ())
     found = read_log_of(options.log, job)
     steps, given = measured(found, str(options.log)), options.profile or []

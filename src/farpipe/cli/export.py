@@ -39,14 +39,14 @@ class ExportOptions:
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File; default: stdout. For weights a new folder.")
     ] = None
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the weights that are written.")
-    ] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Type of the written weights.")] = (
+        "float32"
+    )
 
 
 @with_groups
 def export(context: typer.Context, options: ExportOptions) -> None:
-    """Write a schedule, or what a run has trained, in a form that others read.
+    """Export a schedule, a plan or trained weights in another framework's format.
 
     torch-csv: one row per rank, for torch's pipeline runtime; an order that torch would run wrongly is refused.
     hugging-face: config.json and safetensors. megatron, torchtitan: options and settings for a plan.

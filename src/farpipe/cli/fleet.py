@@ -26,7 +26,7 @@ fleet = typer.Typer(help="Decide and simulate many jobs over many regions.", no_
 MAX_NAMED = 5
 """Jobs that were not taken or did not finish, named one by one."""
 
-FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links, prices and failures.")]
+FleetFile = Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Fleet: sites, links, prices and failures.")]
 Jobs = Annotated[Path, typer.Option("--jobs", help="The trace: JOBS.csv.")]
 Pictures = Annotated[
     Path | None,

@@ -52,10 +52,7 @@ class ImportOptions:
     form: Annotated[str, typer.Option("--format", help=f"One of {FORMATS}.")] = "auto"
     site: Annotated[
         str,
-        typer.Option(
-            help="The devices that it runs on, by their name in the catalogue, such as h100; 128xh100 where the files "
-            "don't say how many."
-        ),
+        typer.Option(help="Devices of the training, such as h100; 128xh100 if the files don't say how many."),
     ] = "h100"
     given: Annotated[
         list[str] | None,
@@ -69,7 +66,7 @@ class ImportOptions:
         list[str] | None,
         typer.Option(
             metavar="OPTION",
-            help="Import without this option that is not understood and may change the model's shape; repeatable.",
+            help="Import without this unknown option, though it may change the model's shape; repeatable.",
         ),
     ] = None
     second_site: Annotated[
@@ -81,11 +78,10 @@ class ImportOptions:
         typer.Option(
             "--link",
             metavar="TIME,RATE",
-            help="Latency (one way) and bandwidth of the link to the second site, or one of them, such as "
-            "20ms,100G, which it is by default where nothing was measured.",
+            help="Link to the second site: one-way latency, bandwidth or both. Default: as measured, or 20ms,100G.",
         ),
     ] = None
-    job: Annotated[Path | None, typer.Option(help="The job that a trace or a log is of.")] = None
+    job: Annotated[Path | None, typer.Option(help="Job of the trace or log.")] = None
     output: Output = None
     as_json: AsJson = False
 
@@ -121,12 +117,12 @@ class ImportOptions:
 
 @with_groups
 def import_(context: typer.Context, options: ImportOptions) -> None:
-    """Read what other frameworks have: settings become a job.toml with the place of every value behind it.
+    """Import settings, logs, link tests and traces of other frameworks.
 
-    Settings, logs, link tests, traces, and lists of jobs. An option that says a shape or a degree and is not
-    understood ends the import; --accept NAME goes on without it. Options that change seconds or bytes and are not
-    planned stand in the job's first lines and in not_planned of --json. Of a log it shows the step (median of steady
-    steps), tokens/s, memory and sizes. No file is overwritten.
+    Settings become a job.toml that names the source of every value. An unknown option that gives a shape or a degree
+    ends the import; --accept NAME ignores it. Options that change time or memory and are not planned are listed at the
+    top of the job and in not_planned of --json. Of a log it shows the step (median of steady steps), tokens/s, memory
+    and sizes. No file is overwritten.
     """
     from farpipe.cli.import_lists import import_lists, import_log
     from farpipe.interop.second_site import is_job

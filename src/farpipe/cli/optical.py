@@ -242,8 +242,8 @@ def _table(rows: list[dict[str, Any]]) -> TableView:
         "mean_wait_s": "wait ms",
         "mean_units": "units",
         "held_slots": "slots held",
-        "harm": "harm, points",
-        "background_accepted": "others accepted",
+        "harm": "extra blocking, points",
+        "background_accepted": "background accepted",
     }
     if not any(row.get("background_requests") for row in rows):
         del shown["background_accepted"]

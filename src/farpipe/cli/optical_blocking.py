@@ -75,7 +75,7 @@ def net_called(name: str, *, shared: bool) -> "OpticalNetwork":
 
 @with_groups
 def blocking(options: BlockingOptions) -> None:
-    """Requests that an optical network refuses, from a trace or under random traffic."""
+    """Blocking of an optical network, under a trace or random traffic."""
     _expect_one_source(options)
     check_folder(
         options.events, keeping=(options.trace, options.paths, Path(options.network), Path(options.modulation))

@@ -155,6 +155,12 @@ def need_torch(what: str) -> None:
         raise InputError(f"{what} needs PyTorch: pip install 'farpipe[train]'")
 
 
+def need_service(what: str, library: str) -> None:
+    """InputError naming the extra to install where a `library` of the service is missing; `what` needs it."""
+    if not _is_there(library):
+        raise InputError(f"{what} needs {library}: pip install 'farpipe[service]'")
+
+
 def _is_there(library: str) -> bool:
     """True if `library` can be found, without the seconds that importing it may take."""
     try:

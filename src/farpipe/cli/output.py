@@ -199,7 +199,7 @@ def second_name(path: Path) -> str:
 
 
 class PacedLog:
-    """Says when a line of progress is due where no terminal redraws it: the first after a while, then now and then.
+    """Rate-limits progress lines when stderr is not a terminal.
 
     `log` writes a line to stderr at once, so that a log file or `tail -f` shows it while the work goes on.
     """

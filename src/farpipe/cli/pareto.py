@@ -25,10 +25,10 @@ def pareto(
     ] = "time,money",
     as_json: AsJson = False,
 ) -> None:
-    """Show the layouts that no other beats in one objective without losing in another.
+    """Show the Pareto front of layouts over two or more objectives.
 
-    Steps are estimates by closed forms; `farpipe plan` simulates a pinned layout. Choices that lack a figure which an
-    objective needs (a rent, a device's power) are left out. --json marks those on the front with on_front.
+    Steps are estimates by closed forms; `farpipe plan` simulates a pinned layout. Layouts that lack a figure
+    that an objective needs (a rent, a device's power) are left out. --json marks the front with on_front.
     """
     from farpipe.planning.planner import objective as choices_by
     from farpipe.planning.planner.candidates import left_out_note

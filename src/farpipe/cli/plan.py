@@ -36,7 +36,7 @@ class PlanOptions:
     profile: ProfileFiles = None
     learned_from: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Take times and links from what was measured in this run's directory."),
+        typer.Option(metavar="RUN", help="Use the times and links measured in this run directory."),
     ] = None
     time_limit: Annotated[
         float, typer.Option(min=0, help="Seconds to search further for a faster schedule of the plan found.")
@@ -124,7 +124,7 @@ class PlanOptions:
         }
         for option, (is_given, reason) in reasons.items():
             if is_given:
-                raise UsageError(f"{option} is not for data.packing: {reason}")
+                raise UsageError(f"{option} can't be used with data.packing: {reason}")
 
 
 @with_groups
@@ -160,7 +160,7 @@ def plan(options: PlanOptions, words: FewWords) -> None:
     searched_s = time.perf_counter() - began_s
     files = _write(options.output, found, *map(explained, others))
     if options.html is not None:
-        _write_page(found, best.costs, options.html)
+        _write_page(found, best, options.html)
     if options.as_json:
         _print_as_json(found, searched_s)
         return
@@ -226,11 +226,19 @@ def _refined(found: "PlanDocument", search_s: float) -> "PlanDocument":
     return PlanDocument(plan=plan, explanation=after_search(found.explanation, found.plan, plan, order))
 
 
-def _write_page(found: "PlanDocument", costs: "JobCosts", page: Path) -> None:
+def _write_page(found: "PlanDocument", best: "Planned", page: Path) -> None:
+    """The page of a plan, with the answers at other latencies and bandwidths."""
+    from farpipe.planning.explain.what_if import dials_of, grid_of
     from farpipe.report.page import write_report
     from farpipe.report.shown import plan_report, planned_view
+    from farpipe.report.what_if import what_if_data
 
-    write_report(plan_report(found, [planned_view(found.plan)], costs=costs), page)
+    dials = () if best.batch is not None else dials_of(best.found.job)
+    grid = None
+    if dials:
+        with progress_bar("varying latency and bandwidth", "point") as advance:
+            grid = what_if_data(dials, grid_of(best, dials, progress=advance))
+    write_report(plan_report(found, [planned_view(found.plan)], costs=best.costs, what_if=grid), page)
 
 
 def _pinned_by(objective: "Objective", job: "Job", profiles: "MeasuredDevices") -> "Job":

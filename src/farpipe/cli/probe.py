@@ -47,7 +47,7 @@ class ProbeOptions:
         str | None,
         typer.Option(
             metavar="SIZE[,PAUSE]",
-            help="Measure single messages of this size too, this pause (default 100 ms) before each: '8 MB,100 ms'.",
+            help="Measure single messages too: their size, and the pause before each (default 100 ms): '8 MB,100 ms'.",
         ),
     ] = None
     plan: Annotated[

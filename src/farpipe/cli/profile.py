@@ -46,7 +46,7 @@ class ProfileOptions:
 
 @with_groups
 def profile(options: ProfileOptions) -> None:
-    """Measure this machine's stage times; `farpipe plan --profile` takes them instead of modelled ones.
+    """Measure this machine's stage times; `farpipe plan --profile` uses them instead of modelled ones.
 
     Of a job with data.packing it measures slices of many lengths behind many prefixes. Needs PyTorch.
     """

@@ -11,7 +11,7 @@ from farpipe.cli.output import check_folder, console
 def report(
     run_dir: Annotated[
         list[Path],
-        typer.Argument(help="Run directories; the first is the one that the page is about."),
+        typer.Argument(help="Run directories; the page is about the first."),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the page; default: report.html in the first.")

@@ -63,7 +63,7 @@ def sweep(options: SweepOptions) -> None:
     """Compare strategies at every point of a grid of the job's inputs, and show which wins where.
 
     A key is dotted as in the file, such as cluster.links.latency or cluster.sites.zurich.num_devices; in a list, all
-    entries change unless one is named. Results are kept in the output file: a sweep that was cut continues. With
+    entries change unless one is named. Results are kept in the output file: an interrupted sweep continues. With
     --lengths every point plans one batch of documents.
     """
     from farpipe.engine.launch.grid import RowFile, here, play_grid

@@ -28,7 +28,7 @@ def train(
     light_paths: Annotated[Path | None, typer.Option(help="Light paths of `farpipe optical simulate`.")] = None,
     on_lost_site: Annotated[
         Literal["replan", "wait", "end"],
-        typer.Option(help="When a site is lost: go on without it until it is back, wait, or end."),
+        typer.Option(help="If a site is lost: continue without it until it returns, wait, or end."),
     ] = "end",
     as_json: AsJson = False,
 ) -> None:

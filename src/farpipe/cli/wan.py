@@ -98,19 +98,19 @@ def wan_set(
 
 @wan.command("cut")
 def wan_cut(context: typer.Context, link: LinkName) -> None:
-    """Let nothing pass on a link any more."""
+    """Cut a link: nothing passes."""
     _find(context.obj).cut(link)
 
 
 @wan.command("mend")
 def wan_mend(context: typer.Context, link: LinkName) -> None:
-    """Let a link that was cut carry packets again."""
+    """Restore a link that was cut."""
     _find(context.obj).mend(link)
 
 
 @wan.command("down")
 def wan_down(context: typer.Context) -> None:
-    """Remove a WAN, or what a crash has left of it; nothing there is fine."""
+    """Remove a WAN, or what a crash left of it; no error if there is none."""
     from farpipe.engine.links import state
     from farpipe.engine.links.namespace import check_possible
 

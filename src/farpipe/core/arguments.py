@@ -45,7 +45,7 @@ def expect_kind(place: str, value: object, kinds: type | tuple[type, ...], wante
 
 
 def expect_list(place: str, values: object, kinds: type | tuple[type, ...], wanted: str) -> None:
-    """InputError at `place` for what is no list, and for its first value that is none of `kinds`."""
+    """InputError at `place` if `values` is not a list, or for the first value of none of `kinds`."""
     expect_kind(place, values, (list, tuple), f"a list, each entry {wanted}")
     for index, value in enumerate(values):  # type: ignore[arg-type, var-annotated]
         expect_kind(f"{place}[{index}]", value, kinds, wanted)

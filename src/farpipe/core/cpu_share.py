@@ -38,6 +38,6 @@ def other_work(cpu_share: float | None) -> str:
     if cpu_share is None or cpu_share >= LEAST_SHARE:
         return ""
     return (
-        f"Other work, or ranks that share a core, had the CPU for {100 * (1 - cpu_share):.0f} % of the time that "
-        "these actions took: the figures say little about this machine."
+        f"Other work, or ranks that share a core, had the CPU for {100 * (1 - cpu_share):.0f} % of the time: don't "
+        "rely on these times."
     )

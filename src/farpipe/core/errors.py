@@ -4,13 +4,24 @@ import os
 import re
 import traceback
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+
+class FailedRank(NamedTuple):
+    """The rank of a run that an error is about."""
+
+    rank: int
+    exit_code: int
+    """Negative: the signal that ended it."""
+    is_victim: bool
+    """True if it ended because it had lost another."""
 
 
 class FarpipeError(Exception):
     """Base of every error that farpipe raises on purpose; its text is written for the user."""
 
     exit_code = 1
+    failed_rank: FailedRank | None = None
 
 
 class UsageError(FarpipeError):

@@ -219,7 +219,7 @@ class _Loop:
                 transport.change_link(change.link, LinkShape(change.latency_s, rate))
 
     def _before_exchange(self, step: int) -> None:
-        """Send all what they have to know when the exchange that ends `step` is over."""
+        """Send each rank what it needs after the exchange that ends `step`."""
         self._commands.before_exchange(step)
         if self._order_switch is not None:
             self._order_switch.before_exchange(step, self._commands.ask)

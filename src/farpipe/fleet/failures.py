@@ -39,10 +39,10 @@ def end_overdue(state: State) -> tuple[State, list[Command]]:
     for name in [job.name for job in state.jobs.values() if _is_overdue(state, job)]:
         job, further = settled(state, name), list[Command]()
         if job.phase == "stopping":
-            why = f"nobody confirmed its stop within {stops.stop_limit_s:g} s of its expected end"
+            why = f"its stop was not confirmed within {stops.stop_limit_s:g} s of its expected end"
             state, further = has_stopped(state, job, None, why)
         else:
-            why = f"nobody confirmed its start within {stops.start_limit_s:g} s of its expected end"
+            why = f"its start was not confirmed within {stops.start_limit_s:g} s of its expected end"
             further = [Preempt(name, job.attempt, why)]
             waiting = stopped(state, _paused(state, job, why))
             if waiting.phase == "stopping":

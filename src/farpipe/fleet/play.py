@@ -40,7 +40,7 @@ def play(
     expect_kind("play: scenario", scenario, Scenario, "a Scenario, such as farpipe.fleet.load_scenario(FILE) reads")
     expect_list("play: jobs", jobs, FleetJob, "a FleetJob; farpipe.fleet.read_jobs(FILE) reads them")
     _expect_series(scenario, jobs)
-    chosen = _configured(policy_of(policy), scenario) if isinstance(policy, str) else policy
+    chosen = configured(policy_of(policy), scenario) if isinstance(policy, str) else policy
     quotes = quotes or quotes_of(scenario)
     state = first_state(scenario.cluster, chosen, quotes, scenario.stops)
     simulator = Simulator(state, scenario.failures, scenario.idle_power_w, log, after)
@@ -52,7 +52,7 @@ def quotes_of(scenario: Scenario) -> PlannerQuotes:
     return PlannerQuotes(scenario.cluster, hop_quotes=scenario.hop_quotes)
 
 
-def _configured(policy: Policy, scenario: Scenario) -> Policy:
+def configured(policy: Policy, scenario: Scenario) -> Policy:
     """`policy` with the parameters and tenants of `scenario`; listed tenants want fairness unless it is set."""
     if not isinstance(policy, FarpipePolicy):
         return policy

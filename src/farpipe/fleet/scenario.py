@@ -72,6 +72,10 @@ class FleetSite(WrittenSite):
     """Degrees; for the map alone."""
     matrix_region: Text | None = None
     """Its name in the matrices, if it is another."""
+    launch: dict[str, Any] | None = None
+    slurm: dict[str, Any] | None = None
+    ssh: dict[str, Any] | None = None
+    """Tables of a launcher, which reads them."""
 
     def resolve(self) -> Site:
         """The site with its prices; a series counts from the first hour on, when it becomes events."""
@@ -198,6 +202,8 @@ class FleetFile(Part):
     policy: PolicyTable = PolicyTable()
     hop_quotes: HopQuotes = "planner"
     """Source of the speed of a job over several sites: the planner, or a formula, pessimistic and quicker."""
+    launcher: Text | None = None
+    """What starts jobs, of a fleet that is served."""
 
     @model_validator(mode="after")
     def _linked(self) -> Self:
@@ -228,6 +234,10 @@ class Scenario:
     """Time of the last figure of every series, by site and kind."""
     unpriced: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Sites without a figure, by what it is of: rent, electricity, egress, carbon, energy, idle energy."""
+    launcher: str | None = None
+    """Name of what starts jobs, where the fleet is served."""
+    launching: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What each site says to its launcher."""
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -260,6 +270,10 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
         series_end_s={f"{path}: {site}: {kind}": rows[-1][0] for (site, kind), rows in series.items() if len(rows) > 1},
         locations={site.name: site.location for site in written.sites if site.location is not None},
         unpriced=_unpriced(written, cluster),
+        launcher=written.launcher,
+        launching={
+            site.name: site.model_dump(include={"launch", "slurm", "ssh"}, exclude_none=True) for site in written.sites
+        },
     )
 
 

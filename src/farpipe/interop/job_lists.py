@@ -65,7 +65,7 @@ def as_trace(jobs: Iterable[ListedJob]) -> tuple[str, list[str]]:
             taken.append((job.submitted, job))
     notes = [f"{count:,} jobs {reason}: left out" for reason, count in left_out.items()]
     if assumed := sum(job.is_start_assumed for _, job in taken):
-        notes.append(f"{assumed:,} jobs whose start is not told: taken as started when created")
+        notes.append(f"{assumed:,} jobs without a start time: assumed to start when created")
     if not taken:
         raise InputError("no job that ran on devices and ended" + "".join(f"\n  {note}" for note in notes))
     begin = min(submitted for submitted, _ in taken)

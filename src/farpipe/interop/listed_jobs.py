@@ -48,7 +48,7 @@ def jobs_of_kubernetes(source: str, rows: Sequence[Any], zone: tzinfo) -> Iterat
     for index, (row, of_row) in enumerate(zip(rows, owners, strict=True)):
         name = _name(row) if names[_name(row)] == 1 else f"{_name(row)} ({row.get('kind')})"
         if _key(row) in admitted or known & of_row:
-            yield _left_out(name, "that another record of the list stands for")
+            yield _left_out(name, "that are in the list twice")
         elif row.get("kind") not in _KINDS:
             yield _left_out(name, f"of a kind that is not read ({row.get('kind')!s:.40})")
         else:

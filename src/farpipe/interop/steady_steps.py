@@ -47,7 +47,7 @@ def measured(log: StepLog, source: str) -> Measured:
         sizes = sorted({batch for attempt in log.attempts for batch in attempt.batches} - {log.batch})
         notes.append(
             f"the steps of global batch {log.batch} count; {num_others} of other batches "
-            f"({', '.join(str(size or 'not told') for size in sizes[:8])}{', ...' if len(sizes) > 8 else ''}) left out"
+            f"({', '.join(str(size or 'unknown') for size in sizes[:8])}{', ...' if len(sizes) > 8 else ''}) left out"
         )
     notes.append(f"{counted(num_warm_up, 'step')} of warm-up and {counted(num_outliers, 'outlier')} left out")
     if len(kept) < FEW_STEPS:

@@ -200,7 +200,7 @@ class _TraceReader:
         if all(one is None or one > 0 for one in seconds):
             yield name, _measured(*seconds)  # type: ignore[arg-type]
         else:
-            self.notes.append(f"{self.trace.source}: {name} can't be told from the layers' times; it is modelled")
+            self.notes.append(f"{self.trace.source}: {name} can't be separated from the layers' times; it is modelled")
 
     def _all(self, name: str) -> list[Span]:
         return [span for span in self.trace.operations if span.name == name]

@@ -24,7 +24,6 @@ _MARGIN_PX: Final = 24.0
 _ROW_PX: Final = 11.0
 _PITCH_PX: Final = 13.0
 _LETTER_PX: Final = 5.2
-_NUMBER: Final = "fill: #1b1f27; font-size: 8.5px"
 _MARK: Final = "#1b1f27"
 HUE_STEP: Final = 137.508
 """Degrees between the hues of neighbours, so that neighbours differ."""
@@ -92,7 +91,7 @@ def _box(part: Slice, index: int, begin: int, scale: Scale, layers: NDArray[np.i
     name = str(index)
     if width < len(name) * _LETTER_PX + 4:
         return drawn
-    return join([drawn, tag("text", name, x=left + width / 2, y=_ROW_PX - 2, text_anchor="middle", style=_NUMBER)])
+    return join([drawn, tag("text", name, x=left + width / 2, y=_ROW_PX - 2, text_anchor="middle", class_="on-chunk")])
 
 
 def colour_of(chunk: int) -> str:

@@ -23,6 +23,8 @@ FALL_PX: Final = 9.0
 """Height that the latency tail of a message falls through until it arrives."""
 MAX_LANES: Final = 3
 
+NUMBER_CLASS: Final = 'class="n on-'
+"""Beginning of the class of a number in a box."""
 _SEAM_PX: Final = 0.7
 _DIGIT_PX: Final = 0.6
 """Width of a digit, as a share of the size of the type."""
@@ -43,14 +45,15 @@ def action_boxes(
     height: float,
     font: float,
 ) -> Iterator[Markup]:
-    """One box per action, with its microbatch inside where there is room (`font` 0: nowhere)."""
+    """One box per action, with its microbatch inside where there is room for the longest one (`font` 0: nowhere)."""
+    longest = len(str(timeline.actions["microbatch"].max(initial=0)))
     for action in actions:
         left, right = _clip(scale, action["start_s"], action["end_s"])
         kind = f"{KINDS[action['kind']]}{shade[int(action['stage'])]}"
         title = tag("title", f"{timeline.label(action)} · {span(action['start_s'], action['end_s'])}")
         yield tag("rect", title, class_=kind, x=left, width=_box_width(left, right), height=height)
         text = str(action["microbatch"])
-        size = min(font, (right - left - 2) / (len(text) * _DIGIT_PX))
+        size = min(font, (right - left - 2) / (longest * _DIGIT_PX))
         if size >= _MIN_FONT_PX:
             place = {"x": (left + right) / 2, "y": height / 2 + size * 0.36}
             yield tag("text", text, class_=f"n on-{kind}", font_size=size, **place)

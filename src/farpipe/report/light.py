@@ -25,7 +25,7 @@ WINDOW_S: Final = (0.0, 1.5)
 """Part of a step that is drawn, seconds after its begin."""
 _NOTE: Final = (
     "Above the pipeline with its messages, below the fibres that these hold most, on one time axis: a box is a light "
-    "path, so many slots for so long; grey ones are other people's. A red line is a message that waited for spectrum."
+    "path, its slots by its time; grey: background traffic. A red line is a message that waited for spectrum."
 )
 
 
@@ -75,7 +75,15 @@ def write_light_page(
         figure.savefig(text, format="svg", metadata={"Date": None})
         picture = Picture("Light paths", text.getvalue().decode(), _NOTE)
     view = RunView(f"order {step.training.schedule.method}", lit_problem(step), step.timeline())
-    page = RunReport(about.title, (view,), pictures=(picture,), plan_text=about.setting, plan_tables=(about.figures,))
+    first, *rest = about.setting.splitlines()
+    page = RunReport(
+        about.title,
+        (view,),
+        verdict=(f"{first[:1].upper()}{first[1:]}.",),
+        pictures=(picture,),
+        plan_text="\n".join(rest),
+        plan_tables=(about.figures,),
+    )
     write_report(page, path)
 
 

@@ -1,7 +1,8 @@
-"""The report page: one HTML file that needs nothing else, neither scripts nor a network."""
+"""The report page: one HTML file that needs nothing else: no network, and no script but that of its dials."""
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -14,14 +15,14 @@ from farpipe.report.chunk_map import draw_chunk_map, stage_table
 from farpipe.report.figure import Markup, figures_css, join, tag
 from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
+from farpipe.report.gantt_rows import NUMBER_CLASS
 from farpipe.report.lines import WITHOUT, draw_lines
 from farpipe.report.membership import draw_membership, site_event_view
 from farpipe.report.summary import StepRow, link_event_view, step_row, step_time_view
 from farpipe.report.tables import MAX_TURNED, TableView, turned
 from farpipe.report.views import Picture, RunReport, RunView
+from farpipe.report.what_if import what_if_section
 
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""The browser itself keeps the page from loading or running anything."""
 _ZOOMS: Final = (1, 2, 4)
 """Largest width of a Gantt chart, in widths of the page."""
 _GANTT_NOTE: Final = (
@@ -43,30 +44,50 @@ def render(report: RunReport) -> str:
     sections = [
         _section("Step time", list(_step_time(rows, report.step_s))),
         *(_section(picture.title, list(_picture(picture))) for picture in report.pictures),
+        _section("Timeline", list(_timelines(report.runs))),
+        _section("What if", list(what_if_section(report.what_if)) if report.what_if else []),
         _section("Plan", list(_plan(report))),
         _section("Chunks", list(_chunks(report.runs))),
-        _section("Timeline", list(_timelines(report.runs))),
         _section("Memory", list(_groups(report.runs, memory_charts))),
         _section("Links", [*_groups(report.runs, link_charts), *_link_events(report.runs)]),
         _section("Training", list(_training(report.runs))),
     ]
     notices = [tag("pre", notice, class_="notice", role="status") for notice in report.notices]
-    header = tag("header", tag("h1", report.title), tag("p", report.summary) if report.summary else "", *notices)
-    body = tag("body", header, tag("main", *sections))
-    return f"<!doctype html>\n{tag('html', _head(report.title), body, lang='en')}\n"
+    verdict = [tag("p", line, class_="verdict") for line in report.verdict]
+    summary = tag("p", report.summary) if report.summary else ""
+    header = tag("header", tag("h1", report.title), *verdict, summary, *notices)
+    script = tag("script", Markup(_text_of("what_if.js"))) if report.what_if else Markup("")
+    body = tag("body", header, tag("main", *sections), script)
+    is_served = bool(report.what_if) and report.what_if["cells"] is None
+    return f"<!doctype html>\n{tag('html', _head(report.title, policy(is_served)), body, lang='en')}\n"
 
 
-def _head(title: str) -> Markup:
-    css = figures_css() + (files("farpipe.report") / "page.css").read_text(encoding="utf-8")
+def policy(is_served: bool = False) -> str:
+    """What the browser lets a page do: nothing but its own style and the script of its dials, told by their hashes; of
+    a page that is served, ask its own server."""
+    style, script = (b64encode(sha256(text.encode()).digest()).decode() for text in (_css(), _text_of("what_if.js")))
+    asks = " connect-src 'self';" if is_served else ""
+    return f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}';{asks} img-src data:"
+
+
+def _css() -> str:
+    return figures_css() + _text_of("page.css")
+
+
+def _text_of(name: str) -> str:
+    return (files("farpipe.report") / name).read_text(encoding="utf-8")
+
+
+def _head(title: str, allowed: str) -> Markup:
     return tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=allowed),
         tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name_="color-scheme", content="light dark"),
         tag("link", rel="icon", href="data:,"),
         tag("title", title),
-        tag("style", Markup(css)),
+        tag("style", Markup(_css())),
     )
 
 
@@ -81,7 +102,9 @@ def _step_time(rows: Sequence[StepRow], step_s: float | None) -> Iterator[Markup
         else:
             yield _described([("predicted step", format_seconds(step_s))], "the step")
         view = step_time_view(rows)
-        yield _table(turned(view) if len(rows) <= MAX_TURNED else view, captioned=False)
+        table = _table(turned(view) if len(rows) <= MAX_TURNED else view, captioned=False)
+        is_alone = len(rows) == 1 and rows[0].measured_s is None
+        yield _folded("All figures of the step", table) if is_alone else table
 
 
 def _key_figures(row: StepRow, named: bool) -> list[tuple[str, str]]:
@@ -103,6 +126,11 @@ def _described(figures: Sequence[tuple[str, str]], whose: str) -> Markup:
     return tag("dl", *cells, class_="key-figures", aria_label=f"Key figures of {whose}")
 
 
+def _folded(title: str, *content: str) -> Markup:
+    """What is there for who opens it."""
+    return tag("details", tag("summary", title), *content)
+
+
 def _table(view: TableView, *, captioned: bool = True) -> Markup:
     """A table that scrolls by itself where the screen is narrow."""
     head = tag("tr", *(_cell(view, i, name, "th", "col") for i, name in enumerate(view.columns)))
@@ -115,13 +143,23 @@ def _table(view: TableView, *, captioned: bool = True) -> Markup:
 
 def _row(view: TableView, index: int) -> Markup:
     first, *rest = view.rows[index]
-    cells = [_cell(view, i, text, "td") for i, text in enumerate(rest, 1)]
+    bars = {column: lengths[index] for column, lengths in view.bars}
+    cells = [_cell(view, i, text, "td", bar=bars.get(i)) for i, text in enumerate(rest, 1)]
     chosen = "chosen" if index == view.chosen else None
     return tag("tr", _cell(view, 0, first, "th", "row"), *cells, class_=chosen)
 
 
-def _cell(view: TableView, index: int, text: str, name: str, scope: str | None = None) -> Markup:
-    return tag(name, text, scope=scope, class_="number" if index in view.numbers else None)
+def _cell(
+    view: TableView, index: int, text: str, name: str, scope: str | None = None, bar: float | None = None
+) -> Markup:
+    drawn = Markup("") if bar is None else _bar(bar)
+    return tag(name, text, drawn, scope=scope, class_="number" if index in view.numbers else None)
+
+
+def _bar(length: float) -> Markup:
+    """A bar under the number of a cell, which says the same."""
+    box = tag("rect", width=100 * length, height=6)
+    return tag("svg", box, class_="bar", viewBox="0 0 100 6", preserveAspectRatio="none", aria_hidden="true")
 
 
 def _scrolling(content: Markup, label: str) -> Markup:
@@ -132,6 +170,8 @@ def _plan(report: RunReport) -> Iterator[Markup]:
     yield from (tag("p", line, class_="text") for line in report.plan_text.splitlines() if line.strip())
     for view in report.plan_tables:
         yield _table(view)
+    if report.folded:
+        yield _folded("What every second is made of", *map(_table, report.folded))
 
 
 def _picture(picture: Picture) -> Iterator[Markup]:
@@ -173,16 +213,20 @@ def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
     """A Gantt chart for every run, all with the same scale."""
     panels = [_panels(view) for view in runs]
     window = fitting_window([panel for group in panels for panel in group], max(_ZOOMS)) if panels else None
+    charts = []
     for index, (view, group) in enumerate(zip(runs, panels, strict=True)):
         yield _run_heading(view, runs)
         figure = draw_gantt(group, window=window, key=f"gantt-{index}")
-        yield tag("figure", *_zooms(index), _scrolling(figure.inline(), figure.title), class_="wide")
+        charts.append(figure.inline())
+        yield tag("figure", *_zooms(index), _scrolling(charts[-1], figure.title), class_="wide")
         if (band := draw_membership(view.metrics, f"membership-{index}")) is not None:
             yield tag("figure", _scrolling(band.inline(), band.title), class_="wide")
             yield tag("p", band.description, class_="note")
     if panels:
         numbered = "chunks" if any(view.chunks for view in runs) else "microbatches"
-        yield tag("p", f"Numbers are {numbered}; {_GANTT_NOTE}", class_="note")
+        numbers = f"Numbers are {numbered}; " if any(NUMBER_CLASS in chart for chart in charts) else ""
+        note = f"{numbers}{_GANTT_NOTE}"
+        yield tag("p", f"{note[0].upper()}{note[1:]}", class_="note")
 
 
 def _zooms(index: int) -> Iterator[Markup]:

@@ -20,7 +20,7 @@ from farpipe.planning.explain.differences import Difference
 from farpipe.planning.planner.objective import Objective, is_known
 from farpipe.planning.planner.plan import Change, CostClass, PlanDocument, RunnerUp, Strategy
 from farpipe.planning.planner.quote import Quote
-from farpipe.report.tables import TableView
+from farpipe.report.tables import TableView, bar_lengths
 
 COST_WORDS: Final[dict[CostClass, str]] = {
     "a setting": "a setting",
@@ -187,17 +187,21 @@ def _link_table(plan: Plan) -> TableView:
 
 
 def _choice_table(runners_up: Sequence[RunnerUp], *, is_rough: bool) -> TableView:
+    peaks = [choice.peak_memory_bytes for choice in runners_up]
+    bars = ((2, bar_lengths([choice.step_s for choice in runners_up])), (3, bar_lengths(peaks)))
     rows = [
         (
             _folded(choice.what),
             choice.method or "-",
             format_about(choice.step_s, is_rough=is_rough) if choice.step_s else "-",
+            format_bytes(choice.peak_memory_bytes) if choice.peak_memory_bytes else "-",
             choice.reason,
         )
         for choice in runners_up
     ]
-    columns = ("layout", "schedule", "step", "reason")
-    return TableView("Why the others lost", columns, tuple(rows), frozenset({2}), expendable=(1,))
+    columns = ("layout", "schedule", "step", "peak memory", "reason")
+    numbers = frozenset({2, 3})
+    return TableView("Why the others lost", columns, tuple(rows), numbers, expendable=(1, 3), bars=bars)
 
 
 def _folded(what: str) -> str:
@@ -251,6 +255,7 @@ def strategy_table(strategies: Sequence[Strategy], *, is_rough: bool = False, ch
         own,
         " ".join(filter(None, [note * differs, alone, shares])),
         expendable,
+        bars=((1, bar_lengths([one.step_s for one in strategies])),),
     )
 
 

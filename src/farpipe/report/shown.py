@@ -1,7 +1,7 @@
 """Lines, tables and pages about plans and runs, as the commands show them."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
@@ -38,6 +38,9 @@ from farpipe.report.plan_tables import (
 )
 from farpipe.report.tables import FittedTable, TableView, to_rich
 from farpipe.report.views import RunReport, RunView
+
+NUM_VERDICT: Final = 4
+"""Lines of a verdict at the top of a page."""
 
 
 def of_a_device(plan: Plan, device: str | None = None) -> dict[str, Any]:
@@ -227,9 +230,14 @@ def planned_view(plan: Plan, **measured: Any) -> RunView:
 
 
 def plan_report(
-    document: PlanDocument, runs: list[RunView], notices: tuple[str, ...] = (), costs: JobCosts | None = None
+    document: PlanDocument,
+    runs: list[RunView],
+    notices: tuple[str, ...] = (),
+    costs: JobCosts | None = None,
+    what_if: Mapping[str, Any] | None = None,
 ) -> RunReport:
-    """The page about a plan and its runs; `notices` stand at its top, `costs` are those that it was made with.
+    """The page about a plan and its runs; `notices` stand at its top, `costs` are those that it was made with,
+    `what_if` are its dials.
 
     The step of chunks has no derivation: it follows microbatches of one length.
     """
@@ -237,13 +245,19 @@ def plan_report(
     given = costs if plan.job.data.packing is None else None
     why = _derivation_of(plan) if given is None else derivation_tables(plan, given)
     gain = gain_lines(document, 2) if said.strategies else ()
+    stages, links, strategies, changes, runners_up = plan_tables(document)
+    lines = verdict_lines(document)
+    verdict, rest = lines[:NUM_VERDICT], lines[NUM_VERDICT:]
     return RunReport(
         title=f"{plan.job.model.name} over {plan.where}",
         runs=tuple(runs),
         summary=_headline(document).splitlines()[1],
-        plan_tables=(*(view for view in plan_tables(document) if view.rows), *why),
-        plan_text="\n".join((*verdict_lines(document), *gain, *said.advice, *engine_lines(plan))),
+        plan_tables=tuple(view for view in (strategies, runners_up, changes, stages, links) if view.rows),
+        plan_text="\n".join((*rest, *gain, *said.advice, *engine_lines(plan))),
         notices=notices,
+        verdict=tuple(verdict),
+        folded=why,
+        what_if=what_if,
     )
 
 

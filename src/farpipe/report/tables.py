@@ -37,6 +37,8 @@ class TableView:
     chosen: int | None = None
     note: str = ""
     expendable: tuple[int, ...] = ()
+    bars: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """(column, lengths from 0 to 1 of the bars that a page draws in its cells)."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,12 @@ class FittedTable:
 def to_rich(view: TableView) -> FittedTable:
     """The table for a terminal of any width."""
     return FittedTable(view)
+
+
+def bar_lengths(values: Sequence[float]) -> tuple[float, ...]:
+    """Lengths of bars for `values`, the greatest as 1."""
+    most = max(values, default=0.0)
+    return tuple(value / most if most > 0 else 0.0 for value in values)
 
 
 def as_text(view: TableView, width: int = 140) -> str:

@@ -75,5 +75,11 @@ class RunReport:
     notices: tuple[str, ...] = ()
     """Notices that a reader has to know before all else, such as that a run did not end well."""
     pictures: tuple[Picture, ...] = ()
+    verdict: tuple[str, ...] = ()
+    """Lines that answer what the page is about, before all figures."""
+    folded: tuple[TableView, ...] = ()
+    """Tables that are opened by who wants them, such as a derivation."""
+    what_if: Mapping[str, Any] | None = None
+    """Dials and answers, as `farpipe.report.what_if` writes them."""
     step_s: float | None = None
     """Predicted seconds of the step of which the runs are parts; None: each is a step of its own."""

@@ -5,39 +5,37 @@ at a checkpoint when it is told to, and when nobody has wanted it for `ORPHAN_AF
 service does not go on for ever.
 """
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from farpipe.core.errors import FarpipeError
-from farpipe.core.strict import parse_json, write_text
+from farpipe.core.strict import write_text
 from farpipe.planning import PlanDocument
+from farpipe.service.folder import (
+    BEGUN_NAME,
+    END_NAME,
+    LOCK_NAME,
+    LOG_NAME,
+    PLAN_NAME,
+    POLL_S,
+    PROCESS_NAME,
+    RUN_NAME,
+    STOP_NAME,
+    WANTED_NAME,
+    begin_of,
+    stop_time,
+    take,
+)
 from farpipe.service.order import ORDER_NAME, Order
 
-LOCK_NAME: Final = "lock"
-BEGUN_NAME: Final = "begun"
-"""Written once: a second start finds it and leaves."""
-PROCESS_NAME: Final = "process"
-"""Number of the training's process group, and when its first process began."""
-STOP_NAME: Final = "stop"
-"""Written by who wants the attempt to leave, with the seconds that it has for it."""
-WANTED_NAME: Final = "wanted"
-"""Touched by the service at every look."""
-END_NAME: Final = "end.json"
-LOG_NAME: Final = "log"
-PLAN_NAME: Final = "plan.json"
-RUN_NAME: Final = "run"
-"""Directory of the run."""
 ORPHAN_AFTER_S: Final = 900.0
-POLL_S: Final = 0.2
 LAST_WORDS: Final = 2000
 """Bytes of the log that are read for the reason of an end."""
 
@@ -71,19 +69,12 @@ def main(folder: Path) -> None:
         return  # it is at work, or has been
     try:
         order = Order.load(folder / ORDER_NAME)
-        code, why = train(folder, order, lock) if stop_asked(folder) is None else (75, "stopped before it began")
+        code, why = (
+            train(folder, order, lock) if stop_time(folder / STOP_NAME) is None else (75, "stopped before it began")
+        )
     except FarpipeError as error:
         code, why = error.exit_code, f"{error}"
     write_text(folder / END_NAME, json.dumps({"exit_code": code, "why": why}) + "\n")
-
-
-def take(lock: int) -> None:
-    """Take the lock; BlockingIOError if another attempt has it, and not only one that looks."""
-    for _ in range(20):
-        with suppress(BlockingIOError):
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(POLL_S / 4)
-    raise BlockingIOError
 
 
 def train(folder: Path, order: Order, lock: int) -> tuple[int, str]:
@@ -102,28 +93,12 @@ def train(folder: Path, order: Order, lock: int) -> tuple[int, str]:
     write_text(folder / PROCESS_NAME, f"{child.pid} {begin_of(child.pid)}\n")
     training, leave_s = Training(child), 60.0
     while child.poll() is None:
-        if (told := stop_asked(folder)) is not None or is_orphan(folder):
+        if (told := stop_time(folder / STOP_NAME)) is not None or is_orphan(folder):
             leave_s = leave_s if told is None else told
             training.leave()
         training.kill_after(leave_s)
         time.sleep(POLL_S)
     return child.returncode, last_words(folder) if child.returncode else ""
-
-
-def begin_of(pid: int) -> str:
-    """Time at which a process began, on the machine's clock: numbers of processes are used again."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return "unknown"
-
-
-def stop_asked(folder: Path) -> float | None:
-    """Seconds in which the attempt is to leave; None: it may go on."""
-    try:
-        return float((folder / STOP_NAME).read_text() or "60")
-    except FileNotFoundError:
-        return None
 
 
 def is_orphan(folder: Path) -> bool:
@@ -137,12 +112,6 @@ def last_words(folder: Path) -> str:
     lines = [line for line in data.decode(errors="replace").splitlines() if line.strip()]
     errors = [place for place, line in enumerate(lines) if "error" in line.lower()]
     return "\n".join(lines[errors[-1] :] if errors else lines[-3:])
-
-
-def end_of(data: bytes, source: str) -> dict[str, Any]:
-    """What `END_NAME` says; InputError where it is something else."""
-    found: dict[str, Any] = parse_json(data.decode(), source)
-    return found
 
 
 if __name__ == "__main__":

@@ -17,12 +17,15 @@ class Key(NamedTuple):
 class Seen:
     """What a launcher sees of an attempt."""
 
-    state: Literal["absent", "alive", "ended", "vanished"]
-    """``absent``: it has not begun; ``vanished``: nothing of it runs, and it has not said how it ended."""
+    state: Literal["absent", "alive", "ended", "vanished", "unknown"]
+    """``absent``: it has not begun; ``vanished``: nothing of it runs, and it has not said how it ended; ``unknown``: a
+    site of it does not answer."""
     exit_code: int | None = None
     """Of an attempt that has ended; negative: the signal that ended it."""
     why: str = ""
     """Last words of one that did not end well."""
+    stored: tuple[int, ...] = ()
+    """Steps of its checkpoints that are whole."""
 
 
 class Launcher(Protocol):

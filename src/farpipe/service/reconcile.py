@@ -4,6 +4,7 @@ There is no list of orders that have to be carried out once: a start or a stop t
 missing at the next pass, and one that is done twice does nothing twice.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.spec import Cluster
-from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of, whole_checkpoints
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of
 from farpipe.engine.figures.metrics import METRICS_NAME, good_lines
 from farpipe.fleet.events import (
     CheckpointStored,
@@ -28,12 +29,14 @@ from farpipe.fleet.events import (
 )
 from farpipe.fleet.job import JobState
 from farpipe.fleet.state import FleetState
-from farpipe.service.attempt import RUN_NAME
+from farpipe.service.folder import RUN_NAME
 from farpipe.service.launcher import Key, Launcher, Seen
 from farpipe.service.order import ORDER_NAME, Order
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names of jobs that can be names of directories."""
+CHANGED: Final = 0.1
+"""Share of a step's time by which it has to differ to be reported at once."""
 
 
 @dataclass
@@ -43,6 +46,8 @@ class Heard:
     offset: int = 0
     num_steps: int = 0
     num_stored: int = 0
+    reported_s: float = -math.inf
+    """Time of the last report of its steps."""
 
 
 @dataclass
@@ -58,6 +63,10 @@ class Reconciler:
     leave_s: float = 60.0
     """Seconds in which a stopped attempt writes its checkpoint."""
     heard: dict[Key, Heard] = field(default_factory=dict)
+    report_every_s: float = 0.0
+    """Interval of step reports, unless a step has got slower or faster."""
+    gone: set[Key] = field(default_factory=set)
+    """Attempts that have ended and are not wanted: nobody looks at them again."""
 
     def step(self, state: FleetState, now_s: float) -> list[Event]:
         """One pass: what has happened since the last one, at `now_s`, to be handed to `FleetState.handle`."""
@@ -68,7 +77,7 @@ class Reconciler:
             if not NAME.fullmatch(key.job)
         ]
         wanted = {key: job for key, job in wanted.items() if NAME.fullmatch(key.job)}
-        seen = self.launcher.look({*wanted, *self._attempts()})
+        seen = self.launcher.look({*wanted, *self._attempts()} - self.gone)
         is_clear = self._stop_unwanted({key: found for key, found in seen.items() if key not in wanted})
         for key, job in wanted.items():
             if seen[key].state == "absent" and job.phase == "starting":
@@ -85,6 +94,8 @@ class Reconciler:
         """
         for key, found in seen.items():
             self.heard.pop(key, None)
+            if found.state == "ended":
+                self.gone.add(key)
             if found.state in ("alive", "absent"):
                 self.launcher.stop(key, self.leave_s)
         return not any(found.state == "alive" for found in seen.values())
@@ -115,10 +126,10 @@ class Reconciler:
         """The checkpoint that the state wants the attempt to begin from; InputError if no attempt has it any more."""
         if not job.num_done:
             return None
-        for number in range(job.attempt - 1, 0, -1):
-            run_dir = self.folder(Key(job.name, number)) / RUN_NAME
-            if job.num_done in whole_checkpoints(run_dir / CHECKPOINTS_NAME):
-                return folder_of(run_dir / CHECKPOINTS_NAME, int(job.num_done))
+        before = [Key(job.name, number) for number in range(job.attempt - 1, 0, -1)]
+        for key, found in self.launcher.look(before).items():
+            if job.num_done in found.stored:
+                return folder_of(self.folder(key) / RUN_NAME / CHECKPOINTS_NAME, int(job.num_done))
         raise InputError(f"no attempt of {job.name!r} has a checkpoint of {job.num_done:g} steps")
 
     def _events(self, job: JobState, key: Key, found: Seen, now_s: float) -> Iterator[Event]:
@@ -128,17 +139,25 @@ class Reconciler:
             self.launcher.stop(key, self.leave_s)
             found = self.launcher.look([key])[key]  # what was about to begin has begun, or is barred
         lines = self._new_lines(key, heard)
-        stored = self._newest_checkpoint(key)
+        stored = max(found.stored, default=0)
         if job.phase == "starting" and (heard.num_steps or found.exit_code == 0):
             yield JobStarted(now_s, *key)
         if lines and heard.num_steps:
-            yield StepReported(now_s, *key, float(heard.num_steps), median(line["step_s"] for line in lines))
+            step_s = median(line["step_s"] for line in lines)
+            if self._is_due(job, heard, step_s, now_s):
+                heard.reported_s = now_s
+                yield StepReported(now_s, *key, float(heard.num_steps), step_s)
         if stored > heard.num_stored and (heard.num_steps or job.phase != "starting"):
             assert job.placement is not None
             heard.num_stored = stored
             yield CheckpointStored(now_s, *key, job.placement.sites[0], float(stored))
-        if found.state != "alive":
+        if found.state not in ("alive", "unknown"):
             yield self._end(job, key, found, now_s, float(max(stored, heard.num_stored)) or None)
+
+    def _is_due(self, job: JobState, heard: Heard, step_s: float, now_s: float) -> bool:
+        believed_s = job.placement.step_s if job.placement is not None else 0.0
+        is_other = abs(step_s - believed_s) > CHANGED * believed_s
+        return is_other or heard.num_steps >= job.job.num_steps or now_s >= heard.reported_s + self.report_every_s
 
     def _end(self, job: JobState, key: Key, found: Seen, now_s: float, num_steps: float | None) -> Event:
         if found.exit_code == 0:
@@ -156,14 +175,12 @@ class Reconciler:
         heard.num_steps = max([heard.num_steps, *(int(line["step"]) + 1 for line in lines)])
         return lines
 
-    def _newest_checkpoint(self, key: Key) -> int:
-        return next(iter(whole_checkpoints(self.folder(key) / RUN_NAME / CHECKPOINTS_NAME)), 0)
-
 
 def _reason(found: Seen) -> str:
     """Words for an end that was not a good one."""
     if found.exit_code is None:
-        return "nothing of it runs any more, and it did not say how it ended"
+        why = f" ({found.why})" if found.why else ""
+        return f"nothing of it runs any more, and it did not say how it ended{why}"
     code = found.exit_code
     end = f"exit code {code}" if code > 0 else f"ended by {Signals(-code).name}"
     return f"{end}: {found.why}" if found.why else end

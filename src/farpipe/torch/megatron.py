@@ -31,7 +31,7 @@ def megatron(config: Any, pg_collection: Any = None) -> dict[str, Any]:
     with raised_as_torch():
         expect_tested("megatron-core", __version__)
         if dist.get_world_size(groups.pp) == 1:
-            raise InputError("a pipeline over one rank has nobody to send to; set pipeline_model_parallel_size")
+            raise InputError("a pipeline over one rank has no peer to send to; set pipeline_model_parallel_size")
         if dist.get_world_size(groups.pp) == 2 and not config.batch_p2p_comm:
             raise InputError(
                 "Megatron-Core sends half of the messages of two pipeline ranks over the group of all ranks unless "

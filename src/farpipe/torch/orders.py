@@ -137,7 +137,7 @@ def numbered(given: Any, plan: Plan | None, method: str | None, rank: int, num_r
 def stage_owners(stages: Sequence[Sequence[int]]) -> list[int]:
     """Ranks by stage, from the stages of every rank; InputError for one that is missing or there twice."""
     if len(stages) < 2:
-        raise InputError("a pipeline over one rank has nobody to send to; make a group of two ranks or more")
+        raise InputError("a pipeline over one rank has no peer to send to; make a group of two ranks or more")
     owners: dict[int, int] = {}
     for rank, numbers in enumerate(stages):
         for number in numbers:

@@ -1,7 +1,7 @@
 import pytest
 
 from farpipe.core.errors import InputError
-from farpipe.core.spec import parse_job
+from farpipe.core.spec import Training, parse_job
 from job_files import changed
 
 
@@ -41,3 +41,9 @@ def with_training(lines):
 def test_a_constant_rate_needs_no_end():
     job = parse_job(with_training("warmup_steps = 10\ndecay_steps = 3\nfinal_learning_rate = 1.0"))
     assert job.training.warmup_steps == 10
+
+
+def test_no_clipping_survives_json():
+    unclipped = Training(sequence_length=8, global_batch=2, clip_norm="none")
+    assert unclipped.clip_norm is None
+    assert Training.model_validate_json(unclipped.model_dump_json()) == unclipped

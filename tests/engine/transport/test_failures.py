@@ -161,6 +161,6 @@ def test_the_silent_process_is_blamed_and_not_one_that_left_because_of_it():
     health.pause(("its connection", 0))
     gives_up = threading.Timer(EXPLANATION_S + 0.3, lambda: health.fail(PeerError("rank 0 is lost"), announce=None))
     gives_up.start()
-    health.lose(3, "nobody listens on its port any more")
+    health.lose(3, "its port refuses connections")
     gives_up.join()
     assert str(health.error) == "rank 0 is lost"

@@ -298,7 +298,7 @@ def test_any_number_of_streams_carries_the_same(streams):
         ({"timeout_s": float("nan")}, "timeout_s must be more than 0, found nan"),
         ({"port": 70_000}, "port must be from 0 to 65535"),
         ({"host": "192.0.2.1"}, "192.0.2.1 can be reached from other machines, and without certificates"),
-        ({"host": "0.0.0.0"}, "nobody can connect to 0.0.0.0; say which address in advertise_host"),
+        ({"host": "0.0.0.0"}, "other machines can't connect to 0.0.0.0; set advertise_host"),
         ({"host": "no.such.host.invalid"}, "host 'no.such.host.invalid' is not known here"),
     ],
 )

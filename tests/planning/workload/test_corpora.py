@@ -166,7 +166,7 @@ def test_damaged_tables_folders_and_archives_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda data: b"MMIDIDY" + data[7:], "not an index .*; write it and its .bin anew"),
+        (lambda data: b"MMIDIDY" + data[7:], "not an index .*; regenerate it and its .bin"),
         (lambda data: data[:9] + b"\2" + data[10:], "version 2"),
         (lambda data: data[:17] + b"\7" + data[18:], "type 7: expected version 1 and whole numbers"),
         (lambda data: data[:-1], "is it whole"),
@@ -174,7 +174,7 @@ def test_damaged_tables_folders_and_archives_are_named(tmp_path):
         (lambda data: data[:-8] + b"\0" * 8, "damaged: documents from 0 to 0 of 5 sequences"),
         (
             lambda data: data[:-24] + struct.pack("<qq", 4, 1) + data[-8:],
-            "out of order: document 1 begins with sequence 4 and ends before 1; write it",
+            "out of order: document 1 begins with sequence 4 and ends before 1; regenerate it",
         ),
         (lambda data: data[:34] + b"\4" + data[35:], "not one after the other"),
     ],

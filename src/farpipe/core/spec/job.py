@@ -139,7 +139,7 @@ class Job(Request):
         """The job as job.toml: the file it was read from, or one that reads back equal, every figure explicit."""
         return self.text or as_toml(
             ("[model]", self.model.model_dump()),
-            ("[training]", self.training.model_dump() | {"clip_norm": self.training.clip_norm or "none"}),
+            ("[training]", self.training.model_dump()),
             ("[data]", self.data.model_dump()),
             *(("[[cluster.sites]]", site_table(site)) for site in self.cluster.sites),
             *(("[[cluster.links]]", link_table(link)) for link in self.cluster.links),

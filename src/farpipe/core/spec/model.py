@@ -153,7 +153,7 @@ class Model(Part):
     experts: Experts | None = None
     """A mixture of experts in place of the MLP: `{ num_experts, per_token, ffn_hidden }`, and `shared_ffn_hidden` (0),
     `num_dense_layers` (0, the first ones), `router_bias` (0, biases of the router for each expert), `expert_bias`
-    (false), `num_groups` and `group_topk` (1; a token's experts are in `group_topk` of so many groups)."""
+    (false), `num_groups` and `group_topk` (1; a token's experts are in `group_topk` of the `num_groups`)."""
     latent_attention: LatentAttention | None = None
     """Keys and values from a narrow vector, as in DeepSeek-V3: `{ query_rank, kv_rank, nope_dim, rope_dim, value_dim
     }`."""

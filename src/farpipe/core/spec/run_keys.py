@@ -17,8 +17,7 @@ class MetricsSettings(Part):
     prometheus_port: Annotated[Natural, Field(le=65535)] | None = None
     """Port at which Prometheus reads the metrics, `0` for any that is free."""
     prometheus_host: Text = "127.0.0.1"
-    """Address of that port. Reading the metrics takes no password; from other machines the loopback interface can't be
-    reached."""
+    """Address of that port. Metrics have no password; other machines can't reach the loopback interface."""
 
 
 DAY_S: Final = 86_400.0

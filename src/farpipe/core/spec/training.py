@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from farpipe.core.spec.local_steps import LocalSteps
 from farpipe.core.spec.lora import Lora
@@ -87,10 +87,10 @@ class Training(Part):
     `1`. The engine runs `2` and `3` (torch's FSDP2) with models of transformers and modules of your own, without
     `data.packing`."""
     zero_group_size: Annotated[Count | None, Field(exclude_if=lambda size: size is None)] = None
-    """Devices among which ZeRO divides (hybrid sharding), or as many as divide theirs evenly; each group has all of it,
-    and gradients are summed over the groups. Default: all that hold the same slice. Planned only."""
+    """Devices among which ZeRO divides (hybrid sharding), or the largest divisor that they share with the replicas;
+    gradients are summed over the groups. Default: all that hold the same slice. Planned only."""
     elastic: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
-    """Sites may leave and return while the others go on: whole replicas at each, as many at all of them; `zero` is then
+    """Sites may leave and return while the others continue: the same number of whole replicas at each; `zero` is then
     `0` by default, `2` or `3` inside a site; see
     [a site that leaves](../how-to/keep-a-run-going.md#a-site-that-leaves-and-returns)."""
     sequence_parallel: Literal["auto"] | Flag = "auto"
@@ -136,8 +136,8 @@ class Training(Part):
     """Low-rank adapters beside frozen weights, a [table](#traininglora). The engine trains them by peft, without
     tensor and context parallelism and ZeRO-2 and 3."""
     local_steps: Annotated[LocalSteps | None, Field(exclude_if=lambda given: given is None)] = None
-    """Train at each site by itself and exchange how far the sites have come now and then, a
-    [table](#traininglocal_steps). Default: all sites train each step together."""
+    """Sites train alone and exchange their progress every few steps, a [table](#traininglocal_steps). Default: all
+    sites train each step together."""
     activation_func_fp8_input_store: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """The MLP's nonlinearity keeps its input for the backward in 8 bit (Megatron-Core's name)."""
     cpu_offloading_num_layers: Annotated[Natural, Field(exclude_if=lambda count: count == 0)] = 0
@@ -145,7 +145,7 @@ class Training(Part):
     rank and without recomputation."""
     kernels: Literal["fused", "eager"] = "fused"
     """Kernels between matrix products: `"fused"` (Megatron-LM's, or torch.compile's) or `"eager"` (plain PyTorch, one
-    kernel per operation, 2.4 times the traffic). For planning; the engine's own are eager."""
+    kernel per operation, 2.1 times the traffic). For planning; the engine's own are eager."""
     framework: Annotated[Literal["megatron", "pytorch"] | None, Field(exclude_if=lambda name: name is None)] = None
     """Framework to plan for: PyTorch hides no tensor-parallel collectives beside weight gradients, does not recompute a
     layer's last product, and slows beside FSDP's. Default: `"pytorch"` with `zero = 2` or `3` or eager kernels."""
@@ -167,7 +167,9 @@ class Training(Part):
     weight_decay: NonNegative = 0.1
     """Weight decay of AdamW."""
     clip_norm: Annotated[
-        Positive | None, BeforeValidator(_or_none, json_schema_input_type=Positive | Literal["none"])
+        Positive | None,
+        BeforeValidator(_or_none, json_schema_input_type=Positive | Literal["none"]),
+        PlainSerializer(lambda norm: norm or "none"),
     ] = 1.0
     """Largest norm of the whole gradient; `"none"` does not clip."""
     seed: Natural = 0

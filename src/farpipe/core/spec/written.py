@@ -154,10 +154,10 @@ class WrittenSite(Written):
     prices: Prices = Prices()
     """A table (below); each key replaces the region's figure. Default: no prices."""
     mtbf: Duration | None = None
-    """Mean time between failures of the site, as `"24 h"`: strategies are then told with the steps that a failure costs
-    and their goodput."""
+    """Mean time between failures of the site, as `"24 h"`: strategies then show the steps that a failure costs and
+    their goodput."""
     mttr: Duration | None = None
-    """Mean time to repair, for which a site is away after a failure. Default: `"2 min"`, a guess."""
+    """Mean time to repair: how long a site is away after a failure. Default: `"2 min"`, a guess."""
 
     def resolve(self) -> Site:
         """The site; a machine's links are the device preset's unless they are given."""

@@ -51,7 +51,7 @@ class Chains:
         return np.asarray(total[:, self.first])
 
     def forwards_needed(self) -> Indices:
-        """[M]: how many forwards, taken by index, come at least before the k-th backward of `backwards`."""
+        """[M]: minimum number of forwards before the k-th backward of `backwards`, in the order of their index."""
         return np.maximum.accumulate(self.backwards) + 1
 
 

@@ -27,7 +27,7 @@ def _nowhere(kernel: Function) -> bool:
 
 
 compiled_elsewhere: Callable[[Function], bool] = _nowhere
-"""True while another process is about to put this kernel into the cache; who starts such a process says so here."""
+"""True while a background process compiles this kernel, which callers then wait for; set by who starts it."""
 WAIT_S: Final = 0.05
 """Seconds between two looks into the cache for it."""
 not_kept: Exception | None = None

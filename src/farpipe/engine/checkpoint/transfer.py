@@ -32,8 +32,9 @@ from farpipe.engine.checkpoint.manifest import FileEntry
 from farpipe.engine.checkpoint.whole_file import check_file, is_here
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.transport import Tag
+from farpipe.engine.transport.free_rate import LEAST_CHUNK_BYTES
 
-PIECE_BYTES: Final = 64 << 10
+PIECE_BYTES: Final = LEAST_CHUNK_BYTES
 """Shortest piece; over fast links a piece is as long as PIECE_S carries."""
 PIECE_S: Final = 0.01
 MAX_PIECE_BYTES: Final = 4 << 20

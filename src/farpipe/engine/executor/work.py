@@ -319,7 +319,7 @@ def _counts_in_norm(run: RunSpec, process: int) -> bool:
 def _replica_syncs(
     run: RunSpec, peers: Peers, stages: Mapping[int, TorchStage], tied: TiedWeights, parameters: torch.dtype
 ) -> dict[int, WeightSync]:
-    """The collectives of this process's stages; with one replica, those that keep the digits that their weights lack.
+    """The collectives of this process's stages; with one replica, those that hold float32 master weights.
 
     With ZeRO-1 a process needs its share of the summed gradient only, but all of the tied matrix's, which the ends of
     the pipeline exchange afterwards.

@@ -18,6 +18,7 @@ from typing import Any, Final, TypedDict, Unpack
 
 from farpipe.core.errors import (
     DivergedError,
+    FailedRank,
     FarpipeError,
     InfeasibleError,
     InputError,
@@ -26,6 +27,7 @@ from farpipe.core.errors import (
     RunStoppedError,
 )
 from farpipe.engine.launch.reports import REPORT_VARIABLE, new_report, read_report
+from farpipe.engine.launch.world import World
 from farpipe.engine.links import Namespace
 from farpipe.engine.processes import END_S, KILL_S, Guarded, LeaveRequest, ParentPipe, interrupting, wait_for_any
 
@@ -67,6 +69,8 @@ class RankSettings(TypedDict, total=False):
     """Namespace of each rank; None: this machine's loopback."""
     fds_of_rank_0: Sequence[int]
     """Descriptors that rank 0 inherits."""
+    world: World | None
+    """The whole run, where only some of its ranks run here."""
 
 
 @dataclass
@@ -115,7 +119,7 @@ class RankProcesses:
         self._argv_for_rank, self._num_processes = argv_for_rank, num_processes
         self._log_dir, self._env = settings.get("log_dir"), settings.get("env", {})
         self._master_port, self._namespaces = settings.get("master_port", 0), settings.get("namespaces")
-        self._fds_of_rank_0 = settings.get("fds_of_rank_0", ())
+        self._fds_of_rank_0, self._world = settings.get("fds_of_rank_0", ()), settings.get("world")
         self._ranks: list[_Rank] = []
         self._parent_pipe: ParentPipe | None = None
 
@@ -128,32 +132,40 @@ class RankProcesses:
                 raise RunError(f"{self._log_dir}: can't be made: {error.strerror}") from None
         self._parent_pipe = ParentPipe()
         try:
+            if self._world is not None:
+                self._start_all(self._world)
+                return
             with _listen(self._master_port, self._namespaces[0] if self._namespaces else None) as listener:
-                environment = _environment(self._num_processes, listener, os.environ | self._env)
-                for rank in range(self._num_processes):
-                    self._start(rank, environment, listener)
+                ranks = range(self._num_processes)
+                host, port = listener.getsockname()
+                self._start_all(World(ranks, len(ranks), (host, port), secrets.token_hex(32), listener))
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, rank: int, environment: Mapping[str, str], listener: socket.socket) -> None:
+    def _start_all(self, world: World) -> None:
+        environment = world.environment(os.environ | self._env)
+        for place, rank in enumerate(world.ranks):
+            self._start(rank, environment | {"RANK": str(rank), "LOCAL_RANK": str(place)}, world.listener)
+
+    def _start(self, rank: int, environment: Mapping[str, str], listener: socket.socket | None) -> None:
         """Start a rank; only rank 0 gets the listening socket."""
         assert self._parent_pipe is not None
         argv = self._argv_for_rank(rank)
         argv = self._namespaces[rank].command(argv) if self._namespaces else argv
         report, log_in_memory = new_report(), None if self._log_dir else new_report()
         log = self._log_dir / f"rank-{rank}.log" if self._log_dir else Path(f"/proc/self/fd/{log_in_memory}")
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), REPORT_VARIABLE: str(report)}
+        inherited = [listener.fileno(), *self._fds_of_rank_0] if listener is not None and rank == 0 else []
         try:
             log.write_bytes(b"")
             with log.open("ab") as output:  # at its end, wherever that is after `shorten`
                 process = Guarded.start(
                     argv,
                     self._parent_pipe,
-                    env={**environment, **own},
+                    env={**environment, REPORT_VARIABLE: str(report)},
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    pass_fds=[report, *([listener.fileno(), *self._fds_of_rank_0] if rank == 0 else [])],
+                    pass_fds=[report, *inherited],
                 )
         except OSError as error:
             _close(report, log_in_memory)
@@ -240,7 +252,9 @@ class RankProcesses:
         if kind is RunStoppedError and report:  # nothing has failed
             return kind(report.get("text"))
         log = f" (log: {rank.log})" if rank.log_in_memory is None else ""
-        return kind(f"rank {rank.rank} {_describe(rank, report)}{log}")
+        error = kind(f"rank {rank.rank} {_describe(rank, report)}{log}")
+        error.failed_rank = FailedRank(rank.rank, rank.exit_code or 0, bool(report.get("because_of_peer")))
+        return error
 
     def notices(self) -> list[str]:
         """Sentences about ranks that have not ended by themselves although their work was done."""
@@ -267,23 +281,6 @@ def _listen(port: int, namespace: Namespace | None) -> socket.socket:
         raise InputError(
             f"port {port} can't be listened on: {error.strerror}; stop what uses it, choose another, or 0 for any"
         ) from None
-
-
-def _environment(num_processes: int, listener: socket.socket, env: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of all ranks."""
-    cores = len(os.sched_getaffinity(0))
-    defaults = {"OMP_NUM_THREADS": str(max(1, cores // num_processes)), "PYTHONUNBUFFERED": "1"}
-    host, port = listener.getsockname()
-    return {
-        **defaults,
-        **{name: value for name, value in env.items() if not name.startswith("TORCHELASTIC_")},
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
-        "FARPIPE_MASTER_LISTEN_FD": str(listener.fileno()),
-        "FARPIPE_RUN_TOKEN": secrets.token_hex(32),
-    }
 
 
 def _describe(rank: _Rank, report: Mapping[str, Any]) -> str:

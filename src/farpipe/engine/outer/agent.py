@@ -73,7 +73,7 @@ class Agent:
                     return {}
                 case {"ask": "get", "world": world, "key": key}:
                     return {"value": self._keys(str(world)).get(str(key))}
-        raise RunError("a question that makes no sense; do all sites run the same farpipe?")
+        raise RunError("a question that can't be read; do all sites run the same farpipe?")
 
     def _report(self, facts: Mapping[str, Any], failed: str) -> dict[str, Any]:
         """What this site's ranks have to know, who say how far they are."""

@@ -52,7 +52,7 @@ class Status:
         try:
             return cls(**{**data, "members": tuple(int(site) for site in data["members"])})
         except (TypeError, KeyError, ValueError):
-            raise RunError("a site's status makes no sense; do all sites run the same farpipe?") from None
+            raise RunError("a site's status can't be read; do all sites run the same farpipe?") from None
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Offer:
             lists = {name: tuple(data[name]) for name in ("members", "steps", "waiting")}
             return cls(**{**data, **lists})
         except (TypeError, KeyError, ValueError):
-            raise RunError("an offer that makes no sense; do all sites run the same farpipe?") from None
+            raise RunError("an offer that can't be read; do all sites run the same farpipe?") from None
 
     @property
     def is_together(self) -> bool:

@@ -176,7 +176,7 @@ class Subscription:
 
     def _expect_same(self, publication: Publication) -> None:
         if self._publication is not None and publication.training != self._publication.training:
-            raise InputError(f"{self._where}: publishes another training now; subscribe to it anew")
+            raise InputError(f"{self._where}: now publishes a different training; subscribe again")
 
     def _expect_room(self, forms: list[PartForm]) -> None:
         """InputError unless the forms make a whole model for which this machine has memory, before any is taken."""

@@ -94,7 +94,7 @@ class TransportConfig:
     def _check_host(self) -> None:
         where = self._address()
         if where.is_unspecified and self.advertise_host is None:
-            raise InputError(f"transport: nobody can connect to {self.host}; say which address in advertise_host")
+            raise InputError(f"transport: other machines can't connect to {self.host}; set advertise_host")
         if not where.is_loopback and self.tls is None and not self.allow_plaintext:
             raise InputError(
                 f"transport: {self.host} can be reached from other machines, and without certificates messages are not "

@@ -172,7 +172,7 @@ class Reconnector:
             return None
         now_s = time.monotonic()
         if self.peer.on_this_machine or (since_s is not None and now_s - since_s > REFUSED_S):
-            self._health.lose(self.peer.rank, f"{self._what}: {self._reason}, and nobody listens on its port any more")
+            self._health.lose(self.peer.rank, f"{self._what}: {self._reason}, and its port refuses connections")
         return since_s or now_s
 
     def _down(self, stream: Stream, reason: Exception) -> None:

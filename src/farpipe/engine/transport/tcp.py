@@ -195,8 +195,8 @@ class TcpRamp:
     messages of a run wait for their windows to grow. And BBR, which takes the rate of acknowledgements for that of the
     link, never comes to know it: each message of 4 MB over 1 Gbit/s, 50 ms one way, took 104 ms instead of 84.
 
-    Therefore a connection that has nothing to send is filled up with bytes that mean nothing, until TCP has seen the
-    needed rate arrive. It costs some round trips' worth of the link's rate, once.
+    Therefore idle connections are warmed up with dummy data until TCP has seen the needed rate arrive. It costs some
+    round trips' worth of the link's rate, once.
     """
 
     def __init__(self, bytes_per_s: float, round_trip_s: float) -> None:

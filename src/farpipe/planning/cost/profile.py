@@ -120,7 +120,7 @@ def hidden_by_noise(profile: Profile) -> str:
     """Sentence on figures that noise hid; empty if it hid none."""
     if not profile.at_most:
         return ""
-    return f"Too fast to be told from noise, so the most that it can be: {', '.join(profile.at_most)}."
+    return f"Too fast to measure; upper bounds taken: {', '.join(profile.at_most)}."
 
 
 def model_shape(model: Model) -> str:

@@ -25,13 +25,13 @@ def on_batch(job: Job, batch: FirstBatch) -> Iterator[str]:
     each = f"{job.training.global_batch} documents of up to {job.training.sequence_length} tokens"
     kind = " Recomputed layers keep their attention's results: all but attention is recomputed."
     yield (
-        f"Every step is planned for itself: {each}. What is told here is the first batch, of "
+        f"Each step gets its own plan: {each}. Shown is the first batch, of "
         f"{int(batch.lengths.sum()):,} tokens in {counted(len(batch.step.chunks), 'chunk')} "
         f"(data.packing = {job.data.packing!r})." + kind * batch.step.keeps_attention
     )
     if batch.slowest is None:
         groups = ", ".join(f"{counted(count, 'group')} of {degree}" for degree, count in batch.groups.items())
-        yield f"Each document has a group of devices of its own: in the first batch {groups}."
+        yield f"Each document has its own group of devices: in the first batch {groups}."
         return
     options = options_of(job.data.packing)
     if options.num_slices is None:

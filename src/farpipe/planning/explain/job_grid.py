@@ -110,7 +110,7 @@ def _values(text: str) -> Values:
         try:
             return tuple(tomllib.loads(f"values = {text}")["values"])
         except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"--over: {text!r} is no list of TOML: {error}") from None
+            raise UsageError(f"--over: {text!r} is not a TOML list: {error}") from None
     return tuple(map(value_of, filter(None, (word.strip() for word in text.split(",")))))
 
 

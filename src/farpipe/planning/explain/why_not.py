@@ -35,7 +35,14 @@ def runners_up(
             wheres.add(other.candidate.where)
             known.add(_likeness(other))
     choices = [
-        RunnerUp(what=str(o), method=o.schedule.method, step_s=o.step_s, reason=reason(best, mine, o)) for o in others
+        RunnerUp(
+            what=str(o),
+            method=o.schedule.method,
+            step_s=o.step_s,
+            reason=reason(best, mine, o),
+            peak_memory_bytes=max(peak_memory_bytes(o.problem, o.schedule)),
+        )
+        for o in others
     ]
     short = [r for r in rejected if r.missing_bytes]  # others can't be: two stages a rank in the order of 1F1B
     nearest = sorted(short, key=lambda r: r.missing_bytes)[: max(0, MAX_RUNNERS_UP - len(choices))]

@@ -41,7 +41,7 @@ _NEAR: Final = 1.1
 _FAR: Final = 1.25
 """Ratio to the fastest plan above which a kind of layouts is not searched for a better one."""
 _TOLD: Final = 2.0
-"""Ratio to the fastest plan up to which the best groups of each use of the sites are planned, to be told beside it."""
+"""Alternatives are reported whose step is within this ratio of the best."""
 _SMALL_STATE: Final = 1 / 8
 """Share of memory up to which parameters and optimizer leave so much that ZeRO-3 is not tried."""
 

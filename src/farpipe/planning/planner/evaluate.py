@@ -328,7 +328,7 @@ class _Divisions:
         return max(work) * self._candidate.layout.num_microbatches
 
     def _divide(self, in_flight: InFlight, modes: tuple[Recompute, ...] | None = None) -> Division:
-        """The best division; modes with single operations are tried only where stages recompute without them."""
+        """Best split of layers. Modes per operation are tried only if a coarse mode already recomputes."""
         chosen = modes or (self._modes if self._candidate.layout.virtual == 1 else self._modes[-1:])
         few = tuple(mode for mode in chosen if mode in self._stages.coarse)
         for some in dict.fromkeys([few or chosen, chosen]):

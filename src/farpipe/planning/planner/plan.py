@@ -89,6 +89,8 @@ class RunnerUp(Table):
     method: str
     step_s: float
     reason: str
+    peak_memory_bytes: float = 0.0
+    """Of the fullest rank; 0 where it was not evaluated."""
 
 
 class Strategy(Table):

@@ -39,7 +39,7 @@ def quote(job: Job | Request, cluster: Cluster | None = None, profiles: Measured
 class Planner:
     """Answers "this request on this cluster, or on what is left of it".
 
-    What stages cost is asked for once for every pair of a request and a cluster; give the same objects again.
+    Stage costs are cached per (request, cluster) by identity: reuse the objects.
     """
 
     def __init__(self, profiles: MeasuredDevices = ()) -> None:
@@ -77,8 +77,14 @@ class Planner:
         if not simulated:
             return quotes[0]
         job = lattice.job.model_copy(update={"cluster": left_of(cluster, devices or {}, bytes_per_s or {})})
-        found = [self._simulated(job, lattice.costs, quote) for quote in quotes[:simulated]]
-        return min((quote for quote in found if quote is not None), key=lambda q: q.step_s, default=quotes[0])
+        found = [_evaluated(job, lattice.costs, quote) for quote in quotes[:simulated]]
+        known = [quote_of(as_plan(job, one)) for one in found if one is not None]
+        return min(known, key=lambda q: q.step_s, default=quotes[0])
+
+    def simulated(self, request: Request, cluster: Cluster, quote: Quote) -> Evaluated | None:
+        """The layout of a `quote` for `request` on `cluster` in the best of the quick orders; None where none fits."""
+        lattice = self._lattice(request, cluster)
+        return _evaluated(lattice.job, lattice.costs, quote)
 
     def quotes(
         self,
@@ -118,11 +124,12 @@ class Planner:
         names = {site.device.name for site in cluster.sites}
         return [profile for profile in self._profiles if profile.device in names]
 
-    def _simulated(self, job: Job, costs: JobCosts, quote: Quote) -> Quote | None:
-        order = [job.cluster.site(name) for name in quote.sites]
-        candidate = placed(job, order, quote.layout, quote.in_v)
-        found = None if candidate is None else evaluate(job, candidate, costs, method=QUICK)
-        return quote_of(as_plan(job, whole(found))) if isinstance(found, Evaluated) else None
+
+def _evaluated(job: Job, costs: JobCosts, quote: Quote) -> Evaluated | None:
+    order = [job.cluster.site(name) for name in quote.sites]
+    candidate = placed(job, order, quote.layout, quote.in_v)
+    found = None if candidate is None else evaluate(job, candidate, costs, method=QUICK)
+    return whole(found) if isinstance(found, Evaluated) else None
 
 
 def _estimated(lattice: Lattice, estimate: Estimate, num_devices: Sequence[int]) -> Quote | None:

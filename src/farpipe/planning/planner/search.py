@@ -73,7 +73,7 @@ class Budget(NamedTuple):
 LARGE: Final = Budget(per_kind=8, points=16, tries=3, climbs=True)
 """Budget of a plan."""
 MAX_FAILURES: Final = 3
-"""Estimates of a site set that turn out not to fit, after which a small budget gives the site set up."""
+"""Infeasible estimates after which a small search abandons a site set."""
 
 
 def small(per_kind: int = 2, wanted: int = 1, *, best_only: bool = False) -> Budget:

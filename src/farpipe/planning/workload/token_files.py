@@ -50,7 +50,7 @@ def _zstandard(file: BinaryIO, path: Path) -> Any:
 
 
 INDEX: Final = ".idx"
-_ANEW: Final = "write it and its .bin anew with Megatron's tools (tools/preprocess_data.py)"
+_ANEW: Final = "regenerate it and its .bin with Megatron's tools (tools/preprocess_data.py)"
 _MAGIC: Final = b"MMIDIDX\x00\x00"
 _HEADER: Final = np.dtype([("version", "<u8"), ("code", "u1"), ("num_sequences", "<u8"), ("num_ends", "<u8")])
 _TYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}

@@ -41,8 +41,8 @@ class Rules:
     warm_up_fit: float = 0.0
     """The share of an F that must be over when an I's message arrives, as long as no I has been done."""
     weight_fit: float = 1.0
-    """The share of a W that must be over when the next F or I can start; less, where the rank would otherwise come to
-    have waited longest of all."""
+    """Start a W in a gap only if this share of it is over when the next F or I can start. Relaxed on the rank that has
+    waited longest."""
     reserve: float = 1.0
     """Multiple of the reserve of its stage that an F leaves free."""
     strict: bool = False

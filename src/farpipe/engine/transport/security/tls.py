@@ -75,7 +75,7 @@ class TlsFiles:
             context.load_cert_chain(self.certificate, self.key, password=b"")
         except (OSError, ValueError) as error:
             raise InputError(
-                f"{self.certificate.parent}: certificate and key can't be used: {error}; issue them anew"
+                f"{self.certificate.parent}: certificate and key can't be used: {error}; issue new ones"
             ) from None
         return context
 

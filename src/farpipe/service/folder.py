@@ -1,0 +1,102 @@
+"""Directory of an attempt: the names of its files, and the small things that are done with them. Loads little."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from farpipe.core.strict import parse_json
+from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
+
+LOCK_NAME: Final = "lock"
+BEGUN_NAME: Final = "begun"
+"""Written once: a second start finds it and leaves."""
+PROCESS_NAME: Final = "process"
+"""Number of the training's process group, and when its first process began."""
+STOP_NAME: Final = "stop"
+"""Written by who wants the attempt to leave, with the seconds that it has for it."""
+WANTED_NAME: Final = "wanted"
+"""Touched by the service at every look."""
+END_NAME: Final = "end.json"
+LOG_NAME: Final = "log"
+PLAN_NAME: Final = "plan.json"
+RUN_NAME: Final = "run"
+"""Directory of the run."""
+POLL_S: Final = 0.2
+MOST_BYTES: Final = 1 << 20
+"""Longest part of a file that is read at once."""
+SECRET_NAMES: Final = ("go.json", "token")
+"""Files with what only ranks may know."""
+
+
+def take(lock: int) -> None:
+    """Take the lock; BlockingIOError if another attempt has it, and not only one that looks."""
+    for _ in range(20):
+        with suppress(BlockingIOError):
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(POLL_S / 4)
+    raise BlockingIOError
+
+
+def spawn(arguments: list[str], out: Path) -> None:
+    """Start Python with `arguments`, as a process that outlives this one; what it prints goes to `out`."""
+    with out.open("ab") as file:
+        argv = ["setsid", "--fork", sys.executable, *arguments]
+        subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=True)
+
+
+def begin_of(pid: int) -> str:
+    """Time at which a process began, on the machine's clock: numbers of processes are used again."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return "unknown"
+
+
+def stop_time(path: Path) -> float | None:
+    """Seconds in which an attempt, or its share at a site, is to leave; None: it may go on."""
+    try:
+        return float(path.read_text() or "60")
+    except FileNotFoundError:
+        return None
+
+
+def end_of(data: bytes, source: str) -> dict[str, Any]:
+    """What `END_NAME` says; InputError where it is something else."""
+    found: dict[str, Any] = parse_json(data.decode(), source)
+    return found
+
+
+def stored_in(folder: Path) -> tuple[int, ...]:
+    """Steps of the whole checkpoints of an attempt."""
+    return tuple(whole_checkpoints(folder / RUN_NAME / CHECKPOINTS_NAME))
+
+
+def read_in(folder: Path, file: str, offset: int) -> bytes:
+    """A file of an attempt from `offset` on, `MOST_BYTES` at most; nothing where there is none in its directory."""
+    path = (folder / file).resolve()
+    if not path.is_relative_to(folder.resolve()) or path.name in SECRET_NAMES or offset < 0:
+        return b""
+    with suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as source:
+        source.seek(offset)
+        return source.read(MOST_BYTES)
+    return b""
+
+
+def is_locked(path: Path) -> bool:
+    """True if some process holds the lock."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,135 @@
+"""Serving a fleet: FLEET.toml, a database and a folder become an instance, which answers on a port."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from farpipe.core.errors import UsageError
+from farpipe.core.units import printable
+from farpipe.engine.transport.security.tls import TlsFiles
+from farpipe.fleet.events import PriceChanged
+from farpipe.fleet.play import configured, quotes_of
+from farpipe.fleet.policies import policy_of
+from farpipe.fleet.replacing import replace
+from farpipe.fleet.scenario import Scenario, load_scenario
+from farpipe.fleet.state import first_state
+from farpipe.service.app import application
+from farpipe.service.auth import make_first_token
+from farpipe.service.instance import Instance
+from farpipe.service.launchers import launcher_of
+from farpipe.service.store import Store
+
+RUNS_NAME: Final = "runs"
+DATABASE_NAME: Final = "fleet.sqlite"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an instance listens; `certs`: the folder with its certificate, or None on loopback."""
+
+    host: str
+    port: int
+    certs: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.certs is None and not _is_loopback(self.host):
+            raise UsageError(
+                f"--host {self.host} can be reached from other machines, and tokens would cross the network in the "
+                "clear: give --certs (farpipe certs issue), or listen on 127.0.0.1"
+            )
+
+    @property
+    def url(self) -> str:
+        """Its URL, by which followers name it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.certs else ''}://{host}:{self.port}"
+
+
+def serve(fleet: Path, root: Path, database: str | None, address: Address, policy: str) -> None:
+    """Serve the fleet of a FLEET.toml until SIGTERM or SIGINT; what runs goes on.
+
+    `root` gets the directories of all attempts, the first token, and the database unless `database` names another.
+    """
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    store = Store(checked_url(database) if database else f"sqlite:///{root.resolve() / DATABASE_NAME}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    app = application(instance(load_scenario(fleet), policy, store, root, f"{address.url} {secrets.token_hex(3)}"))
+    files = TlsFiles.find(address.certs, "") if address.certs else None
+    uvicorn.run(
+        app,
+        host=address.host,
+        port=address.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ssl_certfile=files.certificate if files else None,
+        ssl_keyfile=files.key if files else None,
+    )
+    store.close()
+
+
+def instance(scenario: Scenario, policy: str, store: Store, root: Path, owner: str) -> Instance:
+    """An instance of the fleet's service, with the launcher that FLEET.toml names.
+
+    Outages, failures and changes of links in FLEET.toml are for simulations: here they happen by themselves.
+    """
+    first = first_state(scenario.cluster, configured(policy_of(policy), scenario), quotes_of(scenario), scenario.stops)
+    runs = (root / RUNS_NAME).resolve()
+    runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Instance(
+        store,
+        first,
+        scenario.cluster,
+        launcher_of(scenario.launcher, runs, scenario.launching),
+        runs,
+        owner,
+        prices_of(scenario),
+        lambda store: make_first_token(store, root),
+    )
+
+
+def prices_of(scenario: Scenario) -> Sequence[PriceChanged]:
+    """Changes of prices by Unix time."""
+    start_s = scenario.start.timestamp()
+    changes = [event for event in scenario.events if isinstance(event, PriceChanged)]
+    return [replace(event, time_s=start_s + event.time_s) for event in changes]
+
+
+def checked_url(database: str) -> str:
+    """The URL of a database; UsageError for a password, which all users of the machine would see."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(database)
+    except ArgumentError:
+        raise UsageError("--database: expected sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME") from None
+    if url.password is not None or "password" in url.query:
+        raise UsageError(
+            "--database: a password on a command line is seen by all users of the machine; put it into a file and add "
+            "?passfile=FILE (PostgreSQL's .pgpass)"
+        )
+    return database
+
+
+class OneLine(logging.Formatter):
+    """Lines of a log in which nothing that somebody sent begins a line or steers a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        first, *others = super().format(record).split("\n")
+        return "\n    ".join(printable(line) for line in (first, *others))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

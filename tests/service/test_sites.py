@@ -1,0 +1,311 @@
+"""Launchers for real: processes, Slurm and ssh run small trainings, and what happens to them is told."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from farpipe.core.errors import InputError, RunError
+from farpipe.fleet.events import SiteBack, SiteLost
+from farpipe.fleet.scenario import load_scenario
+from farpipe.service.door import Door
+from farpipe.service.folder import is_locked
+from farpipe.service.launcher import Key
+from farpipe.service.launchers import launcher_of
+from farpipe.service.local import LocalLauncher
+from farpipe.service.share import SiteRules
+from farpipe.service.sites import SitesLauncher, Ssh
+from farpipe.service.slurm import Slurm, SlurmRules
+from farpipe.testing import check_launcher
+from service_sites import SITES, Sshd, orders, slurm_cluster, until
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+J1, J2 = Key("j", 1), Key("j", 2)
+
+
+def start(launcher, key, sites=SITES, num_steps=100_000, every=0, resume=None):
+    launcher.start(key, *orders(launcher.root, sites, every)(key, num_steps, resume))
+
+
+def look(launcher, key):
+    return launcher.look([key])[key]
+
+
+def trains(launcher, key, num_lines=1):
+    assert look(launcher, key).state in ("absent", "alive", "unknown"), look(launcher, key)
+    return launcher.read(key, "run/metrics.jsonl", 0).count(b"\n") >= num_lines
+
+
+def ended(launcher, key):
+    found = look(launcher, key)
+    return found if found.state not in ("absent", "alive", "unknown") else None
+
+
+def kill_rank(launcher, key, rank):
+    """Kill the process of a rank, and nobody else."""
+    run_dir = str(launcher.root / key.job / str(key.attempt) / "run").encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words, env = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if run_dir in words.split(b"\0") and f"RANK={rank}".encode() in env:
+            os.kill(int(process.name), signal.SIGKILL)
+
+
+@pytest.fixture
+def stopping():
+    """Launchers and keys of which nothing is left after the test."""
+    made = []
+    yield made
+    for launcher, key in made:
+        launcher.stop(key, 1.0)
+        until(lambda one=launcher, of=key: look(one, of).state != "alive", 60)
+
+
+@pytest.mark.parametrize("make", [LocalLauncher, lambda root: SitesLauncher.here(root, SITES)], ids=["one", "sites"])
+def test_launchers_of_processes_keep_to_what_the_loop_relies_on(tmp_path, make):
+    check_launcher(make(tmp_path), orders(tmp_path, SITES))
+
+
+def test_the_end_names_the_rank_that_failed_first_its_site_and_its_signal(tmp_path, stopping):
+    launcher = SitesLauncher.here(tmp_path, SITES)
+    stopping.append((launcher, J1))
+    start(launcher, J1)
+    until(lambda: trains(launcher, J1))
+    sites = json.loads((tmp_path / "j/1/shares.json").read_text())["sites"]
+    site = next(name for name, ranks in sites.items() if 1 in ranks[0])
+    kill_rank(launcher, J1, 1)
+    found = until(lambda: ended(launcher, J1))
+    assert found.exit_code == 6
+    assert found.why.startswith(f"{site}: rank 1 was killed by SIGKILL")
+    end = json.loads(launcher.read(J1, f"end-{site}.json", 0))
+    assert (end["rank"], end["signal"], end["is_victim"], end["site"]) == (1, "SIGKILL", False, site)
+
+
+def test_a_cut_site_trains_on_and_leaves_at_a_checkpoint_when_nobody_has_wanted_it_for_long(tmp_path, stopping):
+    """And another site begins from the checkpoint, which the operator's command has brought."""
+    cut = []
+
+    def door(site, **rules):
+        answer = Door(site=site, root=tmp_path, rules=SiteRules(**rules)).answer
+
+        def ask(request):
+            if site in cut:
+                raise RunError("no route to host")
+            return answer(request)
+
+        return ask
+
+    away = tmp_path / "away"
+    fetch = f'test "$FROM_SITE>$TO_SITE" = "zurich>lugano" && cp -r {away}/. "$CHECKPOINT"'
+    doors = {"zurich": door("zurich", orphan_after_s=4.0), "lugano": door("lugano", fetch=fetch)}
+    launcher = SitesLauncher(tmp_path, doors, emulates=True)
+    stopping += [(launcher, J1), (launcher, J2)]
+    start(launcher, J1, ["zurich"])
+    until(lambda: trains(launcher, J1))
+    cut.append("zurich")
+    found = look(launcher, J1)
+    assert (found.state, "no route to host" in found.why) == ("unknown", True)
+    assert [*launcher.silent] == ["zurich"]
+    until((tmp_path / "j/1/end-zurich.json").exists, 60)
+    cut.clear()
+    found = until(lambda: ended(launcher, J1))
+    assert (found.exit_code, len(found.stored), launcher.silent) == (75, 1, {})
+    checkpoint = tmp_path / f"j/1/run/checkpoints/step-{found.stored[0]}"
+    shutil.move(checkpoint, away)
+    start(launcher, J2, ["lugano"], found.stored[0] + 2, resume=str(checkpoint))
+    assert until(lambda: ended(launcher, J2)).exit_code == 0
+    lines = launcher.read(J2, "run/metrics.jsonl", 0).splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [found.stored[0], found.stored[0] + 1]
+
+
+def test_a_silent_site_is_lost_and_back_once_also_over_a_restart_and_what_others_lost_stays_lost(tmp_path):
+    cut = {"zurich"}
+
+    def ask(request):
+        if cut:
+            raise RunError("no route to host")
+        return []
+
+    up = {"zurich": True, "lugano": False}
+    launcher = SitesLauncher(tmp_path, {"zurich": ask, "lugano": lambda request: []})
+    launcher.look([])
+    assert [*launcher.silent] == ["zurich"]
+    assert launcher.site_events(up, 5.0) == [], "not yet"
+    assert launcher.site_events(up, 5.0, lost_after_s=0.0) == [SiteLost(5.0, "zurich")]
+    up["zurich"] = False
+    assert launcher.site_events(up, 6.0, lost_after_s=0.0) == []
+    cut.clear()
+    launcher = SitesLauncher(tmp_path, launcher.doors)
+    launcher.look([])
+    assert launcher.site_events(up, 7.0) == [SiteBack(7.0, "zurich")]
+    assert launcher.site_events(up, 8.0) == []
+
+
+def test_a_door_does_only_what_it_is_for(tmp_path):
+    door = Door(site="zurich", root=tmp_path)
+    for request in ({"do": "run", "key": "j/1"}, {"do": "read", "key": "../j/1", "file": "x", "offset": 0}, {}):
+        with pytest.raises(InputError):
+            door.answer(request)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    if not shutil.which("slurmctld") or not shutil.which("munged") or os.geteuid():
+        pytest.skip("needs root, slurmctld, slurmd and munge")
+    with slurm_cluster() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(made.conf))
+        yield made
+
+
+def at_slurm(root):
+    doors = {site: Door(site=site, root=root, slurm=SlurmRules(partition=site, time_limit="0:30:00")) for site in SITES}
+    return SitesLauncher(root, {site: door.answer for site, door in doors.items()})
+
+
+def test_slurm_keeps_to_what_the_loop_relies_on(slurm, tmp_path):
+    check_launcher(at_slurm(tmp_path), orders(tmp_path, SITES))
+
+
+def test_slurm_runs_one_job_though_its_answer_was_lost_and_says_which_rank_was_killed(slurm, tmp_path, stopping):
+    launcher = at_slurm(tmp_path)
+    stopping.append((launcher, J1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slurm, "_submit", losing(Slurm._submit))
+        start(launcher, J1)
+        until(lambda: look(launcher, J1).state == "alive" and launcher.silent, 120)
+    assert not [*tmp_path.glob("j/1/job-*")], "the answers were lost"
+    until(lambda: trains(at_slurm(tmp_path), J1))
+    names = [line.split("|") for line in slurm.ask("squeue", "-h", "-o", "%j|%P").splitlines()]
+    assert sorted(names) == [["farpipe-j.1.lugano", "lugano"], ["farpipe-j.1.zurich", "zurich"]]
+    kill_rank(launcher, J1, 1)
+    found = until(lambda: ended(launcher, J1))
+    assert "rank 1 was killed by SIGKILL" in found.why
+    assert found.why.partition(":")[0] in SITES
+
+
+def losing(submit):
+    """sbatch whose caller dies before it hears the answer."""
+
+    def lost(self, *options, script):
+        submit(self, *options, script=script)
+        raise RunError("killed before the answer")
+
+    return lost
+
+
+def test_a_slurmd_that_dies_and_comes_back_leaves_one_live_attempt(slurm, tmp_path, stopping):
+    launcher = at_slurm(tmp_path)
+    stopping.append((launcher, J1))
+    start(launcher, J1, ["zurich"])
+    until(lambda: trains(launcher, J1))
+    slurmd = slurm.daemons["s1"]
+    slurmd.kill()
+    slurmd.wait()
+    for process in Path("/proc").glob("[0-9]*"):  # the steps' daemons too, as when a node goes down
+        words = (process / "cmdline").read_bytes() if process.exists() else b""
+        if words.startswith(b"slurmstepd: ["):
+            os.kill(int(process.name), signal.SIGKILL)
+    until(lambda: "down" in slurm.ask("sinfo", "-h", "-p", "zurich", "-o", "%T"), 60)
+    slurm.run("s1", "slurmd", "-D", "-N", "s1")
+    until(lambda: slurm.ask("sinfo", "-h", "-p", "zurich", "-o", "%T").strip() == "idle", 60)
+    start(launcher, J1, ["zurich"])
+    time.sleep(2)
+    alive, queue = is_locked(tmp_path / "j/1/lock-zurich"), slurm.ask("squeue", "-h", "-o", "%j").split()
+    assert (look(launcher, J1).state, alive) in [("alive", True), ("ended", False), ("vanished", False)]
+    assert queue == [], "and nothing is submitted again"
+    launcher.stop(J1, 30.0)
+    until(lambda: ended(launcher, J1))
+
+
+def test_a_job_that_slurm_refuses_ends_with_its_words(slurm, tmp_path):
+    door = Door(site="zurich", root=tmp_path, slurm=SlurmRules(partition="nowhere"))
+    launcher = SitesLauncher(tmp_path, {"zurich": door.answer})
+    start(launcher, J1, ["zurich"])
+    found = until(lambda: ended(launcher, J1), 120)
+    assert found.exit_code == 3
+    assert "sbatch: " in found.why
+    assert "partition" in found.why
+
+
+@pytest.fixture
+def behind_ssh(tmp_path):
+    if not Path("/usr/sbin/sshd").exists() or os.geteuid() or subprocess.run(["ip", "netns"], check=False).returncode:
+        pytest.skip("needs root, sshd and network namespaces")
+    with ExitStack() as stack:
+        yield {
+            site: Sshd(site, number, tmp_path / "runs", tmp_path / site, stack) for number, site in enumerate(SITES, 1)
+        }
+
+
+def test_a_site_behind_ssh_trains_on_while_its_link_is_down(behind_ssh, tmp_path, stopping):
+    ways = {site: Ssh(destination=one.host, config=str(one.config)) for site, one in behind_ssh.items()}
+    (tmp_path / "runs").mkdir()
+    launcher = SitesLauncher(tmp_path / "runs", {site: way.ask for site, way in ways.items()})
+    stopping += [(launcher, J1), (launcher, J2)]
+    start(launcher, J1, ["zurich"])
+    until(lambda: trains(launcher, J1))
+    behind_ssh["zurich"].link("down")
+    until(lambda: look(launcher, J1).state == "unknown", 60)
+    before = (tmp_path / "runs/j/1/run/metrics.jsonl").read_bytes().count(b"\n")
+    time.sleep(LINK_DOWN_S)
+    assert (tmp_path / "runs/j/1/run/metrics.jsonl").read_bytes().count(b"\n") > before
+    assert look(launcher, J1).state == "unknown"
+    behind_ssh["zurich"].link("up")
+    until(lambda: look(launcher, J1).state == "alive", 60)
+    launcher.stop(J1, 30.0)
+    assert until(lambda: ended(launcher, J1)).exit_code == 75
+    known = behind_ssh["lugano"].folder / "known"
+    known.write_text(known.read_text().replace("AAAA", "AAAB"))
+    with pytest.raises(RunError, match="Host key verification failed"):
+        ways["lugano"].ask({"do": "look", "keys": [], "num_machines": []})
+
+
+LINK_DOWN_S = float(os.environ.get("FARPIPE_TEST_LINK_DOWN_S", "10"))
+
+
+FLEET = """
+launcher = "sites"
+[clock]
+start = "2026-11-30"
+[[sites]]
+name = "zurich"
+device = "cpu"
+num_devices = 2
+[sites.slurm]
+partition = "long"
+account = "p7"
+time_limit = "1-00:00:00"
+[[sites]]
+name = "lugano"
+device = "cpu"
+num_devices = 2
+[sites.ssh]
+destination = "farpipe@lugano"
+"""
+
+
+def test_a_fleet_s_file_says_how_each_site_is_reached(tmp_path):
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    scenario = load_scenario(tmp_path / "fleet.toml")
+    launcher = launcher_of(scenario.launcher, tmp_path, scenario.launching)
+    assert isinstance(launcher, SitesLauncher)
+    assert launcher.doors["zurich"].__self__.slurm == SlurmRules(
+        partition="long", account="p7", time_limit="1-00:00:00"
+    )
+    assert launcher.doors["lugano"].__self__ == Ssh(destination="farpipe@lugano")
+    assert isinstance(launcher_of(None, tmp_path, {"zurich": {}}), LocalLauncher)
+    for name, tables in (
+        ("slurms", {}),
+        ("local", scenario.launching),
+        ("sites", {"a": {"slurm": {"partitoin": "x"}}}),
+    ):
+        with pytest.raises(InputError, match=r"slurm"):
+            launcher_of(name, tmp_path, tables)
