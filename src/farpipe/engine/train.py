@@ -25,7 +25,7 @@ from farpipe.engine.executor.staging import Staging
 from farpipe.engine.executor.step_plans import MakePlanner, StepPlans
 from farpipe.engine.executor.wire_types import NarrowMessenger
 from farpipe.engine.executor.work import Trainer, Work
-from farpipe.engine.figures.memory import memory_figures
+from farpipe.engine.figures.memory import forget_peak, memory_figures
 from farpipe.engine.figures.metrics import SUMMARY_NAME, Summary
 from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
@@ -195,6 +195,8 @@ class _Loop:
             self._outgoing.after_step(step, commands, (report.end_ns - report.begin_ns) * 1e-9)
             begin_ns = self._peers.clock.now_ns()
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
+            if step == first_step + 1:
+                forget_peak(self._run.device)
             if self._elastic is not None and step + 1 < self._run.num_steps:
                 self._elastic.after_step(step + 1)
             if STOP in commands and step + 1 < self._run.num_steps:

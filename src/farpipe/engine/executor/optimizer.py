@@ -15,6 +15,8 @@ from farpipe.engine.stages.router_bias import update_by_sign
 
 CLIP_EPSILON: Final = 1e-6
 """Added to the norm when clipping, as `torch.nn.utils.clip_grad_norm_` does."""
+_NORM_ELEMENTS: Final = 1 << 24
+"""Elements of a gradient whose norm is taken at once: torch makes a float64 copy of them."""
 _SHARE: Final = struct.Struct("<dd")
 
 
@@ -141,8 +143,9 @@ def _adamw(parameters: list[nn.Parameter], training: Training, still: set[int]) 
 
 def _norm(parameter: nn.Parameter) -> torch.Tensor:
     assert parameter.grad is not None
-    norm: torch.Tensor = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
-    return norm
+    pieces = parameter.grad.flatten().split(_NORM_ELEMENTS)
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def global_norm(own: Squares, peers: Peers, step: int) -> float:

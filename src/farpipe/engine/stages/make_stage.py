@@ -35,8 +35,13 @@ def numerics_of(training: Training, parameters: torch.dtype = torch.float32, rec
 
 
 def choose_gpu() -> None:
-    """Each rank of a machine takes the GPU with its local number."""
+    """Each rank of a machine takes the GPU with its local number, or the only one that it is shown.
+
+    A scheduler that gives every task one GPU (Slurm's ``--gpus-per-task``) shows it no other.
+    """
     local_rank, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if num_gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
+        local_rank = 0
     if local_rank >= num_gpus:
         raise InputError(
             f"device 'cuda': there are {num_gpus} GPUs for local rank {local_rank}; start fewer ranks here"
