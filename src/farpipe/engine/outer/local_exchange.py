@@ -39,9 +39,13 @@ class OuterMessage(NamedTuple):
     """A difference that has come from another site."""
 
     sent_after: int
-    """Steps that were done when it was sent."""
+    """Steps that were done when it was to be sent."""
+    site: int
+    """Place of the site in its world."""
     fragment: int
     row: MessageRow
+    slack_ns: int
+    """Time for which it had been here when it was needed; below 0 training waited for it."""
 
 
 @dataclass
@@ -122,6 +126,11 @@ class LocalExchange:
     def is_joined(self) -> bool:
         """True if differences are exchanged."""
         return self._world is not None
+
+    def take_messages(self) -> list[OuterMessage]:
+        """What has come from other sites since the last call."""
+        messages, self.exchanged.messages = self.exchanged.messages, []
+        return messages
 
     def join(self, outer: Peers, site: int, step: int = 0, *, waiting: bool = False) -> int:
         """Enter a world: `outer` has the processes of all its sites, site after site, this one's being number `site`.
@@ -327,7 +336,10 @@ class LocalExchange:
         begin_ns = world.outer.clock.now_ns()
         message = world.outer.receive(route.process, "sync", Tag(number, fragment, 0), waiting_for=waiting_for)
         self.exchanged.waited_ns += world.outer.clock.now_ns() - begin_ns
-        self.exchanged.messages.append(OuterMessage(sent_after, fragment, message.row))
+        came = OuterMessage(
+            sent_after, world.site_of[route.process], fragment, message.row, begin_ns - message.times.arrival_ns
+        )
+        self.exchanged.messages.append(came)
         wire_type = self._settings.wire_type
         lengths = [num_wire_bytes(part.box, wire_type) for part in route.parts]
         for part, data in zip(route.parts, torch.split(message.tensor, lengths), strict=True):

@@ -62,6 +62,9 @@ class LocalMembership(Membership):
             exchange.finish(num_steps)
         else:
             exchange.after(num_steps)
+        for message in exchange.take_messages():
+            num_bytes = message.row[-1]
+            self.came(f"fragment {message.fragment}", [self.names[message.site]], num_bytes, message.slack_ns)
         if self.world is not None and not exchange.is_joined:
             self._leave(num_steps, exchange.problem)
         self._prepare(found, waiting=False)
