@@ -11,7 +11,7 @@ named phase of a step (benchmarks/shared/phases.py); all kinds take turns, and a
     dark    the same, and SIGKILL to all of it: so no connection breaks, it is only silent
 
 The next round begins when the site is back. With --minutes there are three sites instead, and what befalls two of them
-is drawn from --seed; as root the third has clocks an hour ahead, and a disk of its own that is full for a while. Beside
+is drawn from --seed; as root the third has clocks an hour ahead, so links are not emulated, and a disk of its own, full for a while. Beside
 it a mirrored checkpoint of two other processes is cut in the middle (benchmarks/engine/mirror.py --cut).
 
 In the end the run is told to leave, and goes on with all sites for some steps. Exit code 1 unless losses and gradient
@@ -189,8 +189,9 @@ def goodput(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def at_random(folder: Path, layout: Layout, length_s: float, seed: int, away_s: float) -> dict[str, Any]:
     """Three sites, and what a seed draws; the first is left alone, so that there is always one to return to."""
-    disturbed, draw, count = Disturbed(folder, SITES, layout), random.Random(seed), Counter[str]()
     is_root = os.geteuid() == 0
+    disturbed, draw = Disturbed(folder, SITES, layout, emulates=not is_root), random.Random(seed)
+    count = Counter[str]()
     end_s = time.monotonic() + length_s
     mends: dict[str, tuple[float, Callable[[], None]]] = {}
 

@@ -97,8 +97,9 @@ def model_in(folder: Path, *, fsdp: bool) -> Any:
 class Disturbed:
     """One training, and what befalls its sites."""
 
-    def __init__(self, folder: Path, sites: Sequence[str], layout: Layout) -> None:
-        self.folder, self.sites, self.layout = folder, tuple(sites), layout
+    def __init__(self, folder: Path, sites: Sequence[str], layout: Layout, *, emulates: bool = True) -> None:
+        """`emulates`: its links have their distance, without a WAN; emulated links have one clock for all sites."""
+        self.folder, self.sites, self.layout, self._emulates = folder, tuple(sites), layout, emulates
         self.run_dir, self.num_steps = folder / "disturbed", 0
         self.lines: dict[str, list[tuple[float, dict[str, Any]]]] = {site: [] for site in sites}
         """What each site has recorded, and when it was seen."""
@@ -133,14 +134,14 @@ class Disturbed:
 
     def train_undisturbed(self) -> "Disturbed":
         """The same steps without anything."""
-        calm = Disturbed(self.folder, self.sites, self.layout)
+        calm = Disturbed(self.folder, self.sites, self.layout, emulates=self._emulates)
         calm.run_dir, calm.num_steps = self.folder / "calm", self.num_steps
         calm._run(self.num_steps, calm.run_dir)
         return calm
 
     def spec(self, num_steps: int) -> Any:
         """What all sites run."""
-        return run_spec(self.sites, self.layout, num_steps, self.folder, emulate=self.wan is None)
+        return run_spec(self.sites, self.layout, num_steps, self.folder, emulate=self._emulates and self.wan is None)
 
     def _run(self, num_steps: int, run_dir: Path, *, resume: bool = False) -> None:
         from farpipe.core.errors import FarpipeError
