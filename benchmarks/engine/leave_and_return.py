@@ -11,8 +11,9 @@ named phase of a step (benchmarks/shared/phases.py); all kinds take turns, and a
     dark    the same, and SIGKILL to all of it: so no connection breaks, it is only silent
 
 The next round begins when the site is back. With --minutes there are three sites instead, and what befalls two of them
-is drawn from --seed; as root the third has clocks an hour ahead (links are not emulated then) and a disk of its own that gets full. Beside
-it a mirrored checkpoint of two other processes is cut in the middle (benchmarks/engine/mirror.py --cut).
+is drawn from --seed; as root the third has clocks an hour ahead (links are not emulated then) and a disk of its own
+that gets full. Beside it a mirrored checkpoint of two other processes is cut in the middle
+(benchmarks/engine/mirror.py --cut).
 
 In the end the run is told to leave, and goes on with all sites for some steps. Exit code 1 unless losses and gradient
 norms of all steps, and weights and moments of all sites at the end, are those of the undisturbed run, bit for bit, exit
