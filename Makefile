@@ -15,7 +15,7 @@ install = $(if $(UV),$(UV) pip install --python $(BIN)/python --torch-backend=au
 FAST = $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --durations=10
 # Only their files are collected: to collect all takes 8 s.
 ALONE = $(BIN)/python -m pytest --durations=10 $$(grep -rl 'pytest.mark.alone' tests --include='test_*.py')
-.PHONY: demo fleet-demo test test-all test-fast test-stock check bench errors wheel docs format clean
+.PHONY: demo fleet-demo test test-all test-fast test-stock check bench gpu errors wheel docs format clean
 
 $(TRAIN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farpipe needs Python 3.11 or newer; try: make PYTHON=python3.11")'
@@ -61,6 +61,9 @@ check: $(READY)  ## format, lint, types, layers
 
 bench: $(READY)  ## all benchmarks that print their figures; writes docs/reference/benchmarks/raw/
 	$(BIN)/python -m benchmarks.run_all
+
+gpu: $(TRAIN)  ## twelve checks on this host's GPUs, ten minutes; a table for an issue
+	$(BIN)/python -m benchmarks.gpu
 
 errors: $(READY)  ## ranges and tables of errors after a change of the cost model, and the pages that show them; FARPIPE_DATA=FOLDER
 	$(BIN)/python -m benchmarks.cost_model.error_ranges --write

@@ -66,7 +66,7 @@ class Fleet:
         cluster = parse_job(JOB).cluster
         self.cut, self.ended, self.begin_s = set[str](), list[str](), time.monotonic()
         self.launcher = SitesLauncher(
-            root, {site.name: self.door(site.name, root) for site in cluster.sites}, emulates=True
+            root, {site.name: self.door(site.name, root) for site in cluster.sites}, emulates=True, lost_after_s=2.0
         )
         stops = StopCosts(restart_s=5.0, stop_s=10.0, first_pause_s=0.0)
         self.state = first_state(cluster, POLICIES["fcfs"], PlannerQuotes(cluster), stops)
@@ -100,9 +100,7 @@ class Fleet:
         while not is_reached():
             if time.monotonic() > self.begin_s + LIMIT_S:
                 raise SystemExit(f"not done within {LIMIT_S:g} s: {self.state.jobs}")
-            up = {name: site.is_up for name, site in self.state.sites.items()}
-            events = [*self.loop.step(self.state, self.now_s()), *self.launcher.site_events(up, self.now_s(), 2.0)]
-            self.give(*events, Tick(self.now_s()))
+            self.give(*self.loop.step(self.state, self.now_s()), Tick(self.now_s()))
             time.sleep(0.5)
 
     def submit(self, name: str) -> None:

@@ -104,6 +104,9 @@ class Attempts:
         self.started.append(key)
         self.seen.setdefault(key, Seen("alive"))
 
+    def site_events(self, up, now_s):
+        return []
+
     def look(self, keys):
         return {key: self.seen.get(key, Seen("absent")) for key in keys}
 

@@ -25,6 +25,7 @@ from farpipe.engine.launch.reports import leave_result
 from farpipe.engine.rendezvous import store_from_env
 from farpipe.engine.site import tensor_plans
 from farpipe.engine.site.context import heads_for_tokens
+from farpipe.engine.site.expert_exchange import EXPERT, SAME, divide_experts, expert_mesh, experts_of
 from farpipe.engine.site.mesh import DATA, TENSOR, join_site, shares_in, stage_mesh
 from farpipe.engine.site.self_check import check_divided, check_divided_chunks
 from farpipe.engine.site.sharding import StepReduction, is_counted, settle, shard
@@ -77,8 +78,9 @@ def batch_of(seed):
 class Site:
     """All stages of a model, each divided over the processes of this world."""
 
-    def __init__(self, whole, mesh, recompute="none", zero=1, hybrid=False, **sharding):
-        """`hybrid`: in two groups of processes that each divide all weights among themselves (HSDP)."""
+    def __init__(self, whole, mesh, recompute="none", zero=1, hybrid=False, expert=1, **sharding):
+        """`expert`: processes that share a layer's experts. `hybrid`: in two groups of processes that each divide all
+        weights among themselves (HSDP)."""
         shares, twins = shares_in(mesh), twins_in(mesh)
         if hybrid:
             shares = init_device_mesh("cpu", (2, shares.size() // 2), mesh_dim_names=("groups", "shares"))
@@ -88,6 +90,11 @@ class Site:
             module = HuggingFaceSlice(copy.deepcopy(whole), part, recompute)
             if mesh[TENSOR].size() > 1:
                 divide(module, mesh[TENSOR])
+            if expert > 1:
+                owners = expert_mesh(mesh, expert)
+                divide_experts(module, owners[EXPERT], mesh[TENSOR])
+                for experts in experts_of(module):
+                    shard(experts, [], owners[SAME], **sharding)
             options = {"share": 1 / NUM_MICROBATCHES}
             if twins is None:
                 stage = torch_stage(module, boundary, **options)

@@ -1,309 +1,247 @@
-"""A site leaves and returns, again and again, beside the same training undisturbed. Prints JSON.
+"""Sites leave and return, again and again, beside the same training undisturbed. Prints JSON.
 
-Two sites of exact replicas (each a pipeline of --ranks processes), 10 ms and 100 Mbit/s apart, train a small model. In
-every round something befalls one of them, at a moment of a step that moves on by a sixth of a step from round to round:
+Exact replicas at sites 10 ms and 100 Mbit/s apart train a small model, each a pipeline of --ranks processes, or with
+--fsdp 2 processes that share weights. In every round something befalls one of two sites while one of its ranks is in a
+named phase of a step (benchmarks/shared/phases.py); all kinds take turns, and all phases:
 
     kill    SIGKILL to its agent and its ranks
     ranks   SIGKILL to its ranks alone; its agent starts them again
     stop    SIGSTOP to all of its processes, and SIGCONT after --away seconds
-    cut     both directions of the link drop everything for --away seconds (only with --wan, as root)
+    cut     its links drop everything for --away seconds, and both sides go on (only with --wan, as root)
+    dark    the same, and SIGKILL to all of it: so no connection breaks, it is only silent
 
-The next round begins when the site is back. Exit code 1 unless losses and gradient norms of all steps, and weights and
-moments at the end at both sites, are those of the undisturbed run, bit for bit, and no process is left.
+The next round begins when the site is back. With --minutes there are three sites instead, and what befalls two of them
+is drawn from --seed; as root the third has clocks an hour ahead (links are not emulated then) and a disk of its own
+that gets full. Beside it a mirrored checkpoint of two other processes is cut in the middle
+(benchmarks/engine/mirror.py --cut).
 
-    python -m benchmarks.engine.leave_and_return --rounds 20
+In the end the run is told to leave, and goes on with all sites for some steps. Exit code 1 unless losses and gradient
+norms of all steps, and weights and moments of all sites at the end, are those of the undisturbed run, bit for bit, exit
+codes are right, and no process is left.
+
+    python -m benchmarks.engine.leave_and_return --rounds 20 --wan
+    python -m benchmarks.engine.leave_and_return --minutes 120
 """
 
 import argparse
-import hashlib
 import json
 import os
-import signal
+import random
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
+from types import SimpleNamespace
 from typing import Any
 
-SITES = ("zurich", "lugano")
-LATENCY_S, BYTES_PER_S = 0.010, 100e6 / 8
+from benchmarks.shared.disturbed import CHECKPOINT_STEPS, Disturbed, Layout, processes_of, say, surroundings
+from benchmarks.shared.phases import PHASES
+
+SITES = ("zurich", "lugano", "geneva")
 STEPS_BETWEEN = 8
-"""Steps of both sites together before the next round."""
-LIMIT_S = 180.0
-PHASES = 6
+"""Steps of all sites together before the next round."""
+STOPPED = 75
+"""Exit code of a run that was told to leave and has written a checkpoint."""
+MEAN_PAUSE_S = 5.0
+"""Between two events of a run with --minutes."""
+LIMIT_S = 300.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--begin", type=int, default=0, help="number of the first round")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--fsdp", type=int, default=0)
     parser.add_argument("--away", type=float, default=6.0)
     parser.add_argument("--wan", action="store_true")
+    parser.add_argument("--kinds", default="")
+    parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    kinds = ["cut"] if options.wan else ["kill", "ranks", "stop"]
+    kinds = options.kinds.split(",") if options.kinds else ["kill", "ranks", "stop", *["cut", "dark"] * options.wan]
+    layout = Layout(options.fsdp, fsdp=True) if options.fsdp else Layout(options.ranks)
     with tempfile.TemporaryDirectory() as folder:
-        disturbed = Disturbed(
-            Path(folder) / "disturbed", options.ranks, options.steps, options.rounds, kinds, options.away
-        )
-        disturbed.train(wan=options.wan)
-        num_steps = disturbed.num_steps
-        calm = Disturbed(Path(folder) / "calm", options.ranks, num_steps, 0, kinds, 0.0)
-        calm.train()
-        result = report(disturbed, calm)
+        if options.minutes:
+            result = at_random(Path(folder), layout, 60 * options.minutes, options.seed, options.away)
+        else:
+            result = in_rounds(
+                Path(folder),
+                layout,
+                range(options.begin, options.begin + options.rounds),
+                kinds,
+                options.away,
+                wan=options.wan,
+            )
     print(json.dumps(result, indent=1))
     sys.exit(0 if all(result["equal to the undisturbed run"].values()) and not result["processes left"] else 1)
 
 
-def run_spec(num_ranks: int, num_steps: int, *, emulate: bool) -> Any:
-    """A replica of `num_ranks` stages at each site."""
-    from farpipe.core.schedule.library import order
-    from farpipe.core.spec import Data, Model, Training
-    from farpipe.core.step import Hop, Link, Problem, Rank, Stage
-    from farpipe.engine.run_spec import RunSpec
+def in_rounds(
+    folder: Path, layout: Layout, numbers: range, kinds: Sequence[str], away_s: float, *, wan: bool
+) -> dict[str, Any]:
+    """Rounds one after the other between two sites."""
+    disturbed, rounds = Disturbed(folder, SITES[:2], layout), []
 
-    names = [f"{a}>{b}" for a, b in (SITES, SITES[::-1])]
-    problem = Problem(
-        num_microbatches=2,
-        ranks=(Rank(),) * num_ranks,
-        stages=tuple(Stage(rank=r, forward_s=0.01, input_grad_s=0.01, weight_grad_s=0.01) for r in range(num_ranks)),
-        hops=(Hop(),) * (num_ranks - 1),
-        links={name: Link(latency_s=LATENCY_S, bandwidth_bytes_per_s=BYTES_PER_S) for name in names},
-    )
-    model = Model(name="small", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, ffn_hidden=176, vocab_size=256)
-    training = Training(
-        sequence_length=64,
-        global_batch=16,
-        microbatch_size=4,
-        precision="fp32",
-        learning_rate=2e-3,
-        checkpoint_every_minutes=0,
-        elastic=True,
-    )
-    cuts = [round(stage * model.num_layers / num_ranks) for stage in range(num_ranks + 1)]
-    return RunSpec.bare(
-        problem=problem,
-        schedule=order("1f1b", problem),
-        sites=(SITES[0],) * num_ranks,
-        replicas=tuple((site,) * num_ranks for site in SITES),
-        num_steps=num_steps,
-        model=model,
-        training=training,
-        data=Data(held_out=0.02),
-        partition=tuple(pairwise(cuts)),
-        emulate_links=emulate,
-    )
-
-
-class Disturbed:
-    """One training, and what befalls its sites."""
-
-    def __init__(
-        self, run_dir: Path, num_ranks: int, num_steps: int, rounds: int, kinds: list[str], away_s: float
-    ) -> None:
-        self.run_dir, self.num_ranks, self.num_steps = run_dir, num_ranks, num_steps
-        self.kinds, self.num_rounds, self.away_s = kinds, rounds, away_s
-        self.lines: dict[str, list[tuple[float, dict[str, Any]]]] = {site: [] for site in SITES}
-        self.rounds: list[dict[str, Any]] = []
-        self.wan: Any = None
-        self._ended = threading.Event()
-        self._stopped: list[int] = []
-
-    def train(self, *, wan: bool = False) -> None:
-        """Train all steps, with the rounds beside it."""
-        from farpipe.core.spec import SiteLink
-        from farpipe.engine.launch.run import run
-        from farpipe.engine.links import Wan
-
-        watching = [threading.Thread(target=self._watch, args=(site,), daemon=True) for site in SITES]
-        watching += [threading.Thread(target=self._disturb, daemon=True)] if self.num_rounds else []
-        with ExitStack() as stack:
-            if wan:
-                figures = {"latency_s": LATENCY_S, "bandwidth_bytes_per_s": BYTES_PER_S}
-                links = [SiteLink(source=a, target=b, **figures) for a, b in (SITES, SITES[::-1])]
-                self.wan = stack.enter_context(Wan.up(SITES, links, name=f"elastic{os.getpid()}"))
-            for thread in watching:
-                thread.start()
-            run(
-                run_spec(self.num_ranks, self.num_steps, emulate=not wan),
-                self.run_dir,
-                wan=self.wan,
-                allow_plaintext=wan,
-                on_notice=lambda text: print(text, file=sys.stderr, flush=True),
-            )
-            self._ended.set()
-
-    def _watch(self, site: str) -> None:
-        """Take the time of every line of a site's metrics."""
-        path, position, number = self.run_dir / "sites" / site / "metrics.jsonl", 0, -1
-        while not self._ended.is_set():
-            time.sleep(0.01)
-            with suppress(FileNotFoundError), path.open("rb") as file:
-                if os.fstat(file.fileno()).st_ino != number:
-                    number, position = os.fstat(file.fileno()).st_ino, 0
-                file.seek(position)
-                whole = file.read().rpartition(b"\n")[0]
-                position += len(whole) + bool(whole)
-                known = self.lines[site]
-                newest = known[-1][1]["step"] if known else -1
-                found = [json.loads(text) for text in whole.splitlines()]
-                known += [(time.monotonic(), line) for line in found if line["step"] > newest or not known]
-
-    def _disturb(self) -> None:
-        for number in range(self.num_rounds):
-            victim, survivor = SITES[(number + 1) % 2], SITES[number % 2]
-            found = self._round(self.kinds[number // 2 % len(self.kinds)], victim, survivor, number % PHASES)
+    def disturb() -> None:
+        for number in numbers:
+            victim, survivor = SITES[1 - number // len(PHASES) % 2], SITES[number // len(PHASES) % 2]
+            found = _round(disturbed, kinds[number % len(kinds)], victim, survivor, number, away_s)
             if found is None:
                 return
-            self.rounds.append(found)
-            print(json.dumps(found), file=sys.stderr, flush=True)
+            rounds.append(found)
+            say(json.dumps(found))
 
-    def _round(self, kind: str, victim: str, survivor: str, phase: int) -> dict[str, Any] | None:
-        """One round; None where the run ends, or nothing happens for LIMIT_S."""
-        if not self._await(lambda: self._num_together(survivor) >= STEPS_BETWEEN):
-            return None
-        step_s = median(line["step_s"] for _, line in self.lines[survivor][-STEPS_BETWEEN:])
-        time.sleep(step_s * phase / PHASES)
-        at_s = time.monotonic()
-        self._befall(kind, victim)
-        if not self._await(lambda: bool(self._alone_since(survivor, at_s))):
-            return None
-        first_s, _ = self._alone_since(survivor, at_s)[0]
-        self._mend(kind)
-        mended_s = time.monotonic()
-        if not self._await(lambda: self._num_together(survivor) >= 1 and self.lines[survivor][-1][0] > first_s):
-            return None
-        events = [event for _, line in self.lines[survivor] for event in line.get("site_events", ())]
-        entered = [event for event in events if event["kind"] == "entered"]
-        return {
-            "kind": kind,
-            "site": victim,
-            "phase": phase,
-            "step_s": step_s,
-            "next step completed after, s": first_s - at_s,
-            "back after, s": time.monotonic() - mended_s,
-            "bytes": entered[-1].get("sent_bytes", 0),
+    disturbed.train(disturb, wan=wan)
+    figures = {
+        "processes a site": layout.ranks,
+        "fsdp": layout.fsdp,
+        "phases": sorted({one["phase"] for one in rounds}),
+    }
+    return figures | _figures(rounds) | report(disturbed, {"all rounds": len(rounds) == len(numbers)})
+
+
+def _round(
+    disturbed: Disturbed, kind: str, victim: str, survivor: str, number: int, away_s: float
+) -> dict[str, Any] | None:
+    """One round; None where the run ends, or nothing happens for a long time.
+
+    Lost seconds: from the failure until the site is back, less the time that the steps done meanwhile take with both;
+    alone they count for half the speed at most, though a site alone is as fast here, where both share two cores.
+    """
+    lines, phase = disturbed.lines[survivor], number % len(PHASES)
+    if not disturbed.wait_until(lambda: disturbed.num_together(survivor) >= STEPS_BETWEEN):
+        return None
+    step_s = median(line["step_s"] for _, line in lines[-STEPS_BETWEEN:])
+    ambush = disturbed.ambush(victim, number // 2 % disturbed.layout.ranks)
+    was_there = ambush.lay(phase, limit_s=5.0 + 5 * step_s)
+    at_s, before = time.monotonic(), len(lines)
+    mend = disturbed.befall(kind, victim)
+    ambush.release()
+    if not disturbed.wait_until(lambda: bool(disturbed.without_since(survivor, victim, at_s))):
+        return None
+    first_s, _ = disturbed.without_since(survivor, victim, at_s)[0]
+    if kind in ("stop", "cut", "dark"):
+        time.sleep(away_s)
+    mend()
+    mended_s = time.monotonic()
+    if not disturbed.wait_until(lambda: disturbed.num_together(survivor) >= 1 and lines[-1][0] > first_s):
+        return None
+    entered = [e for _, line in lines for e in line.get("site_events", ()) if e["kind"] == "entered"]
+    done, away = [line for _, line in lines[before:]], time.monotonic() - at_s
+    return {
+        "kind": kind,
+        "site": victim,
+        "phase": PHASES[phase] if was_there else "none",
+        "step_s": step_s,
+        "next step completed after, s": first_s - at_s,
+        "back after, s": at_s + away - mended_s,
+        "away, s": away,
+        "lost, s": away - min(len(done) * step_s, step_s + (away - first_s + at_s) / 2),
+        "bytes": entered[-1].get("sent_bytes", 0),
+    }
+
+
+def _figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    of_kind = {
+        kind: [found for found in rounds if found["kind"] == kind]
+        for kind in dict.fromkeys(found["kind"] for found in rounds)
+    }
+    shown = ("next step completed after, s", "back after, s", "lost, s", "bytes", "step_s")
+    table = {
+        kind: {"number": len(found)}
+        | {
+            f"{name}, {how}": round(choose(one[name] for one in found), 2)
+            for name in shown
+            for how, choose in (("median", median), ("most", max))
         }
-
-    def _await(self, condition: Callable[[], bool]) -> bool:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not self._ended.is_set() and time.monotonic() < deadline_s:
-            if condition():
-                return True
-            time.sleep(0.02)
-        return False
-
-    def _num_together(self, site: str) -> int:
-        """Steps of both sites together since the last one that this site did alone."""
-        count = 0
-        for _, line in reversed(self.lines[site]):
-            if len(line["sites"]) < len(SITES):
-                break
-            count += 1
-        return count
-
-    def _alone_since(self, site: str, at_s: float) -> list[tuple[float, dict[str, Any]]]:
-        return [(when, line) for when, line in self.lines[site] if when > at_s and line["sites"] == [site]]
-
-    def _befall(self, kind: str, victim: str) -> None:
-        processes = processes_of(self.run_dir, victim)
-        if kind == "cut":
-            self.wan.cut("<>".join(SITES))
-        elif kind == "stop":
-            self._stopped = processes
-            signal_all(processes, signal.SIGSTOP)
-        else:
-            chosen = [one for one in processes if kind == "kill" or is_rank(one)]
-            signal_all(chosen, signal.SIGKILL)
-
-    def _mend(self, kind: str) -> None:
-        if kind in ("cut", "stop"):
-            time.sleep(self.away_s)
-        if kind == "cut":
-            self.wan.mend("<>".join(SITES))
-        if kind == "stop":
-            signal_all(self._stopped, signal.SIGCONT)
-
-    def figures(self) -> dict[int, tuple[Any, Any]]:
-        """Loss and norm of every step, as the run has recorded them."""
-        lines = map(json.loads, (self.run_dir / "metrics.jsonl").read_text().splitlines())
-        return {line["step"]: (line["loss"], line["grad_norm"]) for line in lines}
-
-    def digests(self) -> list[str]:
-        """Of the last checkpoint of each site."""
-        found = []
-        for site in SITES:
-            folder = self.run_dir / "sites" / site / "checkpoints" / f"step-{self.num_steps}"
-            files = sorted(folder.glob("*.safetensors"))
-            found.append(hashlib.sha256(b"".join(map(body_of, files))).hexdigest() if files else "none")
-        return found
+        for kind, found in of_kind.items()
+    }
+    return {"rounds": table, "goodput at one failure an hour a site": goodput(rounds)} if rounds else {"rounds": table}
 
 
-def body_of(path: Path) -> bytes:
-    """The tensors of a safetensors file; its header names their digests in any order."""
-    data = path.read_bytes()
-    return data[8 + int.from_bytes(data[:8], "little") :]
+def goodput(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """From the seconds of training that a failure costs here, and as `plan` plays it for sites away as long."""
+    from farpipe.planning.explain.goodput import NUM_FAILURES, UnderFailures, failures_of, play
+
+    step_s, away_s = (choose(one[name] for one in rounds) for choose, name in ((median, "step_s"), (mean, "away, s")))
+    sites: list[Any] = [SimpleNamespace(name=name, mtbf_s=3600.0, mttr_s=away_s) for name in SITES[:2]]
+    horizon_s = NUM_FAILURES * 3600.0 / len(sites)
+
+    run = UnderFailures(
+        step_s,
+        "survivors",
+        speed=lambda away: (1 - len(away) / len(sites)) / step_s,
+        every_steps=CHECKPOINT_STEPS,
+        num_sites=len(sites),
+    )
+    lost_s = mean(one["lost, s"] for one in rounds)
+    return {
+        "seconds lost per failure": round(lost_s, 2),
+        "measured": round(1 - len(sites) * lost_s / 3600, 4),
+        "predicted": round(play(run, failures_of(sites, horizon_s), horizon_s).share, 4),
+    }
 
 
-def processes_of(run_dir: Path, site: str) -> list[int]:
-    """The agent of a site, its ranks and their guards."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            environment = (process / "environ").read_bytes().split(b"\0")
-            if str(run_dir).encode() in words and (
-                site.encode() in words or f"FARPIPE_SITE={site}".encode() in environment
-            ):
-                found.append(int(process.name))
-    return found
+def at_random(folder: Path, layout: Layout, length_s: float, seed: int, away_s: float) -> dict[str, Any]:
+    """Three sites, and what a seed draws; the first is left alone, so that there is always one to return to."""
+    is_root = os.geteuid() == 0
+    disturbed, draw = Disturbed(folder, SITES, layout, emulates=not is_root), random.Random(seed)
+    count = Counter[str]()
+    end_s = time.monotonic() + length_s
+    mends: dict[str, tuple[float, Callable[[], None]]] = {}
+
+    def mend(now_s: float) -> None:
+        for site in [site for site, (at_s, _) in mends.items() if now_s > at_s]:
+            mends.pop(site)[1]()
+
+    def disturb() -> None:
+        disturbed.wait_until(lambda: all(disturbed.num_together(site) >= STEPS_BETWEEN for site in SITES))
+        next_s, is_full = time.monotonic(), False
+        while time.monotonic() < end_s or mends:
+            time.sleep(0.05)
+            mend(time.monotonic())
+            free = [site for site in SITES[1:] if site not in mends]
+            if time.monotonic() < next_s or not free or time.monotonic() > end_s:
+                continue
+            next_s = time.monotonic() + 1.0 + draw.expovariate(1 / MEAN_PAUSE_S)
+            kind, victim = draw.choice(("kill", "ranks", "stop")), draw.choice(free)
+            if is_root and not is_full and SITES[2] in free:
+                kind, victim, is_full = "disk", SITES[2], True
+            count[kind] += 1
+            say(f"{kind} {victim}")
+            mends[victim] = time.monotonic() + draw.uniform(0.2, 2) * away_s, disturbed.befall(kind, victim)
+        disturbed.wait_until(lambda: disturbed.num_together(SITES[0]) >= STEPS_BETWEEN)
+
+    command = [sys.executable, "-m", "benchmarks.engine.mirror", "--cut"]
+    mirror = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with surroundings(disturbed, *SITES[2:] * 2) if is_root else nullcontext():
+        disturbed.train(disturb, wan=False)
+        cut = json.loads(mirror.communicate(timeout=LIMIT_S)[0])
+        facts = {"seed": seed, "seconds": length_s, "events": dict(count), "own clock and disk": is_root, "mirror": cut}
+        return facts | report(disturbed, {f"mirror: {name}": one is True for name, one in cut.items()})
 
 
-def is_rank(process: int) -> bool:
-    with suppress(OSError):
-        return b"farpipe.engine.launch.rank_main" in Path(f"/proc/{process}/cmdline").read_bytes()
-    return False
-
-
-def signal_all(processes: list[int], number: int) -> None:
-    for process in processes:
-        with suppress(OSError):
-            os.kill(process, number)
-
-
-def report(disturbed: Disturbed, calm: Disturbed) -> dict[str, Any]:
-    """What came of both."""
+def report(disturbed: Disturbed, further: dict[str, bool]) -> dict[str, Any]:
+    """What came of it, beside the undisturbed run of as many steps."""
+    calm = disturbed.train_undisturbed()
     one, other = disturbed.figures(), calm.figures()
     digests = {*disturbed.digests(), *calm.digests()}
-    of_kind = {
-        kind: [found for found in disturbed.rounds if found["kind"] == kind]
-        for kind in dict.fromkeys(found["kind"] for found in disturbed.rounds)
-    }
+    runs = (disturbed, calm)
     return {
-        "ranks": disturbed.num_ranks,
         "steps": disturbed.num_steps,
-        "rounds": {
-            kind: {
-                "number": len(found),
-                **{
-                    f"{name}, {how}": round(choose(one[name] for one in found), 2)
-                    for name in ("next step completed after, s", "back after, s", "bytes", "step_s")
-                    for how, choose in (("median", median), ("most", max))
-                },
-            }
-            for kind, found in of_kind.items()
-        },
         "equal to the undisturbed run": {
             "losses and norms": one == other and len(one) == disturbed.num_steps,
-            "weights and moments of both sites": len(digests) == 1 and "none" not in digests,
-            "all rounds": len(disturbed.rounds) == disturbed.num_rounds,
+            "weights and moments of all sites": len(digests) == 1 and "none" not in digests,
+            "exit codes": [code for run in runs for code in run.exits] == [STOPPED, 0, 0],
+            **further,
         },
-        "processes left": sum(len(processes_of(d.run_dir, site)) for d in (disturbed, calm) for site in SITES),
+        "processes left": sum(len(processes_of(run.run_dir, site)) for run in runs for site in disturbed.sites),
     }
 
 

@@ -6,7 +6,8 @@ CPU time of one thread, the least of REPEATS, interleaved. `actions`: the execut
 one rank with stages of no work (`no_op`), a module that scales its input as a stage (`module`), and what that module
 takes of autograd without a stage (`autograd`): microseconds per action. `steps`: four microbatches, milliseconds: F and
 B (`stage_b`) or F, I and W (`stage_iw`) of a Llama of transformers as a stage, and a loop by hand over the same class
-with the same recomputation (`loop`); `own_b`, `own_iw`: of farpipe's decoder. Limit: F and B take at most 1.02 times
+with the same recomputation (`loop`); `own_b`, `own_iw`: of farpipe's decoder. `python_calls`: of functions, for each
+layer and microbatch. Limit: F and B take at most 1.02 times
 the loop at width 256 and 1.1 times at width 32.
 `start`: seconds until a new process has imported what a rank needs.
 """
@@ -17,6 +18,8 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from benchmarks.shared.python_calls import python_calls
 
 REPEATS = 8
 SIZES = {"width 32, 2 layers, 16 tokens": (32, 2, 16), "width 256, 4 layers, 256 tokens": (256, 4, 256)}
@@ -141,7 +144,8 @@ def steps(name: str, width: int, num_layers: int, tokens: int, recompute: str) -
     runs |= {"own_b": lambda: one_step(own, split=False), "own_iw": lambda: one_step(own, split=True)}
     seconds = least_s(runs)
     row = {"model": name, "recompute": recompute} | {key: round(1e3 * s, 2) for key, s in seconds.items()}
-    return row | {"of_the_loop": round(seconds["stage_b"] / seconds["loop"], 3)}
+    calls = {name: round(python_calls(run) / (4 * num_layers)) for name, run in runs.items()}
+    return row | {"of_the_loop": round(seconds["stage_b"] / seconds["loop"], 3), "python_calls": calls}
 
 
 def one_step(stage: Any, *, split: bool) -> None:

@@ -30,7 +30,7 @@ if __package__ is None or __package__ == "":  # a rank is started by its path
     sys.path[0] = str(Path(__file__).parents[2])
 
 from benchmarks.engine.soak import result_of
-from benchmarks.shared.twins import SHARES, SITES, plan_of, write_model
+from benchmarks.shared.twins import REPLICAS, SHARES, SITES, plan_of, write_model
 
 RANK_WORD, FAULT = "--as-a-rank", "FARPIPE_TWIN_FAULT"
 OUTAGE_S, LIMIT_S, LEFT_S = 5.0, 10.0, 6.0
@@ -100,7 +100,7 @@ def spec_of(folder: Path, shares: str, num_steps: int, outage_s: float = OUTAGE_
     from farpipe.engine.run_settings import TransportSettings
 
     keys = f"checkpoint_every_steps = 1\ncheckpoint_every_minutes = 0\nkeep_checkpoints = {num_steps}"
-    plan = plan_of(folder, shares, (8, 1 if shares == "FSDP 2" else 2, 16), "zb-h1", keys)
+    plan = plan_of(folder, shares, (8, 1 if shares in REPLICAS else 2, 16), "zb-h1", keys)
     transport = TransportSettings(timeout_s=60, outage_s=outage_s)
     return run_spec_of(plan, num_steps=num_steps, emulate_links=emulate, transport=transport)
 

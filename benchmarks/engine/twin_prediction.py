@@ -1,12 +1,12 @@
-"""Predicted and measured step of two sites of two processes each, which share layers, weights or sequences, over the
-kernel's own TCP. Prints JSON.
+"""Predicted and measured step of two sites of two processes each, which share layers, weights, sequences or experts,
+over the kernel's own TCP. Prints JSON.
 
     python -m benchmarks.engine.twin_prediction [--shares "FSDP 2"] [--method auto] [--steps 4]
 
 20 ms, 200 Mbit/s, within TLS between the sites; messages of half a megabyte for all processes of a rank together. A
-small Qwen3 trains (tensor 2 with sequence parallelism, ZeRO-3 over two replicas, or context 2 by Ulysses), and every
-action is then made to last ACTION_S, longer than it computes: so two idle cores are enough for four processes, and
-times of actions are known.
+small Qwen3 trains (tensor 2 with sequence parallelism, ZeRO-3 over two replicas, or context 2 by Ulysses) or a Mixtral
+given by numbers (expert 2 over two replicas), and every action is then made to last ACTION_S, longer than it computes:
+so two idle cores are enough for four processes, and times of actions are known.
 `error` is (predicted - measured) / measured of the median step, the first three left out; `slowest` that of the slowest
 of them. `late_ms`: how much longer than ACTION_S an action took in the mean, `overrun` the share of actions that
 computed longer: where it is not near 0, the machine was busy and `error` says nothing. `bytes_as_planned`: every link
@@ -40,6 +40,7 @@ ACTION_S = 0.05
 """Time of every F, I and W; a B takes two of them."""
 NUM_STEPS, NUM_SKIPPED_STEPS, SEARCH_S = 12, 3, 10.0
 SHAPES = {"tensor 2": (12 * 16, 16, 128), "FSDP 2": (2 * 12 * 8, 8, 128), "context 2": (12 * 16, 16, 128)}
+SHAPES["expert 2"] = SHAPES["FSDP 2"]
 """(global batch, microbatch, tokens): twelve microbatches in each replica."""
 
 

@@ -1,5 +1,5 @@
-"""A small training of two sites with two processes each, which share layers (tensor 2), weights (FSDP 2) or sequences
-(context 2)."""
+"""A small training of two sites with two processes each, which share layers (tensor 2), weights (FSDP 2), sequences
+(context 2) or experts (expert 2)."""
 
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,25 @@ SHARES = {
     "tensor 2": "tensor = 2\ndata = 1",
     "FSDP 2": 'tensor = 1\ndata = 2\nreplicas = "inside"',
     "context 2": 'tensor = 1\ndata = 1\ncontext = 2\ncontext_exchange = "ulysses"',
+    "expert 2": 'tensor = 1\ndata = 2\nexpert = 2\nreplicas = "inside"',
 }
 """Ways to share, and the degrees of a job."""
-ZERO = {"tensor 2": 1, "FSDP 2": 3, "context 2": 1}
+ZERO = {"tensor 2": 1, "FSDP 2": 3, "context 2": 1, "expert 2": 1}
+REPLICAS = ("FSDP 2", "expert 2")
+"""Ways for which both processes of a site are replicas."""
+WITH_EXPERTS = """\
+num_layers = 2
+hidden = 64
+num_heads = 4
+num_kv_heads = 2
+ffn_hidden = 128
+vocab_size = 256
+experts = {num_experts = 8, per_token = 2, ffn_hidden = 64}
+"""
 JOB = (
     """\
 [model]
-hugging_face = "{model}"
+{model}
 
 [data]
 source = "{text}"
@@ -64,7 +76,7 @@ def plan_of(folder: Path, shares: str, shape: tuple[int, int, int], method: str 
     batch, size, length = shape
     job = parse_job(
         JOB.format(
-            model=folder / "model",
+            model=WITH_EXPERTS if shares == "expert 2" else f'hugging_face = "{folder / "model"}"',
             text=text,
             length=length,
             batch=batch,

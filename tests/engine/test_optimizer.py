@@ -7,6 +7,7 @@ from torch import nn
 
 from farpipe.core.errors import RunError
 from farpipe.core.spec import Training
+from farpipe.engine.executor import optimizer
 from farpipe.engine.executor.optimizer import Optimizer, Squares, global_norm, learning_rate
 from in_process import run_ranks
 
@@ -97,3 +98,11 @@ def test_the_learning_rate_warms_up_stays_and_falls():
     assert rates[103] == pytest.approx(0.2)
     assert all(a > b for a, b in pairwise(rates[3:]))
     assert learning_rate(cosine.model_copy(update={"decay_steps": 13}), 50, 103) == pytest.approx(0.2)
+
+
+def test_the_norm_of_a_long_gradient_is_taken_piece_by_piece(monkeypatch):
+    long = nn.Parameter(torch.zeros(301, 7))
+    long.grad = torch.randn(301, 7)
+    whole = Optimizer([long], training()).sum_of_squares().total
+    monkeypatch.setattr(optimizer, "_NORM_ELEMENTS", 100)
+    assert Optimizer([long], training()).sum_of_squares().total == pytest.approx(whole, rel=1e-14)

@@ -34,6 +34,9 @@ class Attempts:
     def look(self, keys):
         return {key: self.seen.get(key, Seen("absent")) for key in keys}
 
+    def site_events(self, up, now_s):
+        return []
+
     def stop(self, key, leave_s):
         self.told.append(key)
 

@@ -139,9 +139,10 @@ def test_a_silent_site_is_lost_and_back_once_also_over_a_restart_and_what_others
     launcher.look([])
     assert [*launcher.silent] == ["zurich"]
     assert launcher.site_events(up, 5.0) == [], "not yet"
-    assert launcher.site_events(up, 5.0, lost_after_s=0.0) == [SiteLost(5.0, "zurich")]
+    launcher.lost_after_s = 0.0
+    assert launcher.site_events(up, 5.0) == [SiteLost(5.0, "zurich")]
     up["zurich"] = False
-    assert launcher.site_events(up, 6.0, lost_after_s=0.0) == []
+    assert launcher.site_events(up, 6.0) == []
     cut.clear()
     launcher = SitesLauncher(tmp_path, launcher.doors)
     launcher.look([])

@@ -44,7 +44,7 @@ def test_backend(failed, check):
 def test_memory_is_not_page_locked_before_the_process_computes_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert len(_message_memory(16)) == 16
+    assert len(_message_memory()(16)) == 16
 
 
 def test_a_killed_process_raises_in_every_wait_of_the_others_and_a_failed_one_says_why(tmp_path):

@@ -79,7 +79,7 @@ def _show_how_to_start(
     for name, text in texts.items():
         _put(run_dir / name, text)
     commands = {"sbatch": "MASTER_ADDR=ADDRESS sbatch", "skypilot": "sky jobs launch --env MASTER_ADDR=ADDRESS"}
-    image = f"an image in the place of {IMAGE} and " if launch_format == "jobset" else ""
+    image = f"the image {IMAGE} (Containerfile) in a registry of yours and " if launch_format == "jobset" else ""
     typer.echo(
         f"ready. Copy this directory to the same path at every site, then submit there with {image}the address of the "
         f"first machine at {machines[0].site}:\n"

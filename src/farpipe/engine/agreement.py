@@ -90,13 +90,17 @@ def _facts(run: RunSpec, work: Work) -> tuple[ModelFacts, dict[str, str]]:
         from farpipe.engine.stages.own_module import digests_of_files
 
         return ModelFacts(code=digests_of_files(run.plan.model.module)), {}
-    if run.plan.model.hugging_face is None:
+    if not run.plan.model.is_of_transformers:
         return ModelFacts(), {}
+    if run.plan.model.hugging_face is None:
+        return ModelFacts(transformers=versions_of(run)["transformers"]), {}
     from farpipe.engine.stages.hugging_face_weights import config_facts, sampled_digests
 
     version, config = versions_of(run)["transformers"], config_facts(run.plan.model.hugging_face)
-    facts = ModelFacts(transformers=version, config=config, buffers=_buffers(work))
-    return facts, sampled_digests(run.plan.model.hugging_face)
+    weights, untrained = sampled_digests(run.plan.model.hugging_face), _buffers(work)
+    if run.plan.training is not None and run.plan.training.lora is not None:
+        untrained |= weights
+    return ModelFacts(transformers=version, config=config, buffers=untrained), weights
 
 
 def _buffers(work: Work) -> dict[str, str]:

@@ -28,6 +28,8 @@ class BarePlan(Part):
     """Tensor-parallel processes of every rank in every replica; a rehearsal has one for all of them."""
     context: Count = 1
     """Processes that share each sequence, each `tensor` of them; in a rehearsal as well one for all."""
+    expert: Count = 1
+    """Of the processes of a site that have a stage, those that share the experts of each layer."""
     model: Model | None = None
     training: Training | None = None
     data: Data = Data()

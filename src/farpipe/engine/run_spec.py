@@ -205,14 +205,15 @@ class RunSpec(Document, RunSettings):
 
     @property
     def num_sharing(self) -> int:
-        """Replicas at one site that share the weights of every stage by FSDP2: with ZeRO-2 and 3, or twins."""
-        if (
-            self.plan.training is None
-            or self.device == "sleep"
-            or not (self.plan.training.zero in (2, 3) or self.num_twins > 1)
-        ):
+        """Replicas at one site that share every stage's weights by FSDP2: with ZeRO-2 and 3, twins, shared experts."""
+        if self.plan.training is None or self.device == "sleep" or not self._shares_weights:
             return 1
         return len(self.places.sharing(0))
+
+    @property
+    def _shares_weights(self) -> bool:
+        assert self.plan.training is not None
+        return self.plan.training.zero in (2, 3) or self.num_twins > 1 or self.plan.expert > 1
 
     @property
     def is_divided(self) -> bool:
@@ -223,12 +224,11 @@ class RunSpec(Document, RunSettings):
         """Fault unless replicas at one site can share weights as ZeRO-2 and 3 do."""
         assert self.plan.model is not None
         assert self.plan.training is not None
-        zero = self.plan.training.zero
-        if not (zero in (2, 3) or self.num_twins > 1) or self.num_replicas == 1:
+        if not self._shares_weights or self.num_replicas == 1:
             return
         sizes = {len(self.places.sharing(process)) for process in range(self.num_processes)}
         if len(sizes) > 1 or 0 in sizes:
-            key = "zero" if zero in (2, 3) else f"layout.{self.twin_key}"
+            key = "zero" if self.plan.training.zero in (2, 3) else f"layout.{self.twin_key}"
             raise fault(
                 f"{key} above 1 shares weights among the replicas at a site: as many at every site, and the same ones "
                 f"at all sites that they have; say {key} = 1",
@@ -236,9 +236,9 @@ class RunSpec(Document, RunSettings):
             )
 
     @property
-    def twin_key(self) -> Literal["tensor", "context"]:
+    def twin_key(self) -> Literal["tensor", "context", "expert"]:
         """The degree for which a rank has several processes."""
-        return "tensor" if self.plan.tensor > 1 else "context"
+        return "tensor" if self.plan.tensor > 1 else "context" if self.plan.context > 1 else "expert"
 
     def has_gather(self, stage: int) -> bool:
         """True if the replicas of `stage` gather its weights when a step begins."""

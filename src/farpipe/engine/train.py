@@ -18,12 +18,14 @@ from farpipe.engine.checkpoint.resume import resume
 from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWatch, OrderSwitch, Watch
 from farpipe.engine.executor.evaluation import evaluation_of
 from farpipe.engine.executor.executor import Executor
+from farpipe.engine.executor.free_steps import FreeSteps
 from farpipe.engine.executor.peers import Messenger, Peers, TensorPeers
+from farpipe.engine.executor.rehearsal import SleepTrainer
 from farpipe.engine.executor.staging import Staging
 from farpipe.engine.executor.step_plans import MakePlanner, StepPlans
 from farpipe.engine.executor.wire_types import NarrowMessenger
-from farpipe.engine.executor.work import SleepTrainer, Trainer, Work
-from farpipe.engine.figures.memory import memory_figures
+from farpipe.engine.executor.work import Trainer, Work
+from farpipe.engine.figures.memory import forget_peak, memory_figures
 from farpipe.engine.figures.metrics import SUMMARY_NAME, Summary
 from farpipe.engine.figures.recorder import BOX, Recorder
 from farpipe.engine.figures.step_report import StepReport, is_recorded, record_every
@@ -33,7 +35,7 @@ from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
 from farpipe.engine.outer.local_trainer import LocalTrainer
 from farpipe.engine.outgoing import Log, Outgoing, outgoing_of
 from farpipe.engine.publish.publisher import MakePublisher
-from farpipe.engine.replicas.replicas import PipelinePeers
+from farpipe.engine.replicas.replicas import PipelinePeers, has_barrier
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
 from farpipe.engine.versions import untested, versions_of
@@ -166,6 +168,9 @@ class _Loop:
         self._evaluation = evaluation_of(run, work, peers, plans)
         minutes = run.plan.training.checkpoint_every_minutes if run.plan.training and checkpointer.keep else 0
         self._commands = Commands(peers, stop, every_s=60 * minutes)
+        self._free = None if has_barrier(run) else FreeSteps(work, peers, self._before_exchange, self._on_norm)
+        self._held: StepReport | None = None
+        """Report of the newest step, without a barrier, until its norm is known."""
         self._elastic = work if isinstance(work, ElasticTrainer | LocalTrainer) else None
         if self._elastic is not None:
             self._elastic.run_actions = lambda tag: self._executor.run(tag)
@@ -184,14 +189,14 @@ class _Loop:
         begin_ns = self._peers.clock.now_ns()
         for step in range(first_step, self._run.num_steps):
             self._change_links(step)
-            report = run_step(step, begin_ns, self._work, self._executor, self._peers, self._before_exchange)
-            commands = self._after_exchange(step)
+            report, commands = self._run_step(step, begin_ns)
             evaluation_loss = self._evaluate(step)
             self._checkpoint(step + 1, commands)
             self._outgoing.after_step(step, commands, (report.end_ns - report.begin_ns) * 1e-9)
             begin_ns = self._peers.clock.now_ns()
             self._post(report, evaluation_loss=evaluation_loss, pause_ns=begin_ns - report.end_ns)
-            self._num_done = step + 1
+            if step == first_step + 1:
+                forget_peak(self._run.device)
             if self._elastic is not None and step + 1 < self._run.num_steps:
                 self._elastic.after_step(step + 1)
             if STOP in commands and step + 1 < self._run.num_steps:
@@ -201,6 +206,24 @@ class _Loop:
         self._outgoing.finish()
         if isinstance(self._pipeline, NarrowMessenger) and self._pipeline.rounding.num_messages:
             self._log.warn([f"wire type {self._pipeline.wire_type}: {self._pipeline.rounding}"])
+
+    def _run_step(self, step: int, begin_ns: int) -> tuple[StepReport, set[bytes]]:
+        """The report of `step`, and commands that act after it."""
+        if self._free is None:
+            report = run_step(step, begin_ns, self._work, self._executor, self._peers, self._before_exchange)
+            commands = self._commands.after_exchange(step)
+        else:
+            waits = self._is_checkpoint_due(step + 1) or self._is_evaluation_due(step)
+            report, commands = self._free.run(step, begin_ns, self._executor, waits=waits)
+        self._prepare(step + 1, commands)
+        return report, commands
+
+    def _on_norm(self, step: int, norm: float) -> set[bytes]:
+        """The commands that came with the norm of `step`, whose report goes out now if it was held."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._send(dataclasses.replace(held, grad_norm=norm))
+        return self._commands.after_exchange(step)
 
     def _change_links(self, step: int) -> None:
         """Emulated links change as the run says; over real ones this rank sends at the rate that they have then."""
@@ -225,14 +248,12 @@ class _Loop:
             self._plans.before_exchange(step)
         self._outgoing.before_exchange(step, self._commands.ask)
 
-    def _after_exchange(self, step: int) -> set[bytes]:
-        """Commands that came with the exchange that ended `step`; the next step gets its order and its plan."""
-        commands = self._commands.after_exchange(step)
+    def _prepare(self, step: int, commands: set[bytes]) -> None:
+        """Give `step` its order and its plan; `commands`: those that act after the step before."""
         if self._order_switch is not None:
-            self._switch_to(step + 1, self._order_switch.after_exchange(step, commands))
-        if self._plans is not None and step + 1 < self._run.num_steps:
-            self._take_plan(step + 1, self._plans.after_exchange(step + 1))
-        return commands
+            self._switch_to(step, self._order_switch.after_exchange(step - 1, commands))
+        if self._plans is not None and step < self._run.num_steps:
+            self._take_plan(step, self._plans.after_exchange(step))
 
     def _switch_to(self, step: int, schedule: Schedule | None) -> None:
         """Take another order of actions from `step` on, as all ranks do; None: keep the present one."""
@@ -261,28 +282,40 @@ class _Loop:
             report = report.without_record()
         if self._elastic is not None and self._recorder is not None:
             self._recorder.note(report.step, self._elastic.membership.facts())
+        if self._free is not None and self._free.is_open:
+            self._held = report
+        else:
+            self._send(report)
+
+    def _send(self, report: StepReport) -> None:
+        """Send a step's report to rank 0, which takes in what has come."""
         self._peers.post(0, BOX, report.pack())
         if self._recorder is not None:
             self._recorder.collect()
+        self._num_done = report.step + 1
 
     def _evaluate(self, step: int) -> float:
-        every = self._run.plan.training.evaluate_every_steps if self._run.plan.training else 0
-        if self._evaluation is None or ((step + 1) % every and step + 1 < self._run.num_steps):
+        if self._evaluation is None or not self._is_evaluation_due(step):
             return float("nan")
         return self._evaluation.run(step)
 
+    def _is_evaluation_due(self, step: int) -> bool:
+        every = self._run.plan.training.evaluate_every_steps if self._run.plan.training else 0
+        return step + 1 == self._run.num_steps or bool(every and (step + 1) % every == 0)
+
     def _checkpoint(self, num_steps: int, commands: set[bytes]) -> None:
         """Take a checkpoint if one is due after `num_steps` steps; look after those that are being written."""
-        if self._checkpointer.keep:
-            assert self._run.plan.training is not None
-            every = self._run.plan.training.checkpoint_every_steps
-            is_last = num_steps == self._run.num_steps
-            if (every and num_steps % every == 0) or is_last or commands & {CHECKPOINT, STOP}:
-                self._checkpointer.save(num_steps)
-                self._commands.checkpoint_begun()
+        if self._checkpointer.keep and (self._is_checkpoint_due(num_steps) or commands & {CHECKPOINT, STOP}):
+            self._checkpointer.save(num_steps)
+            self._commands.checkpoint_begun()
         self._log.warn(problems := self._checkpointer.collect())
         if problems and self._checkpointer.never_succeeds:  # better now than after days that would be lost
             raise RunError(f"{problems[-1]}; it is not the first that failed, and {self._newest}")
+
+    def _is_checkpoint_due(self, num_steps: int) -> bool:
+        """True if a checkpoint is due after `num_steps` steps whatever is asked for."""
+        every = self._run.plan.training.checkpoint_every_steps if self._run.plan.training else 0
+        return num_steps == self._run.num_steps or bool(every and num_steps % every == 0)
 
     def _expect_last_checkpoint(self) -> None:
         """RunError where the checkpoint of all steps, which the training was for, has failed."""

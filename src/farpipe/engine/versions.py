@@ -33,7 +33,7 @@ TESTED: Final = {"torch": Tested("2.13", "2.13"), "transformers": Tested("5.23",
 
 def versions_of(run: RunSpec) -> dict[str, str]:
     """Installed versions that `run` depends on, without what tells builds apart; "" for what it does not need."""
-    needed = {"torch": True, "transformers": run.plan.model is not None and run.plan.model.hugging_face is not None}
+    needed = {"torch": True, "transformers": run.plan.model is not None and run.plan.model.is_of_transformers}
     return {name: _installed(name) if is_needed else "" for name, is_needed in needed.items()}
 
 

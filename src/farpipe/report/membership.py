@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from statistics import median
 from typing import Any, Final
 
-from farpipe.core.units import counted
+from farpipe.core.units import counted, format_bytes, format_seconds
 from farpipe.engine.outer.record import EVENTS, site_event_text
 from farpipe.report.axis import PLAIN, Scale
 from farpipe.report.chunk_map import WIDTH_PX, top_axis
@@ -18,6 +19,7 @@ _MARGIN_PX: Final = 24.0
 _ROW_PX: Final = 13.0
 _TOGETHER: Final = "#5b8c5a"
 _FEWER: Final = "#d9a441"
+_MESSAGES: Final = "outer_messages"
 _WORLDS: Final = "sites"
 """Field of a line with the sites in the world that computed the step."""
 
@@ -58,3 +60,30 @@ def site_event_view(metrics: Sequence[Mapping[str, Any]]) -> TableView | None:
     rows = tuple((str(step), event["site"], site_event_text(event)) for step, event in found[-MAX_EVENTS:])
     note = f"The newest {MAX_EVENTS} of {len(found)} events." if len(found) > MAX_EVENTS else ""
     return TableView("Sites that left and returned", ("step", "site", "event"), rows, frozenset({0}), note=note)
+
+
+def outer_message_view(metrics: Sequence[Mapping[str, Any]]) -> TableView | None:
+    """Messages from other sites and their slack, as rank 0 of each step's recorder saw them; None where none came."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for message in (message for line in metrics for message in line.get(_MESSAGES, ())):
+        found.setdefault((message["what"], " and ".join(message["from"])), []).append(message)
+    if not found:
+        return None
+    rows = tuple(
+        (
+            what,
+            sites,
+            str(len(every)),
+            format_bytes(median(one["bytes"] for one in every)),
+            _signed(median(one["slack_s"] for one in every)),
+            _signed(min(one["slack_s"] for one in every)),
+        )
+        for (what, sites), every in sorted(found.items())
+    )
+    note = "Slack: from a message's arrival until it was needed; below 0 training waited so long for it."
+    columns = ("message", "from", "number", "bytes", "slack", "least slack")
+    return TableView("Messages between sites", columns, rows, frozenset({2, 3, 4, 5}), note=note)
+
+
+def _signed(seconds: float) -> str:
+    return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds)

@@ -17,7 +17,7 @@ from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
 from farpipe.report.gantt_rows import NUMBER_CLASS
 from farpipe.report.lines import WITHOUT, draw_lines
-from farpipe.report.membership import draw_membership, site_event_view
+from farpipe.report.membership import draw_membership, outer_message_view, site_event_view
 from farpipe.report.summary import StepRow, link_event_view, step_row, step_time_view
 from farpipe.report.tables import MAX_TURNED, TableView, turned
 from farpipe.report.views import Picture, RunReport, RunView
@@ -284,10 +284,11 @@ def _chart_image(charts: Sequence[LineChart], svg: str) -> Markup:
 
 
 def _link_events(runs: Sequence[RunView]) -> Iterator[Markup]:
-    """Events of the links, of every run that has some."""
+    """Events of the links and messages between sites, of every run that has some."""
     for view in runs:
         table = link_event_view(view.metrics, view.name if len(runs) > 1 else "")
-        yield from (draw_table(one) for one in (table, site_event_view(view.metrics)) if one is not None)
+        further = site_event_view(view.metrics), outer_message_view(view.metrics)
+        yield from (draw_table(one) for one in (table, *further) if one is not None)
 
 
 def _training(runs: Sequence[RunView]) -> Iterator[Markup]:

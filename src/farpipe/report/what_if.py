@@ -89,7 +89,8 @@ def what_if_section(data: Mapping[str, Any]) -> Iterator[Markup]:
     yield tag("script", Markup(text), type="application/json", id="what-if-data")
     yield tag("div", *dials, class_="dials")
     yield tag("p", "Dials need JavaScript.", id="what-if-answer", class_="answer", role="status")
-    head = tag("tr", *(tag("th", name, scope="col") for name in ("use of the sites", "layout", "step", "peak memory")))
+    words = [tag("th", name, scope="col") for name in ("use of the sites", "layout")]
+    head = tag("tr", *words, *(tag("th", name, scope="col", class_="number") for name in ("step", "peak memory")))
     table = tag("table", tag("thead", head), tag("tbody", id="what-if-uses"))
     yield _region(table, "Uses of the sites at this setting")
     names = {"F": "forward", "I": "input gradient", "W": "weight gradient", "B": "backward"}

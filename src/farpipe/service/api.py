@@ -62,7 +62,7 @@ def asking(role: Role) -> Any:
 Viewer = Annotated[Asker, asking("viewer")]
 Submitter = Annotated[Asker, asking("submitter")]
 Operator = Annotated[Asker, asking("operator")]
-JobName = Annotated[str, Path(pattern=NAME, description="Name of a job.")]
+JobName = Annotated[str, Path(pattern=NAME, description="Name of a job.", examples=["first"])]
 Limit = Annotated[int, Query(ge=0, le=1000)]
 
 

@@ -64,6 +64,10 @@ class Leased:
         self._expect()
         self.launcher.stop(key, leave_s)
 
+    def site_events(self, up: Mapping[str, bool], now_s: float) -> Sequence[Event]:
+        """As `Launcher.site_events`."""
+        return self.launcher.site_events(up, now_s)
+
     def read(self, key: Key, file: str, offset: int) -> bytes:
         """As `Launcher.read`."""
         return self.launcher.read(key, file, offset)

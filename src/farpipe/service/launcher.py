@@ -1,9 +1,11 @@
 """Launchers: what starts the attempts of jobs, looks at them, stops them and reads their files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
+
+from farpipe.fleet.events import Event
 
 
 class Key(NamedTuple):
@@ -41,6 +43,12 @@ class Launcher(Protocol):
         """Have the attempt write a checkpoint and leave; what still runs after `leave_s` is killed.
 
         One that has not begun never does.
+        """
+
+    def site_events(self, up: Mapping[str, bool], now_s: float) -> Sequence[Event]:
+        """Sites that have been silent for so long that they count as lost, and such that answer again.
+
+        `up`: whether the fleet has them. One that somebody else has declared lost stays so.
         """
 
     def read(self, key: Key, file: str, offset: int) -> bytes:

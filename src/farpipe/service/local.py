@@ -3,13 +3,14 @@
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from farpipe.core.errors import InputError
 from farpipe.core.strict import write_text
+from farpipe.fleet.events import Event
 from farpipe.service.folder import (
     BEGUN_NAME,
     END_NAME,
@@ -52,6 +53,10 @@ class LocalLauncher:
             write_text(folder / STOP_NAME, f"{leave_s:g}\n")
         elif time.time() > (folder / STOP_NAME).stat().st_mtime + 2 * leave_s and self._look(folder).state == "alive":
             kill_training(folder)  # the process that should have done it is gone or hangs
+
+    def site_events(self, up: Mapping[str, bool], now_s: float) -> Sequence[Event]:
+        """None: all sites are this machine."""
+        return ()
 
     def read(self, key: Key, file: str, offset: int) -> bytes:
         return read_in(self._folder(key), file, offset)

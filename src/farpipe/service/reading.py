@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from farpipe.core.units import printable
 from farpipe.engine.figures.metrics import METRICS_NAME, good_lines
-from farpipe.service.attempt import LOG_NAME, RUN_NAME
+from farpipe.service.folder import LOG_NAME, RUN_NAME
 from farpipe.service.launcher import Key, Launcher
 
 PART_BYTES: Final = 64 * 1024

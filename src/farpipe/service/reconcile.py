@@ -71,6 +71,7 @@ class Reconciler:
     def step(self, state: FleetState, now_s: float) -> list[Event]:
         """One pass: what has happened since the last one, at `now_s`, to be handed to `FleetState.handle`."""
         wanted = {Key(job.name, job.attempt): job for job in state.jobs.values() if job.placement is not None}
+        up = {name: site.is_up for name, site in state.sites.items()}
         events: list[Event] = [
             JobFailed(now_s, *key, f"its name {key.job!r} is no name of a directory", is_final=True)
             for key in wanted
@@ -84,7 +85,7 @@ class Reconciler:
                 events += self._start(state, key, now_s) if is_clear else []
             else:
                 events += self._events(job, key, seen[key], now_s)
-        return events
+        return [*events, *self.launcher.site_events(up, now_s)]
 
     def _stop_unwanted(self, seen: Mapping[Key, Seen]) -> bool:
         """Stop what the state does not want, and bar what has not begun yet; True if nothing of it is alive.

@@ -14,6 +14,7 @@ from farpipe.core.errors import UsageError
 from farpipe.core.units import printable
 from farpipe.engine.transport.security.tls import TlsFiles
 from farpipe.fleet.events import PriceChanged
+from farpipe.fleet.job import Kind
 from farpipe.fleet.play import configured, quotes_of
 from farpipe.fleet.policies import policy_of
 from farpipe.fleet.replacing import replace
@@ -64,9 +65,9 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
         handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
-    app = application(
-        instance(load_scenario(fleet), policy, store, root, f"{address.url} {secrets.token_hex(3)}"), report
-    )
+    scenario = load_scenario(fleet)
+    compile_quotes(scenario)
+    app = application(instance(scenario, policy, store, root, f"{address.url} {secrets.token_hex(3)}"), report)
     files = TlsFiles.find(address.certs, "") if address.certs else None
     uvicorn.run(
         app,
@@ -100,6 +101,14 @@ def instance(scenario: Scenario, policy: str, store: Store, root: Path, owner: s
         prices_of(scenario),
         lambda store: make_first_token(store, root),
     )
+
+
+def compile_quotes(scenario: Scenario) -> None:
+    """Quote a small job, so that no request waits for the planner's kernels, which take a minute to compile once."""
+    devices = {site.name: min(site.num_devices, 8) for site in scenario.cluster.sites[:2]}
+    links = [link for link in scenario.cluster.links if {link.source, link.target} <= devices.keys()]
+    rates = {link.name: link.bandwidth_bytes_per_s for link in links}
+    quotes_of(scenario).placement(Kind("llama-3.2-1b", 4096, 64), tuple(devices.items()), rates)
 
 
 def prices_of(scenario: Scenario) -> Sequence[PriceChanged]:

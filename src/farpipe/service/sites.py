@@ -86,6 +86,7 @@ class SitesLauncher:
     """How each site is asked."""
     emulates: bool = False
     """True where all sites are this machine, and the links between them are emulated."""
+    lost_after_s: float = LOST_AFTER_S
     silent: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Sites that do not answer: since when, on the monotonic clock, and why."""
     _asked_s: dict[str, float] = field(default_factory=dict)
@@ -146,15 +147,12 @@ class SitesLauncher:
                     return data
         return read_in(self._folder(key), file, offset)
 
-    def site_events(self, up: Mapping[str, bool], now_s: float, lost_after_s: float = LOST_AFTER_S) -> list[Event]:
-        """Sites that have been silent for too long, and those lost for that which answer again.
-
-        `up`: whether the fleet has them. A site that an operator has given up stays so.
-        """
+    def site_events(self, up: Mapping[str, bool], now_s: float) -> list[Event]:
+        """As `Launcher.site_events`; what was lost is remembered on the disk."""
         events = list[Event]()
         for site, is_up in up.items():
             mark, since = self.root / f".lost-{site}", self.silent.get(site)
-            if is_up and since is not None and time.monotonic() > since[0] + lost_after_s:
+            if is_up and since is not None and time.monotonic() > since[0] + self.lost_after_s:
                 mark.touch()
                 events.append(SiteLost(now_s, site))
             elif since is None and mark.exists():

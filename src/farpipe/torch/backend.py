@@ -19,11 +19,12 @@ from farpipe.engine.executor.staging import message_memory
 from farpipe.engine.rendezvous import TorchStore
 from farpipe.engine.replicas.background import BackgroundThread
 from farpipe.engine.transport import LinkEvent, PeerError, Rendezvous, Transport, connect
+from farpipe.engine.transport.inbox import Allocate
 from farpipe.engine.transport.meeting import telling_others
 from farpipe.engine.transport.rendezvous import TOKEN_VARIABLE
 from farpipe.torch.collectives import GroupCollectives, GroupMessages, reduction_name
 from farpipe.torch.options import Options
-from farpipe.torch.point_to_point import DEVICES, PointToPoint, expect_path
+from farpipe.torch.point_to_point import DEVICES, LENT_BYTES, PointToPoint, expect_path, is_plain
 from farpipe.torch.works import FutureWork, raised_as_torch
 
 NAME: Final = "farpipe"
@@ -72,16 +73,17 @@ def _connect(settings: Any, options: Options) -> Transport:
     shift += next(_groups_made) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with telling_others(meeting):
         config = options.config(rank, introductions, timeout_s, shift)
-    return connect(rank, size, config, meeting, allocate=_message_memory)
+    return connect(rank, size, config, meeting, allocate=_message_memory())
 
 
-def _message_memory(num_bytes: int) -> memoryview:
-    """Memory for a received message; page-locked once this process computes on a GPU, not already where there is one.
+def _message_memory() -> Allocate:
+    """Memory for received messages; page-locked once this process computes on a GPU, not already where there is one.
 
     Asked sooner, torch would open the machine's first GPU in each process that has not chosen its own yet, and for
     groups of CPU tensors for nothing.
     """
-    return message_memory("cuda" if torch.cuda.is_initialized() else "cpu")(num_bytes)  # type: ignore[no-untyped-call]
+    ordinary, page_locked = message_memory("cpu"), message_memory("cuda")
+    return lambda num_bytes: (page_locked if torch.cuda.is_initialized() else ordinary)(num_bytes)  # type: ignore[no-untyped-call]
 
 
 class FarpipeGroup(dist.ProcessGroup):
@@ -142,7 +144,7 @@ class FarpipeGroup(dist.ProcessGroup):
             "does not depend on what arrives first; name the source in recv(tensor, src=...)"
         )
 
-    # Collectives: done one after the other by a thread, on copies
+    # Collectives: done one after the other by a thread
 
     def _start(
         self,
@@ -150,24 +152,32 @@ class FarpipeGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         work: Callable[[list[Tensor], GroupMessages], list[Tensor]],
         outputs: Any,
+        *,
+        spoils: bool = False,
     ) -> FutureWork:
-        """Do `work` on contiguous copies of `inputs` in CPU memory; what it returns is copied to `outputs`."""
+        """Do `work` on contiguous forms of `inputs` in CPU memory; what it returns is copied to `outputs`.
+
+        Those are copies of short tensors and on request (`spoils`: `work` writes to them, and the caller's stay as they
+        are), and else the caller's memory, which is the caller's again when the work is done.
+        """
         with raised_as_torch():
             for tensor in (*inputs, *outputs):
                 expect_path(tensor)
         line = GroupMessages(self.transport, next(self._numbers), what)
-        copies = [_host_copy(tensor) for tensor in inputs]
+        own = [_host_copy(tensor) if spoils else _on_host(tensor) for tensor in inputs]
         targets = [tensor.detach() for tensor in outputs]
         on_gpu = any(tensor.is_cuda for tensor in targets)
 
         def fill(results: list[Tensor]) -> None:
             with torch.no_grad():
                 for target, result in zip(targets, results, strict=bool(results)):
-                    target.copy_(result.view(target.shape))
+                    if result.data_ptr() != target.data_ptr():
+                        target.copy_(result.view(target.shape))
 
         def run() -> list[Tensor]:
             with self._aborting(what):
-                results = work(copies, line)
+                results = work(own, line)
+                line.end()
                 if not on_gpu:
                     fill(results)
             return results
@@ -196,7 +206,11 @@ class FarpipeGroup(dist.ProcessGroup):
         what = _named(f"reduce {op} to {root}", tensors)
         targets = tensors if root == self.transport.rank else []
         return self._start(
-            what, tensors, lambda own, line: [self._collectives.all_reduce(own[0], op, line)][: len(targets)], targets
+            what,
+            tensors,
+            lambda own, line: [self._collectives.all_reduce(own[0], op, line)][: len(targets)],
+            targets,
+            spoils=True,
         )
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> FutureWork:
@@ -230,7 +244,7 @@ class FarpipeGroup(dist.ProcessGroup):
         op = _reduction(opts)
         what = _named(f"reduce_scatter {op}", [output])
         return self._start(
-            what, [input], lambda own, line: [self._collectives.reduce_scatter(own[0], op, line)], [output]
+            what, [input], lambda own, line: [self._collectives.reduce_scatter(own[0], op, line)], [output], spoils=True
         )
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> FutureWork:
@@ -342,6 +356,11 @@ def _host_copy(tensor: Tensor) -> Tensor:
     """A contiguous copy in CPU memory; of what a GPU has it is there when this returns."""
     plain = tensor.detach().resolve_neg()
     return plain.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """The tensor itself if it is long and its memory can be sent; a copy otherwise."""
+    return tensor.detach() if tensor.nbytes >= LENT_BYTES and is_plain(tensor) else _host_copy(tensor)
 
 
 def _named(what: str, tensors: Sequence[Tensor]) -> str:

@@ -18,6 +18,7 @@ from farpipe.core.errors import InputError, RunError
 from farpipe.engine.executor.peers import describe, tensor_bytes, tensor_of
 from farpipe.engine.replicas.collectives import Ring
 from farpipe.engine.transport import Tag, Transport
+from farpipe.engine.transport.outbox import Loan
 
 KIND: Final = "sync"
 DIRECT_BYTES: Final = 64 << 10
@@ -51,12 +52,20 @@ class GroupMessages:
         self._transport, self._number, self.what = transport, number, what
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
+        self._loans: list[Loan] = []
 
     def send(self, process: int, tensor: Tensor) -> None:
-        """Send `tensor` (contiguous); it must not be written to any more."""
+        """Send `tensor` (contiguous); it must not be written to before `end`, or before `process` has used it."""
         tag = Tag(self._number, 0, self._sent[process])
         self._sent[process] += 1
-        self._transport.send(process, KIND, tag, tensor_bytes(tensor), describe(tensor) + self.what.encode())
+        description = describe(tensor) + self.what.encode()
+        self._loans.append(self._transport.lend(process, KIND, tag, tensor_bytes(tensor), description))
+
+    def end(self) -> None:
+        """Return when the memory of all that was sent may be written to."""
+        for loan in self._loans:
+            loan.end()
+        self._loans.clear()
 
     def receive(self, process: int) -> Tensor:
         """The next piece from `process`; RunError where that is in another collective."""
@@ -78,7 +87,7 @@ class GroupCollectives:
         self._others = [other for other in range(self.size) if other != rank]
 
     def all_reduce(self, tensor: Tensor, op: str, line: GroupMessages) -> Tensor:
-        """Return the reduction over all ranks' `tensor`, which is spoilt."""
+        """Return the reduction over all ranks' `tensor`, which is spoilt: a long sum is made in its memory."""
         combine = _REDUCTIONS[op]
         flat = tensor.view(-1)
         if combine is torch.add and tensor.nbytes > DIRECT_BYTES:
@@ -90,7 +99,9 @@ class GroupCollectives:
             for part in parts[1:]:
                 flat = combine(flat, part)
         total = flat.view(tensor.shape)
-        return total / self.size if op == "AVG" else total
+        if op != "AVG":
+            return total
+        return total.div_(self.size) if total.is_floating_point() else total / self.size
 
     def reduce_scatter(self, tensor: Tensor, op: str, line: GroupMessages) -> Tensor:
         """This rank's share of the reduction over all ranks' `tensor`, whose length is a multiple of theirs."""

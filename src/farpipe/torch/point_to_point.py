@@ -68,7 +68,7 @@ class PointToPoint:
                     f"{what}: {_facts(tensor)} has {tensor.nbytes:,} bytes, more than the {self._max_bytes:,} of "
                     "max_message_bytes (FARPIPE_MAX_MESSAGE_BYTES); send parts, or set more on all ranks"
                 )
-            if tensor.nbytes >= LENT_BYTES and _is_plain(tensor):
+            if tensor.nbytes >= LENT_BYTES and is_plain(tensor):
                 return LentWork(self._lend(tensor, peer, name), what, self._transport.check)
             return FutureWork(self._hand_over(_copy(tensor), peer, name), what, self._transport.check)
         except InputError:
@@ -97,7 +97,7 @@ class PointToPoint:
         name = Tag(self._number(self._awaited, peer, tag), tag, NO_MICROBATCH)
         what = f"receive from rank {peer}, tag {tag}"
         target, future = tensor.detach(), Future[Tensor]()
-        memory = tensor_bytes(target) if _is_plain(target) and target.nbytes else None
+        memory = tensor_bytes(target) if is_plain(target) and target.nbytes else None
 
         def accept(num_bytes: int, description: bytes) -> memoryview | None:
             return memory if num_bytes == target.nbytes and description == describe(target) else None
@@ -204,7 +204,7 @@ def _write(target: Tensor, found: Tensor) -> None:
         target.copy_(found, non_blocking=True)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """True if the memory of the tensor is its values in their order."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 

@@ -61,6 +61,11 @@ def test_the_table_is_read_and_written_again():
         ('wire_type = "fp4"', "training.local_steps.wire_type"),
         ("learning_rate = 0", "training.local_steps.learning_rate"),
         ("momentum = 1", "training.local_steps.momentum"),
+        ("quorum = 0", "training.local_steps.quorum"),
+        ("quorum = 1", "a quorum of 1 among 2 sites"),
+        ("quorum = 3", "a quorum of 3 among 2 sites; 2 to 2 can be one"),
+        ("quorum = 2\ngrace_s = -1", "training.local_steps.grace_s"),
+        ("grace_s = 1", "set quorum as well"),
         ("evry = 3", "did you mean 'every'"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_job_set_has_a_pod_for_every_machine(tmp_path):
         {"nvidia.com/gpu": 8},
         {"nvidia.com/gpu": 4},
     ]
-    assert pods[0]["containers"][0]["image"] == IMAGE
+    assert pods[0]["containers"][0]["image"] == f"{IMAGE}-cuda"
     assert pods[0]["volumes"][0]["persistentVolumeClaim"]["claimName"] == CLAIM
     assert pods[0]["containers"][0]["volumeMounts"][0]["mountPath"] == str(tmp_path)
     scripts = [pod["containers"][0]["command"][2] for pod in pods]

@@ -132,6 +132,9 @@ def test_of_three_sites_two_go_on_and_divide_the_shares_of_the_third(sites, undi
     last = threads.lines("zurich")[59]
     assert last["sites"] == ["zurich", "geneva"]
     assert events(threads, "zurich", "entered")[-1]["step"] < 30
+    (message,) = last["outer_messages"]
+    assert message["from"] == ["geneva"]
+    assert message["slack_s"] < 0, "a gradient is needed at once"
 
 
 def test_sites_that_were_cut_off_compute_the_same_steps_and_meet_again(sites, undisturbed):

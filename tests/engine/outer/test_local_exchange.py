@@ -4,17 +4,13 @@ import pytest
 import torch
 
 from farpipe.core.spec import LocalSteps
-from farpipe.engine.checkpoint.files import Piece
 from farpipe.engine.outer.differences import difference
 from farpipe.engine.outer.joined_sites import SitePlace
 from farpipe.engine.outer.local_exchange import LocalExchange
 from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
 from in_process import Switchboard, run_ranks
+from local_sites import SHAPES, THIRDS, WHOLE, first_weights, pieces_of, train, trained
 
-SHAPES = {"embed": (10, 66), "layer 0": (5, 130), "gain": (66,), "layer 1": (8, 66), "head": (10, 66)}
-WHOLE = ((0, 1),)
-"""A layout: for every process, the part that it has of each parameter's flattened elements, as [first, end) shares."""
-THIRDS = ((0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 1))
 COPIES = ((0, 1), (0, 1))
 OVERLAPPING = ((0, 0.7), (0.4, 1))
 
@@ -45,29 +41,6 @@ class OneProcess:
                     merge(site[name], self.anchor[name], self.local)
 
 
-def generator(*key):
-    return torch.Generator().manual_seed(hash(key) % (1 << 30))
-
-
-def first_weights(name):
-    return torch.randn(SHAPES[name], generator=generator(1, [*SHAPES].index(name)))
-
-
-def trained(weights, name, site, step):
-    """Weights after a step of a site's own, which moves every element."""
-    return weights + 0.01 * torch.randn(SHAPES[name], generator=generator(2, [*SHAPES].index(name), site, step))
-
-
-def pieces_of(process, layout):
-    first, end = layout[process]
-    found = []
-    for name, shape in SHAPES.items():
-        size = torch.Size(shape).numel()
-        values = first_weights(name).view(-1)[round(first * size) : round(end * size)].clone()
-        found.append(Piece(f"weight/{name}", shape, round(first * size), values))
-    return found
-
-
 def run_sites(local, layouts, num_steps, tokens):
     """The pieces of every process after all steps, site after site, with its exchange."""
     places = [SitePlace(site, process) for site, layout in enumerate(layouts) for process in range(len(layout))]
@@ -81,14 +54,7 @@ def run_sites(local, layouts, num_steps, tokens):
         pieces = pieces_of(place.process, layouts[place.site])
         exchange = LocalExchange(local, pieces, inner, tokens[place.site])
         exchange.join(outer, place.site)
-        for step in range(num_steps):
-            for piece in pieces:
-                name = piece.name.removeprefix("weight/")
-                whole = torch.zeros(SHAPES[name])
-                whole.view(-1)[piece.start : piece.start + piece.values.numel()] = piece.values
-                moved = trained(whole, name, place.site, step).view(-1)
-                piece.values.copy_(moved[piece.start : piece.start + piece.values.numel()])
-            exchange.after(step + 1)
+        train(pieces, place.site, range(num_steps), exchange)
         return place, pieces, exchange
 
     return run_ranks(len(places), process)

@@ -150,6 +150,10 @@ def test_losses_and_weights_are_those_of_one_process_to_the_last_bit(tmp_path, l
     spec = local_run(local)
     run(spec, tmp_path / "run", allow_plaintext=True)
     expect_reference(tmp_path / "run", spec, (8, 8))
+    lines = map(json.loads, (site_folder(tmp_path / "run", "zurich") / "metrics.jsonl").read_text().splitlines())
+    messages = {line["step"] + 1: line["outer_messages"] for line in lines if "outer_messages" in line}
+    assert [*messages][:-1] == [done for done in range(1, 10) if local.merged_after(done)]
+    assert {tuple(one["from"]) for every in messages.values() for one in every} == {("lugano",)}
 
 
 def test_sites_of_unlike_layouts_and_shares_train_one_model(tmp_path):
@@ -218,3 +222,28 @@ def test_a_site_that_is_killed_comes_back_and_all_end_with_one_model(tmp_path):
     assert numbers == [*range(spec.num_steps)], "no step is missing"
     losses = losses_of(run_dir, "zurich")
     assert losses[-1] < losses[12]
+
+
+@pytest.mark.slow
+def test_of_three_sites_two_are_a_quorum_and_a_site_that_was_killed_returns_to_one_model(tmp_path):
+    sites = (*SITES, "geneva")
+    local = LocalSteps(every=5, quorum=2, grace_s=0.05)
+    spec, run_dir = local_run(local, 300, sites=sites, keep_checkpoints=1), tmp_path / "run"
+    killed, events = [], []
+
+    def on_step(line):
+        events.extend(line.get("site_events", ()))
+        if line["step"] >= 12 and not killed:
+            killed.extend(ranks_of(run_dir, "geneva"))
+            for process in killed:
+                os.kill(process, signal.SIGKILL)
+
+    run(spec, run_dir, allow_plaintext=True, on_step=on_step)
+    told = [(event["site"], event["kind"]) for event in events]
+    assert ("zurich", "lost") in told
+    back = [event for event in events if event["kind"] == "entered" and event["site"] == "geneva" and event["step"]]
+    assert back, told
+    anchor = dict(Reference(spec, (8, 8, 8)).anchor)
+    first, *others = (kept(run_dir, site, spec.num_steps, anchor) for site in sites)
+    assert all(torch.equal(first[name], other[name]) for name in anchor for other in others)
+    assert any(not torch.equal(first[name], anchor[name].view(-1)) for name in anchor)

@@ -19,9 +19,12 @@ def test_a_run_on_cpus_uses_gloo_alone_whatever_torch_was_built_with(monkeypatch
 def test_a_run_on_gpus_asks_for_nccl_beside_gloo(monkeypatch):
     asked = []
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: asked.append(backend))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, device_id, **_: asked.append((backend, device_id.index))
+    )
     join_site(dist.HashStore(), "zurich", 0, 1, device="cuda", timeout_s=10)
-    assert asked == ["cpu:gloo,cuda:nccl"]
+    assert asked == [("cpu:gloo,cuda:nccl", 5)], "NCCL connects now, on this process's GPU"
 
 
 def test_a_run_on_gpus_is_refused_where_torch_has_no_nccl(monkeypatch):

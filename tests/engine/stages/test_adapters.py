@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -246,3 +247,18 @@ def test_adapters_of_another_rank_are_another_training(text_file, tmp_path):
         other = make_run(text_file, model=LLAMA, num_steps=2, lora=Lora(rank=2))
         with pytest.raises(InputError, match="another lora"):
             train(other.model_copy(update={"resume": str(tmp_path / "first")}), tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_a_base_that_changed_between_two_starts_is_noticed(text_file, tmp_path):
+    folder = write_model(tmp_path / "model", "llama")
+    with one_thread():
+        train(hf_run(folder, text_file, num_steps=1, lora=lora_of("llama")), tmp_path / "first")
+        again = hf_run(folder, text_file, num_steps=2, lora=lora_of("llama"))
+        again = again.model_copy(update={"resume": str(tmp_path / "first")})
+        train(again, tmp_path / "unchanged")
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.1.mlp.up_proj.weight"][0, 0] += 1.0
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(InputError, match=r"model\.layers\.1, which no checkpoint has, is no longer the same"):
+            train(again, tmp_path / "changed")

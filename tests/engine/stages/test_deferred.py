@@ -195,3 +195,33 @@ def test_gradients_are_summed_in_the_dtype_that_parameters_ask_for():
         store.compute(microbatch)
     assert {parameter.grad.dtype for parameter in layer.parameters()} == {torch.float32}
     assert layer.weight.grad.tolist() == [[8.0] * 3] * 2
+
+
+def test_layers_have_their_own_forward_while_no_backward_comes_in_parts():
+    module, store = make_module(), WeightGradStore()
+    plain = copy.deepcopy(module)
+    defer(module, store)
+    modes = [False, False, True, False]
+    patched = []
+    for microbatch, in_parts in enumerate(modes):
+        store.forward_begins(microbatch, in_parts=in_parts)
+        patched.append("forward" in module[4].__dict__)
+        y = module(ROWS).square().sum()
+        store.backward_begins(microbatch)
+        if in_parts:
+            with store.deferring(microbatch):
+                y.backward()
+            store.compute(microbatch)
+        else:
+            y.backward()
+        plain(ROWS).square().sum().backward()
+    assert patched == modes
+    torch.testing.assert_close(gradients(module), gradients(plain))
+
+
+def test_a_forward_that_somebody_has_put_around_a_patched_layer_stays():
+    module, store = make_module(), WeightGradStore()
+    defer(module, store)
+    module[4].forward = Again(module[4])
+    store.forward_begins(0, in_parts=False)
+    assert isinstance(module[4].forward, Again)

@@ -1,5 +1,6 @@
 """Models of transformers in stages: loss and gradients of the whole, in every order, recomputed or not."""
 
+import weakref
 from copy import deepcopy
 from functools import cache, partial
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from expert_models import MODELS
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.spec import Training
@@ -17,6 +19,7 @@ from farpipe.engine.data.batches import Batch
 from farpipe.engine.executor.executor import Executor, stage_ranks
 from farpipe.engine.executor.optimizer import Optimizer
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build, fill
+from farpipe.engine.stages.hugging_face_weights import config_of_model
 from farpipe.engine.stages.router_bias import ROUTER_BIAS, train_router_biases
 from farpipe.engine.stages.self_check import (
     NUM_LAYERS,
@@ -34,8 +37,9 @@ from in_process import run_ranks
 from small_models import placed_problem, relative_error
 from strategies import schedules
 
+BY_NUMBER = {f"{kind} by numbers": model for kind, model in MODELS.items()}
 EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")
-NAMES = ("llama", "qwen3", "gemma3_text", *EXPERTS, "gpt2", "olmo2", "phi")
+NAMES = ("llama", "qwen3", "gemma3_text", *EXPERTS, *BY_NUMBER, "gpt2", "olmo2", "phi")
 BALANCED = {name: {"output_router_logits": True, "router_aux_loss_coef": 0.5} for name in EXPERTS[:-1]}
 """A balancing loss that weighs as much as the other, for all that transformers gives one."""
 BIASED = Training(sequence_length=12, global_batch=8, moe_router_bias_update_rate=0.001)
@@ -48,7 +52,10 @@ NUM_MICROBATCHES = 4
 def whole_and_loss(name):
     """A small model of a type, its gradients in it, the batch that they are of, and the loss."""
     torch.manual_seed(0)
-    whole = random_model(shrunk(AutoConfig.for_model(name, **BALANCED.get(name, {}))), torch.float64)
+    config = (
+        config_of_model(BY_NUMBER[name]) if name in BY_NUMBER else AutoConfig.for_model(name, **BALANCED.get(name, {}))
+    )
+    whole = random_model(shrunk(config), torch.float64)
     tokens = torch.randint(64, (NUM_MICROBATCHES, 2, 12))
     batch = Batch(tokens, tokens.roll(-1, -1))
     return whole, batch, reference_loss(whole, batch)
@@ -86,7 +93,9 @@ def test_stages_have_the_gradients_of_the_whole_in_every_order(name, method, rec
 @given(st.data())
 def test_any_valid_order_gives_the_gradients_of_the_whole(data):
     problem = placed_problem(data.draw(st.sampled_from([FLAT, VEE, ROUND, (0, 1, 0)])), NUM_MICROBATCHES)
-    recompute = data.draw(st.sampled_from(["none", "full", "selective", "mlp", "core_attn mlp"]))
+    recompute = data.draw(
+        st.sampled_from(["none", "full", "selective", "mlp", "core_attn mlp", "layernorm", "layernorm mlp"])
+    )
     assert_equals_whole(data.draw(st.sampled_from(NAMES)), data.draw(schedules(problem)), recompute)
 
 
@@ -169,10 +178,29 @@ def test_a_layer_that_keeps_a_state_between_microbatches_is_refused(monkeypatch)
 
 
 def test_what_can_t_be_recomputed_by_itself_is_refused():
-    with pytest.raises(InputError, match="'layernorm' can't be recomputed by itself in a model of transformers; use"):
-        check_split(AutoConfig.for_model("llama"), "layernorm")
+    with pytest.raises(InputError, match="'moe_act' can't be recomputed by itself in a model of transformers; use"):
+        check_split(AutoConfig.for_model("mixtral"), "moe_act")
     with pytest.raises(InputError, match="attention of Gemma2ForCausalLM is of kind 'eager'"):
         check_split(AutoConfig.for_model("gemma2"), "selective")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "olmo2", "phi", "gpt2", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("recompute", ["layernorm", "layernorm mlp"])
+def test_norms_are_computed_again_as_in_the_whole(name, recompute):
+    """Also where a norm comes behind its part, or before several."""
+    assert_equals_whole(name, order("zb-h1", placed_problem(FLAT, NUM_MICROBATCHES)), recompute)
+
+
+@pytest.mark.parametrize(("recompute", "num_kept"), [("none", 2), ("layernorm", 0), ("layernorm mlp", 0)])
+def test_results_of_norms_are_not_kept_where_they_are_computed_again(recompute, num_kept):
+    whole, batch, _ = whole_and_loss("llama")
+    stage, *_ = make_stages(whole, batch, recompute, 2)
+    norms = [stage.module.blocks[1].input_layernorm, stage.module.blocks[1].post_attention_layernorm]
+    results = []
+    for norm in norms:
+        norm.register_forward_hook(lambda module, inputs, y: results.append(weakref.ref(y)))
+    stage.forward(0, None)
+    assert len([y for y in results if y() is not None]) == num_kept
 
 
 def test_encoders_are_refused():

@@ -7,13 +7,17 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from expert_models import MODELS
 from farpipe.core.errors import InputError
 from farpipe.core.spec.hugging_face import read_model
 from farpipe.engine.checkpoint.export import export_to_hugging_face
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.executor.work import batches_of
+from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
+from farpipe.engine.stages.hugging_face_weights import config_of_model, initialise, save
 from farpipe.engine.stages.profile_request import ProfileRequest
 from farpipe.engine.stages.self_check import one_thread, shrunk
+from farpipe.engine.stages.slices import StageSlice
 from farpipe.engine.stages.stack_times import ChunkStacks, Stacks
 from small_models import relative_error
 from trainings import make_run, train
@@ -208,3 +212,21 @@ def test_times_of_a_models_parts_are_measured_on_its_own_code(text_file, tmp_pat
             found = stacks(request).times()
             seconds = found.forward_s["three_layers"] if on_chunks else found[0]["three_layers"].values()
             assert min(seconds) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe"])
+def test_experts_given_by_numbers_train_from_their_seed_as_in_one_process(kind, text_file, tmp_path):
+    model = MODELS[kind]
+    run = make_run(text_file, model=model, method="zb-h1", num_steps=4)
+    whole = HuggingFaceSlice(build(config_of_model(model), torch.float32), StageSlice(0, model.num_layers, True, True))
+    initialise(whole, run.plan.training.seed, model.num_layers)
+    save(dict(whole.named_parameters()), model, tmp_path / "model")
+    with one_thread():
+        train(run.with_plan(model=model), tmp_path / "run")
+        losses, trained = train_whole(tmp_path / "model", run)
+    assert losses_of(tmp_path / "run") == pytest.approx(losses, rel=1e-5)
+    assert export_to_hugging_face(tmp_path / "run", tmp_path / "out") == 4
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert relative_error(loaded(TOKENS).logits, trained(TOKENS).logits) < 1e-3
+    assert (tmp_path / "out" / "tokenizer.json").exists()

@@ -61,7 +61,17 @@ def test_grouped_queries_and_gates_are_counted_tensor_by_tensor():
     assert kept == 7 * (2 * (4 * 6 + 2 * 12 + 2 * 4 + 4 * 5) + 2 * 6)
 
 
-@pytest.mark.parametrize(("precision", "per_param"), [("bf16", 2 + 4 + 12), ("fp16", 2 + 2 + 12), ("fp32", 4 + 4 + 8)])
+PER_PARAM = [("bf16", 2 + 4 + 12), ("fp16", 2 + 2 + 12), ("fp32", 4 + 4 + 8)]
+
+
+@pytest.mark.parametrize(("precision", "per_param"), PER_PARAM)
+def test_an_update_that_may_be_taken_back_is_kept(precision, per_param):
+    how = {"precision": precision, "barrier": False}
+    assert memory.state_bytes(1000, training(**how), layout()) == 1000 * (per_param + 16)
+    assert memory.state_bytes(1000, training(**how, clip_norm=None), layout()) == 1000 * per_param
+
+
+@pytest.mark.parametrize(("precision", "per_param"), PER_PARAM)
 def test_state_bytes_per_parameter(precision, per_param):
     assert memory.state_bytes(1000, training(precision=precision), layout()) == 1000 * per_param
 

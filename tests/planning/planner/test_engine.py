@@ -72,6 +72,45 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
     assert plan_obstacle(plan) == (obstacle, change)
 
 
+PLAIN = {"hugging_face": None, "gated_mlp": True, "norm": "rmsnorm", "positions": "rotary", "bias": False}
+"""Of a model by numbers that is like a Mixtral, but for its experts."""
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", None])
+def test_experts_are_shared_by_plan_and_train_alike(of_transformers, kind):
+    from farpipe.engine.launch.runs import run_spec_of
+
+    request = of_transformers(kind or "mixtral", tensor=1, data=2)
+    changes = {"experts": Experts(num_experts=4, per_token=2, ffn_hidden=512)}
+    model = request.model.model_copy(update=changes | ({} if kind else PLAIN))
+    layout = request.layout.model_copy(update={"expert": 2})
+    plan = planning.plan(request.model_copy(update={"model": model, "layout": layout}))
+    assert plan_obstacle(plan) == ("", "")
+    run = run_spec_of(plan, num_steps=1)
+    assert run.is_divided
+    assert run.plan.expert == run.num_sharing == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "obstacle"),
+    [
+        (
+            {"sliding_window": 64},
+            "MixtralForCausalLM of transformers, which is most like it, has no model.sliding_window",
+        ),
+        ({"gated_mlp": False}, "has no model.gated_mlp"),
+    ],
+)
+def test_experts_by_numbers_that_no_class_has_are_named(changes, obstacle):
+    request = job([site("a")], tensor=1)
+    experts = {"experts": Experts(num_experts=4, per_token=2, ffn_hidden=512)}
+    model = request.model.model_copy(update=PLAIN | experts | changes)
+    layout = request.layout.model_copy(update={"expert": 1})
+    plan = planning.plan(request.model_copy(update={"model": model, "layout": layout}))
+    assert obstacle in plan_obstacle(plan)[0]
+    assert plan_obstacle(plan)[1] == "model.hugging_face, the folder of such a model"
+
+
 @pytest.mark.parametrize(
     ("kind", "pins", "training", "obstacle", "change"),
     [
@@ -83,12 +122,11 @@ def test_a_tensor_degree_that_the_engine_cannot_run_is_named(of_transformers, ki
             'context_exchange = "ring"',
             'layout.context_exchange = "ulysses"',
         ),
-        ("mixtral", {"expert": 2, "data": 2}, {}, "expert = 2", "layout.expert = 1"),
-        ("qwen3_moe", {"expert": 4, "data": 4, "pipeline": 1}, {}, "expert = 4", "layout.expert = 1"),
+        ("phimoe", {"expert": 2, "data": 2}, {}, "expert = 2", "layout.expert = 1"),
         (
-            "deepseek_v3",
-            {"expert": 2, "context": 2, "context_exchange": "ulysses"},
-            {},
+            "mixtral",
+            {"expert": 2, "data": 2},
+            {"lora": Lora(rank=8, target_modules=("q_proj",))},
             "expert = 2",
             "layout.expert = 1",
         ),

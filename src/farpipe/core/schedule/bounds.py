@@ -27,6 +27,19 @@ def lower_bound_s(problem: Problem, enough_s: float = math.inf) -> float:
     return float(bound_s)
 
 
+def period_bound_s(problem: Problem) -> float:
+    """A lower bound of `Player.period_s`, seconds: the time from one step to the next without a barrier.
+
+    Every rank and every link has all its work in each step, and the first stage's rank, which begins with a step's
+    first forward, ends with its last weight gradient.
+    """
+    forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
+    stage_s = (forward + inputs + weights).sum(axis=1)
+    ranks_s = np.bincount([stage.rank for stage in problem.stages], stage_s)
+    busy_s = problem.kept(_link_times_s)[0][:-1]
+    return float(max(ranks_s.max(), busy_s.max(initial=0.0), critical_path_s(problem)) * (1 - ROUNDING))
+
+
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
     """A rank can't begin before its first input, and does one thing at a time.
 

@@ -215,14 +215,15 @@ def config_of(model: Model, dtype: str) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rotary_base,
-        "rope_scaling": _scaling_of(model.rotary_scaling),
+        "rope_scaling": scaling_of(model.rotary_scaling),
         **({} if model.qkv_bias else {"attention_bias": model.bias, "mlp_bias": model.bias}),
         "torch_dtype": dtype,
         "use_cache": True,
     }
 
 
-def _scaling_of(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+def scaling_of(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+    """Their table of stretched rotary positions, without the base."""
     if scaling is None:
         return None
     found = {theirs: getattr(scaling, ours) for ours, theirs in _ROTARY[scaling.kind].items()}

@@ -338,6 +338,10 @@ class Job(Request):
         place, sites = ("training", "local_steps"), [site.name for _, site in self.used_sites()]
         if len(sites) < 2:
             raise fault(f"{sites[0]} has no other site to exchange with; use two sites or leave it out", *place)
+        if (quorum := self.training.local_steps.quorum) is not None and not 2 <= quorum <= len(sites):
+            raise fault(
+                f"a quorum of {quorum} among {len(sites)} sites; 2 to {len(sites)} can be one", *place, "quorum"
+            )
         refused = {
             "data.packing": self.data.packing is not None,
             "run.replan": self.run.replan,

@@ -1,10 +1,10 @@
 """Local steps: sites that train by themselves and exchange differences of parameters now and then."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from farpipe.core.spec.part import Count, Natural, Part, Positive, Share, fault
+from farpipe.core.spec.part import Count, Natural, NonNegative, Part, Positive, Share, fault
 
 OuterWireType = Literal["none", "bf16", "int8", "int4"]
 """Numbers that differences of parameters are rounded to between sites."""
@@ -33,6 +33,11 @@ class LocalSteps(Part):
     momentum: Share = 0.0
     """Momentum of the outer optimizer. DiLoCo's authors use 0.9 with rate 0.7, which needs some hundreds of
     exchanges."""
+    quorum: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
+    """Sites that are enough for an exchange: what others send late is merged in the next one, each site's difference by
+    the tokens behind it. With fewer sites each trains by itself. Default: all that are there are waited for."""
+    grace_s: Annotated[NonNegative, Field(exclude_if=lambda seconds: seconds == 0)] = 0.0
+    """Seconds for which a quorum waits for the other sites."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -44,6 +49,8 @@ class LocalSteps(Part):
                 "parameters begins",
                 "delay_steps",
             )
+        if self.grace_s and self.quorum is None:
+            raise fault("there is nothing to wait for without a quorum; set quorum as well", "grace_s")
         return self
 
     def sent_after(self, num_steps: int) -> list[int]:

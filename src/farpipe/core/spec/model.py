@@ -226,6 +226,11 @@ class Model(Part):
         return self.model_copy(update={"experts": experts})
 
     @property
+    def is_of_transformers(self) -> bool:
+        """True if transformers' code computes it: the model of a folder, or one with experts that has no module."""
+        return self.hugging_face is not None or (self.experts is not None and self.module is None)
+
+    @property
     def windowed_share(self) -> float:
         """Share of the layers that attend over a window."""
         if self.sliding_window is None:

@@ -122,7 +122,9 @@ Name = Annotated[str, Field(strict=True, min_length=1, max_length=60)]
 SiteName = Annotated[Name, AfterValidator(site_name)]
 NonNegative = Annotated[float, BeforeValidator(finite), Field(json_schema_extra={"minimum": 0})]
 Positive = Annotated[
-    float, BeforeValidator(lambda value: finite(value, exclusive=True)), Field(json_schema_extra={"exclusiveMinimum": 0})
+    float,
+    BeforeValidator(lambda value: finite(value, exclusive=True)),
+    Field(json_schema_extra={"exclusiveMinimum": 0}),
 ]
 Share = Annotated[float, BeforeValidator(_share)]
 LatencySeconds = Annotated[float, BeforeValidator(lambda value: at_most_an_hour(finite(value), f"{value!r:.40} s"))]

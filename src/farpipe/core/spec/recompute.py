@@ -14,7 +14,7 @@ OPERATIONS: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe
 """Operations by the names of Megatron-LM's ``--recompute-modules``: scores and softmax of attention, both norms, the
 maps of latent attention out of its narrow vectors, the MLP, all of the experts, their nonlinearity alone, the experts
 that all tokens share."""
-_OF_TRANSFORMERS: Final = ("core_attn", "mlp", "moe")
+OF_TRANSFORMERS: Final = ("core_attn", "layernorm", "mlp", "moe")
 """Operations that the engine can recompute by themselves in models that transformers computes."""
 _INSIDE_MOE: Final = ("moe_act", "shared_experts")
 
@@ -68,7 +68,7 @@ def possible_operations(model: "Model") -> tuple[str, ...]:
     }
     if model.module is not None:
         return ()
-    known = OPERATIONS if model.hugging_face is None else _OF_TRANSFORMERS
+    known = OPERATIONS if model.hugging_face is None else OF_TRANSFORMERS
     return tuple(operation for operation in known if not missing.get(operation))
 
 

@@ -172,6 +172,10 @@ class Training(Part):
         PlainSerializer(lambda norm: norm or "none"),
     ] = 1.0
     """Largest norm of the whole gradient; `"none"` does not clip."""
+    barrier: Annotated[Flag, Field(exclude_if=lambda on: on)] = True
+    """All ranks end a step together, when the norm of the whole gradient is known. `false`: a rank updates its weights
+    and goes on when its own gradients are there; an update that should have been clipped is taken back, and the step
+    after it is done again. The result is the same to the last bit."""
     seed: Natural = 0
     """Seed of the first weights and of the order of the data."""
     warmup_steps: Natural = 0

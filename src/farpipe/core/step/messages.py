@@ -61,6 +61,8 @@ class Collectives(Messages):
 
     stage: Ints
     """[C]: see `Collective`; of the first `begin[0]` the stage whose first forward waits for it."""
+    target: Ints
+    """[C]: the stage that gets it."""
     begin: NDArray[np.int64]
     """[S + 1]: those that wait for the last backward of stage s are at `begin[s]` to `begin[s + 1]`."""
 
@@ -189,5 +191,5 @@ def _collectives(table: _Table, collectives: Sequence[Collective], num_stages: i
         table.put(rows, (index,), one.transfer)
     after = [-1 if one.after is None else one.after for one in collectives]
     begin = np.searchsorted(after, np.arange(num_stages + 1)).astype(np.int64)
-    stage = np.array([one.stage for one in collectives], np.int32)
-    return Collectives(**vars(rows), stage=stage, begin=begin)
+    stage, target = (np.array([getattr(one, end) for one in collectives], np.int32) for end in ("stage", "target"))
+    return Collectives(**vars(rows), stage=stage, target=target, begin=begin)

@@ -87,6 +87,9 @@ class Problem(Document, ProblemPart):
     follows: tuple[int | None, ...] | None = None
     """Microbatch that is the slice before each of the same sequence, if any; None: no chains."""
 
+    barrier: Annotated[bool, Field(exclude_if=lambda on: on)] = True
+    """All ranks end a step together; without, orders are made for their period, and the makespan comes second."""
+
     @model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, data: Any) -> Any:

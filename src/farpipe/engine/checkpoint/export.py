@@ -77,24 +77,24 @@ def export_to_hugging_face(source: Path | str, folder: Path | str, *, dtype: str
     if checkpoint.manifest.trained.lora is not None:
         export_adapters(checkpoint, checkpoint.manifest.trained.lora, folder, dtype)
         return checkpoint.manifest.step
-    if model.hugging_face is not None:
-        _export_transformers(checkpoint, model.hugging_face, folder, dtype)
-        return checkpoint.manifest.step
     if model.module is not None:
         raise InputError(f"{source}: a module of your own ({model.module}) has no form in files of Hugging Face's")
-    save_model(CheckpointWeights(checkpoint), model, folder, dtype=dtype)
+    if model.is_of_transformers:
+        _export_transformers(checkpoint, model, folder, dtype)
+    else:
+        save_model(CheckpointWeights(checkpoint), model, folder, dtype=dtype)
     if trained_on_bytes(checkpoint):
         for name, text in byte_tokenizer().items():
             write_text(Path(folder) / name, text)
     return checkpoint.manifest.step
 
 
-def _export_transformers(checkpoint: Checkpoint, began_with: str, folder: Path | str, dtype: str) -> None:
-    """Write a model of transformers, whose training began with the folder `began_with`."""
+def _export_transformers(checkpoint: Checkpoint, model: Model, folder: Path | str, dtype: str) -> None:
+    """Write a model that transformers computes."""
     from farpipe.engine.stages import hugging_face_weights as files  # takes seconds, which no other export needs
 
-    shapes = files.parameter_shapes(files.read_config(began_with), checkpoint.names("weight"))
-    files.save(CheckpointWeights(checkpoint, shapes), began_with, folder, dtype=dtype)
+    shapes = files.parameter_shapes(files.config_of_model(model), checkpoint.names("weight"))
+    files.save(CheckpointWeights(checkpoint, shapes), model, folder, dtype=dtype)
 
 
 def export_adapters(checkpoint: Checkpoint, lora: Lora, folder: Path | str, dtype: str) -> None:
@@ -125,13 +125,13 @@ def export_adapters(checkpoint: Checkpoint, lora: Lora, folder: Path | str, dtyp
 
 def _whole_slice(model: Model, sequence_length: int) -> SliceModule:
     """The whole model as one slice, whose parameters have no memory."""
-    if model.hugging_face is None:
+    if not model.is_of_transformers:
         return _whole_decoder(model, sequence_length)
     from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build
-    from farpipe.engine.stages.hugging_face_weights import read_config
+    from farpipe.engine.stages.hugging_face_weights import config_of_model
 
     part = StageSlice(0, model.num_layers, True, True)
-    return HuggingFaceSlice(build(read_config(model.hugging_face), torch.float32), part)
+    return HuggingFaceSlice(build(config_of_model(model), torch.float32), part)
 
 
 def _their_names(model: Model) -> Callable[[str], str]:

@@ -15,6 +15,8 @@ from farpipe.engine.stages.router_bias import update_by_sign
 
 CLIP_EPSILON: Final = 1e-6
 """Added to the norm when clipping, as `torch.nn.utils.clip_grad_norm_` does."""
+_NORM_ELEMENTS: Final = 1 << 24
+"""Elements of a gradient whose norm is taken at once: torch makes a float64 copy of them."""
 _SHARE: Final = struct.Struct("<dd")
 
 
@@ -54,6 +56,8 @@ class Optimizer:
         self._counted = [parameter for parameter in self.parameters if id(parameter) not in others]
         self.clip_norm = training.clip_norm
         self._adamw = _adamw(self.parameters, training, {id(bias) for bias in router_biases})
+        self._kept: list[torch.Tensor] = []
+        self._kept_grads: list[torch.Tensor | None] = []
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the rate of the updates from now on."""
@@ -74,6 +78,36 @@ class Optimizer:
         for state in [] if self._adamw is None else self._adamw.state.values():
             state["step"].fill_(num_steps)
 
+    @torch.no_grad()
+    def keep(self, *, copies_grads: bool) -> None:
+        """Keep what the next update changes, for `take_back`; `copies_grads`: the next step writes into gradients."""
+        live = self._live()
+        if not self._kept:
+            self._kept = [torch.empty_like(tensor) for tensor in live]
+        for kept, tensor in zip(self._kept, live, strict=True):
+            kept.copy_(tensor)
+        grads = [parameter.grad for parameter in self.parameters]
+        self._kept_grads = [grad.clone() if copies_grads and grad is not None else grad for grad in grads]
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Undo the update that came after `keep`; the gradients are those with which it was made."""
+        for kept, tensor in zip(self._kept, self._live(), strict=True):
+            tensor.copy_(kept)
+        for parameter, grad in zip(self.parameters, self._kept_grads, strict=True):
+            parameter.grad = grad
+        self._kept_grads = []
+
+    def is_clipped(self, grad_norm: float) -> bool:
+        """True if a gradient of this norm is clipped."""
+        return self.clip_norm is not None and grad_norm + CLIP_EPSILON > self.clip_norm
+
+    def _live(self) -> list[torch.Tensor]:
+        """Parameters, AdamW's means and its count of updates."""
+        means = [tensor for parameter in self.parameters for tensor in self.moments(parameter).values()]
+        counts = [] if self._adamw is None else [self._adamw.state[one]["step"] for one in self.parameters]
+        return [*(parameter.data for parameter in self.parameters), *means, *counts]
+
     def sum_of_squares(self) -> Squares:
         """Sum of squares of the gradients that this rank owns, of each in float64."""
         norms = [_norm(parameter) for parameter in self._counted if parameter.grad is not None]
@@ -82,7 +116,7 @@ class Optimizer:
     @torch.no_grad()
     def update(self, grad_norm: float) -> None:
         """Clip by the norm of the whole gradient, update the parameters, drop the gradients."""
-        if self.clip_norm is not None and grad_norm + CLIP_EPSILON > self.clip_norm:
+        if self.clip_norm is not None and self.is_clipped(grad_norm):
             grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             torch._foreach_mul_(grads, self.clip_norm / (grad_norm + CLIP_EPSILON))
         update_by_sign(self._biases, self._bias_rate)
@@ -109,8 +143,9 @@ def _adamw(parameters: list[nn.Parameter], training: Training, still: set[int]) 
 
 def _norm(parameter: nn.Parameter) -> torch.Tensor:
     assert parameter.grad is not None
-    norm: torch.Tensor = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
-    return norm
+    pieces = parameter.grad.flatten().split(_NORM_ELEMENTS)
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def global_norm(own: Squares, peers: Peers, step: int) -> float:

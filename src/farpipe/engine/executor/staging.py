@@ -24,6 +24,7 @@ from farpipe.core.units import format_bytes
 from farpipe.engine.executor.peers import Messenger, TensorMessage
 from farpipe.engine.replicas.background import BackgroundThread
 from farpipe.engine.transport import ChannelKind, Tag
+from farpipe.engine.transport.buffers import Buffers
 from farpipe.engine.transport.clock import Clock
 from farpipe.engine.transport.inbox import Allocate
 
@@ -184,5 +185,13 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, *, pinned: bool) -> Te
 
 
 def message_memory(device: str) -> Allocate:
-    """The transport's memory for received messages: torch's, aligned for its kernels; for "cuda" page-locked."""
-    return lambda num_bytes: host_tensor((num_bytes,), torch.uint8, pinned=device == "cuda").numpy().data
+    """The transport's memory for received messages: torch's, aligned for its kernels; for "cuda" page-locked.
+
+    It is used again, page-locked memory by torch itself.
+    """
+    is_pinned = device == "cuda"
+
+    def make(num_bytes: int) -> memoryview:
+        return host_tensor((num_bytes,), torch.uint8, pinned=is_pinned).numpy().data
+
+    return make if is_pinned else Buffers(make)

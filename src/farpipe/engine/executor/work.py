@@ -1,10 +1,9 @@
-"""A rank's work around its actions in every step: training a model, or rehearsing without one."""
+"""A rank's work around its actions in every step of a training."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 import numpy as np
 import torch
@@ -20,15 +19,8 @@ from farpipe.engine.executor.optimizer import Optimizer, Squares, global_norm, l
 from farpipe.engine.executor.peers import Messenger, Peers, TensorMessage
 from farpipe.engine.replicas.collectives import Flat, Line, Rings, Shard, whole_shards
 from farpipe.engine.replicas.places import Place
-from farpipe.engine.replicas.replicas import (
-    COMPLETE,
-    PipelinePeers,
-    RehearsedSync,
-    ReplicaSync,
-    WeightSync,
-    exposed_transfer,
-)
-from farpipe.engine.run_spec import RunSpec, transfer_of
+from farpipe.engine.replicas.replicas import COMPLETE, PipelinePeers, ReplicaSync, WeightSync, has_barrier
+from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.run_text import shape_of, trained
 from farpipe.engine.stages.divided_stages import (
     check_twins,
@@ -41,7 +33,7 @@ from farpipe.engine.stages.divided_stages import (
 from farpipe.engine.stages.make_stage import check_model, make_stage, numerics_of
 from farpipe.engine.stages.router_bias import ROUTER_BIAS
 from farpipe.engine.stages.slices import StageSlice, slices
-from farpipe.engine.stages.stage import PipelineStage, SleepStage, TorchStage
+from farpipe.engine.stages.stage import PipelineStage, TorchStage
 from farpipe.engine.stages.tied_weights import EndsExchange, TiedWeights
 from farpipe.planning.documents.batches import Share
 
@@ -50,6 +42,10 @@ if TYPE_CHECKING:
 
     from farpipe.engine.site.context_chunks import Groups
     from farpipe.engine.site.shared_weights import SharedWeights
+
+AGAIN: Final = 1 << 50
+"""Added to the number of a step whose actions are run again, by which its messages differ from those of the first
+run."""
 
 
 class Work(Protocol):
@@ -68,7 +64,7 @@ class Work(Protocol):
         """Inputs and outputs of each of this rank's stages in words, equal at neighbours; none in a rehearsal."""
 
     def begin_step(self, step: int) -> None:
-        """Get ready, before the first action."""
+        """Get ready, before the first action; of a step that is done again `step` is AGAIN more."""
 
     def stage_begins(self, step: int, stage: int) -> None:
         """Get a stage ready, before its first action."""
@@ -79,8 +75,26 @@ class Work(Protocol):
     def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
         """The norm of the whole gradient, and the rows of `StepReport.sync`; after the last action.
 
-        Every rank waits here for every other.
+        Every rank waits here for every other. Without a barrier it is done in parts, as follow.
         """
+
+    def sum_gradients(self, step: int) -> NDArray[np.int64]:
+        """Complete this rank's gradients; rows as `finish_step` has them."""
+
+    def share_of_norm(self) -> Squares:
+        """This rank's share of the norm; not finite if its loss isn't."""
+
+    def update(self, step: int, norm: float) -> None:
+        """Update the weights, the norm of the whole gradient being `norm`."""
+
+    def is_clipped(self, norm: float) -> bool:
+        """True if `update` scales a gradient of this norm."""
+
+    def keep(self) -> None:
+        """Keep what the next update changes, for `take_back`."""
+
+    def take_back(self) -> None:
+        """Undo the update that came after `keep`, and drop the gradients of the step after it."""
 
     @property
     def link_bytes(self) -> NDArray[np.int64]:
@@ -95,63 +109,6 @@ class Work(Protocol):
 
     def restore(self, num_steps: int) -> None:
         """The views of `state` have been written to, and this number of steps is done."""
-
-
-class SleepTrainer:
-    """Work of stages that sleep. Everything that a training sends is sent, and steps wait for each other."""
-
-    data_digest = b""
-    boundaries: Mapping[int, str] = MappingProxyType({})
-    loss = float("nan")
-
-    def __init__(self, run: RunSpec, peers: Peers) -> None:
-        self._peers, self._problem = peers, run.plan.problem
-        pipeline = PipelinePeers(peers, run.places)
-        mine = run.plan.problem.stages_of_rank[pipeline.rank]
-        self.stages: dict[int, PipelineStage] = {stage: SleepStage(run.plan.problem, stage) for stage in mine}
-        levels = run.places.ring_levels(peers.rank)
-        reduced = [stage for stage in mine if run.has_reduce(stage)]
-        between_sites = run.plan.problem.between_sites
-        rings = levels, peers.rank, between_sites
-        gather, reduce = (partial(exposed_transfer, run.plan.problem, kind) for kind in ("gather", "reduce"))
-        syncs = {s: RehearsedSync(gather(s), reduce(s), *rings) for s in reduced}
-        self._replicas = ReplicaSync(run, peers, syncs)
-        exchange = _exchange(run, pipeline)
-        ends = {0, run.plan.problem.num_stages - 1} if exchange is not None else set()
-        self._ends = [(stage, exchange) for stage in mine if stage in ends and exchange is not None]
-
-    @property
-    def link_bytes(self) -> NDArray[np.int64]:
-        return self._replicas.link_bytes
-
-    def begin_step(self, step: int) -> None:
-        self._replicas.begin_step(step)
-
-    def stage_begins(self, step: int, stage: int) -> None:
-        self._replicas.stage_begins(step, stage)
-
-    def stage_done(self, step: int, stage: int) -> None:
-        self._replicas.stage_done(step, stage)
-        for end, exchange in self._ends:
-            if end == stage:
-                exchange.send(step, stage, torch.zeros(self._exchanged_bytes(stage), dtype=torch.uint8))
-
-    def finish_step(self, step: int) -> tuple[float, NDArray[np.int64]]:
-        rows = self._replicas.finish_step()
-        messages = [exchange.receive(step, stage) for stage, exchange in self._ends]
-        return global_norm(Squares(), self._peers, step), np.concatenate([rows, _rows(messages)])
-
-    def _exchanged_bytes(self, stage: int) -> int:
-        transfer = transfer_of(self._problem, "exchange", stage)
-        assert transfer is not None
-        return round(float(self._problem.row(transfer.bytes)[0]))
-
-    def state(self) -> Sequence[Piece]:
-        """No pieces: a rehearsal has none."""
-        return ()
-
-    def restore(self, num_steps: int) -> None:
-        """Do nothing: a rehearsal has no state."""
 
 
 class Trainer:
@@ -228,7 +185,7 @@ class Trainer:
         self._replicas.begin_step(step)
 
     def _batch(self, step: int) -> Batch | None:
-        return None if self._batches is None else self._batches.batch(step)
+        return None if self._batches is None else self._batches.batch(step % AGAIN)
 
     def begin_evaluation(self, index: int) -> int:
         """Give the stages batch `index` of the held-out text; all replicas' tokens that count in it, 0 without text."""
@@ -256,11 +213,26 @@ class Trainer:
         return self._update(step), rows
 
     def _update(self, step: int) -> float:
-        norm = global_norm(self._share_of_norm(), self._peers, step)
+        norm = global_norm(self.share_of_norm(), self._peers, step)
+        self.update(step, norm)
+        return norm
+
+    def update(self, step: int, norm: float) -> None:
         self._optimizer.set_learning_rate(learning_rate(self._training, step, self._num_steps))
         self._optimizer.update(norm)
         self._weights_have_changed()
-        return norm
+
+    def is_clipped(self, norm: float) -> bool:
+        return self._optimizer.is_clipped(norm)
+
+    def keep(self) -> None:
+        self._optimizer.keep(copies_grads=bool(self._syncs))
+
+    def take_back(self) -> None:
+        for stage in self.torch_stages.values():
+            stage.module.zero_grad(set_to_none=True)
+        self._optimizer.take_back()
+        self._weights_have_changed()
 
     def _sum_over_sites(self, step: int) -> None:
         """Add what other sites have, where each is a run of its own; see `farpipe.engine.outer`."""
@@ -280,7 +252,7 @@ class Trainer:
             self._replicas.count_received(self._end_beside[stage], message.tensor.nbytes)
         for shard in self.shards:
             shard.take_grad()
-        return _rows(messages) if self._num_replicas == 1 else rows
+        return message_rows(messages) if self._num_replicas == 1 else rows
 
     def complete_weights(self, step: int) -> None:
         """Gather what other processes have updated, with ZeRO-1; on all processes, between steps, after `step`."""
@@ -290,7 +262,7 @@ class Trainer:
             sync.gather(Line(self._peers, step, number, "the replicas' weights", COMPLETE))
         self._complete_after = step
 
-    def _share_of_norm(self) -> Squares:
+    def share_of_norm(self) -> Squares:
         """The sum of squares of the gradients that count here; not finite if the loss isn't, so that all ranks stop."""
         if not all(math.isfinite(stage.loss) for stage in self.torch_stages.values()):
             return Squares(math.nan)
@@ -305,7 +277,7 @@ class Trainer:
         self._weights_have_changed()
 
 
-def _rows(messages: list[TensorMessage]) -> NDArray[np.int64]:
+def message_rows(messages: list[TensorMessage]) -> NDArray[np.int64]:
     return message_table([message.row for message in messages])
 
 
@@ -349,11 +321,12 @@ def _shards(stages: Mapping[int, TorchStage], syncs: "Mapping[int, WeightSync | 
             yield from whole_shards(number, stage.module.trained_parameters)
 
 
-def _exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
+def ends_exchange(run: RunSpec, peers: Messenger) -> EndsExchange | None:
     ends = run.ends
     if ends is None:
         return None
-    return EndsExchange(peers, (ends.first_rank, ends.last_rank), run.plan.problem.num_stages - 1)
+    ranks, last = (ends.first_rank, ends.last_rank), run.plan.problem.num_stages - 1
+    return EndsExchange(peers, ranks, last, copies=not has_barrier(run))
 
 
 def _other_ends(run: RunSpec, place: Place) -> dict[int, int]:
@@ -372,7 +345,7 @@ def _tie(run: RunSpec, stages: Mapping[int, TorchStage], peers: Messenger) -> Ti
     copies: dict[int, nn.Parameter] = {}
     if run.plan.model.tied_embeddings and last > 0:
         copies = {n: w for n, stage in stages.items() for w in stage.module.end_weights.values() if w.requires_grad}
-    return TiedWeights(copies, last, _exchange(run, peers))
+    return TiedWeights(copies, last, ends_exchange(run, peers))
 
 
 def _make_stage(
@@ -389,9 +362,8 @@ def _make_stage(
     assert run.plan.training is not None
     recompute = run.plan.recompute[number] if run.plan.recompute else "none"
     numerics = numerics_of(run.plan.training, parameters, recompute)
-    return make_stage(
-        run.plan.model, run.plan.training, part, numerics, run.device, on_chunks=on_chunks, mesh=mesh, groups=groups
-    )
+    at = run.plan.model, run.plan.training, part, numerics, run.device
+    return make_stage(*at, on_chunks=on_chunks, mesh=mesh, expert=run.plan.expert, groups=groups)
 
 
 def batches_of(run: RunSpec, replica: int = 0) -> Batches:

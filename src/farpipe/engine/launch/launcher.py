@@ -37,6 +37,8 @@ TERMINATE_S: Final = 1.5
 """Time to end after SIGTERM, before SIGKILL."""
 OVERDUE_S: Final = END_S + 5.0
 """Time after a rank's work in which it ends by itself, or by its own limit; then it is killed."""
+RANK_PROGRAM: Final = ("-m", "farpipe.engine.launch.rank_main")
+"""What ranks run, as arguments of Python."""
 TICK_S: Final = 0.2
 """Seconds between two looks at the ranks."""
 MAX_LOG_BYTES: Final = 64 << 20

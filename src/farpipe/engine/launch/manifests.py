@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from farpipe import __version__
 from farpipe.engine.launch.machines import MASTER_PORT, Group, Machine, by_site, certificates_of, script_of
 
 GROUP_NAME: Final = "skypilot.yaml"
 CLAIM: Final = "farpipe-runs"
 """Volume claim with the run directory, in Kubernetes."""
-IMAGE: Final = "IMAGE_WITH_FARPIPE"
-"""Place of the image with farpipe and torch, to fill in as addresses are: none is published."""
+IMAGE: Final = f"farpipe/farpipe:{__version__}"
+"""Image of this version, as `Containerfile` makes it; with ``-cuda`` where there are GPUs."""
 _LARGE: Final = {"a100-80gb": "A100-80GB", "v100-32gb": "V100-32GB"}
 """Devices whose size of memory is in SkyPilot's name."""
 _HOST: Final = '"$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")"'
@@ -39,6 +40,7 @@ def _task(
         f"num_nodes: {len(group.machines)}",
         "resources:",
         f"  # infra: where {site} is, such as aws/us-west-2 or k8s/context",
+        f"  image_id: docker:{IMAGE}{'-cuda' * (site in devices)}",
         *([f"  accelerators: {_accelerator(devices[site])}:{most}"] if site in devices else []),
         f"  ports: {MASTER_PORT}",
         "envs:",
@@ -96,7 +98,7 @@ def _pod(script: str, master: str, run_dir: Path, num_gpus: int) -> dict[str, An
     """Specification of a machine's pod."""
     container = {
         "name": "farpipe",
-        "image": IMAGE,
+        "image": f"{IMAGE}-cuda" if num_gpus else IMAGE,
         "command": ["bash", "-c", script],
         "env": [
             {"name": "MASTER_ADDR", "value": master},

@@ -22,7 +22,7 @@ from farpipe.engine.launch.directory import (
     what_is_left,
 )
 from farpipe.engine.launch.host_memory import expect_memory
-from farpipe.engine.launch.launcher import launch
+from farpipe.engine.launch.launcher import RANK_PROGRAM, launch
 from farpipe.engine.links import Namespace, Wan
 from farpipe.engine.lock import LOCK_VARIABLE, RUN_SHA256_VARIABLE, digest_of, only_run
 from farpipe.engine.outer.record import Record
@@ -32,7 +32,6 @@ from farpipe.engine.processes import LeaveRequest, interrupt, leave_request
 from farpipe.engine.run_spec import RunSpec
 from farpipe.planning import Explanation
 
-RANK_PROGRAM: Final = ("-m", "farpipe.engine.launch.rank_main")
 LEAVE_S: Final = 600.0
 """Time, in seconds, for the ranks to write a checkpoint and leave; they wait as long for one themselves."""
 
@@ -86,7 +85,7 @@ def run(
         open_run_dir(spec, run_dir, resume=resume, explanation=explanation)
         make_site_folders(spec, run_dir)
         if spec.runs_by_site:
-            return _run_sites(spec, run_dir, on_step, on_notice, wan, allow_plaintext, stack)
+            return _run_sites(spec, run_dir, on_step, on_notice, wan, allow_plaintext, rank_program, stack)
         follower = Follower(run_dir / METRICS_NAME, changing_links(spec, wan, on_step))
         places = [_namespace(wan, spec.places.site(rank)) for rank in range(spec.num_processes)] if wan else None
         command = [sys.executable, *rank_program, str(run_dir)]
@@ -137,6 +136,7 @@ def _run_sites(
     on_notice: Callable[[str], None],
     wan: Wan | None,
     allow_plaintext: bool,
+    rank_program: Sequence[str],
     stack: ExitStack,
 ) -> Summary:
     """Run every site by itself, and put their figures together."""
@@ -152,6 +152,7 @@ def _run_sites(
         leave_s=LEAVE_S,
         namespaces=wan.namespaces if wan else None,
         options=stack.enter_context(_security(wan, allow_plaintext)),
+        rank_program=rank_program,
     )
     return record.finish()
 

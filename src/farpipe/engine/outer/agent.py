@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,7 +20,7 @@ from farpipe.core.errors import DivergedError, FarpipeError, RunError, RunInterr
 from farpipe.engine.checkpoint.folders import site_folder
 from farpipe.engine.figures.metrics import RUN_NAME
 from farpipe.engine.launch.directory import next_log_dir
-from farpipe.engine.launch.launcher import launch
+from farpipe.engine.launch.launcher import RANK_PROGRAM, launch
 from farpipe.engine.launch.reports import INTERRUPTED, report_done, reporting_errors
 from farpipe.engine.lock import digest_of
 from farpipe.engine.outer.calls import Caller, CallServer
@@ -148,15 +148,15 @@ def running_agent(run_dir: Path, agents: Agents) -> Iterator[Agent]:
         agent.close()
 
 
-def keep_running(run_dir: Path, agents: Agents, rank_options: list[str], agent: Agent, request: LeaveRequest) -> None:
-    """Run the site's ranks until all steps are done; lost ones are started again.
+def keep_running(run_dir: Path, agents: Agents, program: Sequence[str], agent: Agent, request: LeaveRequest) -> None:
+    """Run the site's ranks, each the Python `program`, until all steps are done; lost ones are started again.
 
     Raises what would only happen again: that the training diverges, wrong inputs, that it was asked to leave.
     RunError where the ranks are lost MAX_FAILURES times without a step between.
     """
     site = agents.sites[agents.own]
     inner, folder = run_at(RunSpec.load(run_dir / RUN_NAME), site), site_folder(run_dir, site)
-    command = [sys.executable, "-m", "farpipe.engine.launch.rank_main", str(run_dir), *rank_options]
+    command = [sys.executable, *program]
     num_failures, furthest = 0, -1
     while True:
         try:
@@ -192,21 +192,23 @@ def main(
     host: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = "127.0.0.1",
     certs: Annotated[Path | None, typer.Option(help="This site's folder from `farpipe certs issue`.")] = None,
     allow_plaintext: Annotated[bool, typer.Option(help="The network is private: messages may go unencrypted.")] = False,
+    rank_program: Annotated[list[str] | None, typer.Argument(help="What the ranks run, after --.")] = None,
 ) -> None:
     """Run one site of the elastic run in RUN_DIR, and see to it that it returns.
 
     Reads FARPIPE_AGENTS, the addresses of all sites' agents as NAME=HOST:PORT, separated by commas, and
     FARPIPE_SITES_TOKEN, the secret by which sites know each other.
     """
-    options = ["--host", host, *(["--certs", str(certs)] if certs else [])]
-    options += ["--allow-plaintext"] if allow_plaintext else []
+    program = [*(rank_program or RANK_PROGRAM), str(run_dir), "--host", host]
+    program += ["--certs", str(certs)] if certs else []
+    program += ["--allow-plaintext"] if allow_plaintext else []
     with leave_request(end_at_once) as request:
         exit_code = 1
         try:
             with reporting_errors():
                 agents = Agents.from_env(site, host, certs, allow_plaintext=allow_plaintext)
                 with running_agent(run_dir, agents) as agent:
-                    keep_running(run_dir, agents, options, agent, request)
+                    keep_running(run_dir, agents, program, agent, request)
             exit_code = 0
         except FarpipeError as error:
             print(f"site {site}: {error}", file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ Where a site is lost in the middle of a step, those that are left compute its sh
 step is the same, to the last bit.
 """
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -18,7 +19,7 @@ from farpipe.engine.outer.giving import Taking
 from farpipe.engine.outer.joining import World
 from farpipe.engine.outer.local_trainer import LocalTrainer
 from farpipe.engine.outer.membership import Membership
-from farpipe.engine.outer.replica_sum import Gradient, add, sum_over
+from farpipe.engine.outer.replica_sum import Gradient, add, received_bytes, sum_over
 from farpipe.engine.outer.sites import replicas_at, sites_of
 from farpipe.engine.run_spec import RunSpec
 
@@ -132,7 +133,11 @@ class ElasticTrainer(Trainer):
         try:
             if (transport := membership.world.transport) is None:
                 return None
-            return sum_over(transport, step, mine, membership.members, membership.num_sites)
+            begin_ns = time.monotonic_ns()
+            total = sum_over(transport, step, mine, membership.members, membership.num_sites)
+            num_bytes = received_bytes(total.flat.nbytes, len(mine), len(membership.members), membership.num_sites)
+            membership.came("gradient", membership.names, num_bytes, begin_ns - time.monotonic_ns())
+            return total
         except RunError as error:
             membership.note("broken", step=step, reason=str(error)[:200])
             return None

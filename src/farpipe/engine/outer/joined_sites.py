@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from farpipe.core.spec import LocalSteps
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.outer.outer_optimizer import fragments_of
+from farpipe.engine.outer.rounds import Rounds
 from farpipe.engine.outer.routes import Held, Holdings, Route, expect_one_model, owned, routes
 
 
@@ -43,12 +44,23 @@ class JoinedSites:
     """Site of every process of the world."""
     tokens: list[float]
     """By which each site's difference counts."""
+    quorum: int
     fragments: list[FragmentRoutes]
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Fragments that were sent and not merged: number of the exchange, steps that were done."""
     sent_after: dict[int, int] = field(default_factory=dict)
     """Steps after which each fragment was sent last."""
     num_sent: int = 0
+    begin: int = 0
+    """Steps that this site had done when it joined."""
+    num_merged: int = 0
+    rounds: Rounds | None = None
+    """Where a quorum decides, of the first process of a site."""
+
+    @property
+    def has_quorum(self) -> bool:
+        """False if there are too few sites to exchange."""
+        return len(self.tokens) >= self.quorum
 
 
 def joined_sites(
@@ -67,6 +79,7 @@ def joined_sites(
         place.site,
         site_of,
         [float(site[0]["tokens"]) for site in sites],
+        settings.quorum or 0,
         [_fragment_routes(names, place, holdings, owners) for names in fragments],
     )
 

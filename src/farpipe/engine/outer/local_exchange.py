@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from farpipe.engine.executor.peers import MessageRow, Peers
 from farpipe.engine.outer.differences import Difference, difference, from_wire, num_wire_bytes
 from farpipe.engine.outer.joined_sites import FragmentRoutes, JoinedSites, SitePlace, holdings_of, joined_sites
 from farpipe.engine.outer.outer_optimizer import mean_of, merge, outer_update
+from farpipe.engine.outer.rounds import Report, Round, Rounds
 from farpipe.engine.outer.routes import Held, Route, owned
 from farpipe.engine.transport import Tag
 
@@ -38,9 +39,13 @@ class OuterMessage(NamedTuple):
     """A difference that has come from another site."""
 
     sent_after: int
-    """Steps that were done when it was sent."""
+    """Steps that were done when it was to be sent."""
+    site: int
+    """Place of the site in its world."""
     fragment: int
     row: MessageRow
+    slack_ns: int
+    """Time for which it had been here when it was needed; below 0 training waited for it."""
 
 
 @dataclass
@@ -65,8 +70,8 @@ class _Box:
     """[size per dimension]: a live view of what the inner optimizer updates."""
     anchor: Tensor
     momentum: Tensor
-    sent: Difference | None = None
-    """What is on its way to the other sites."""
+    sent: dict[int, Difference] = field(default_factory=dict)
+    """What is on its way to the other sites, by the number of the report."""
 
 
 class _View(NamedTuple):
@@ -90,6 +95,7 @@ class LocalExchange:
         inner: Peers,
         num_tokens: float = 1.0,
         changed: Callable[[], None] = lambda: None,
+        limit_s: float = 60.0,
     ) -> None:
         """`pieces`: of the training's state; weights are read and written in place, then `changed` is called.
 
@@ -105,7 +111,9 @@ class LocalExchange:
         self._boxes = [_own(held, self._views) for held in owners[inner.rank]]
         self.exchanged, self._version = Exchanged(), torch.zeros(1)
         self._world: JoinedSites | None = None
-        self._num_joined = 0
+        self._num_joined = self._num_agreed = 0
+        self.limit_s = limit_s
+        """Longest wait for a quorum."""
         self.problem = ""
         """Reason why the last world was left."""
 
@@ -119,6 +127,11 @@ class LocalExchange:
         """True if differences are exchanged."""
         return self._world is not None
 
+    def take_messages(self) -> list[OuterMessage]:
+        """What has come from other sites since the last call."""
+        messages, self.exchanged.messages = self.exchanged.messages, []
+        return messages
+
     def join(self, outer: Peers, site: int, step: int = 0, *, waiting: bool = False) -> int:
         """Enter a world: `outer` has the processes of all its sites, site after site, this one's being number `site`.
 
@@ -131,13 +144,17 @@ class LocalExchange:
         texts = outer.exchange("local steps", json.dumps(mine).encode(), waiting_for="the other sites")
         said = [json.loads(text) for text in texts]
         world = joined_sites(self._settings, SitePlace(site, self._inner.rank), outer, said)
+        if self._settings.quorum is not None and self._inner.rank == 0:
+            firsts = [world.site_of.index(number) for number in range(len(world.tokens))]
+            world.rounds = Rounds(outer, firsts, self._settings)
         merges = [one["merges"] for one in said]
         if min(merges) < max(merges):
             self._catch_up(world, merges, said[outer.rank]["merges"] < max(merges))
         self._version.fill_(max(merges))
         self._num_joined += 1
         self._world, self.problem = world, ""
-        return max(one["step"] for one in said) if waiting else step
+        world.begin = max(one["step"] for one in said) if waiting else step
+        return world.begin
 
     def _catch_up(self, world: JoinedSites, merges: Sequence[int], takes: bool) -> None:
         """The first site with most merges gives its anchor and momentum to those with fewer."""
@@ -172,12 +189,15 @@ class LocalExchange:
         """Go on alone: what is under way comes to nothing."""
         self._world, self.problem = None, problem
         for box in self._boxes:
-            box.sent = None
+            box.sent = {}
 
     def after(self, num_steps: int) -> None:
         """Begin and merge what is due after so many steps; waits only for what is to be merged."""
-        if self._world is None:
+        if self._world is None or not self._world.has_quorum:
             return
+        if self._world.rounds is not None:
+            with suppress(RunError):  # it is met again where rounds are waited for
+                self._world.rounds.look()
         for fragment in self._settings.sent_after(num_steps):
             self._send(self._world, fragment, num_steps)
         due = [fragment for fragment in self._settings.merged_after(num_steps) if fragment in self._world.under_way]
@@ -185,7 +205,7 @@ class LocalExchange:
 
     def finish(self, num_steps: int) -> None:
         """After the last step: merge all, so that every site ends with the anchor as its weights."""
-        if (world := self._world) is None:
+        if (world := self._world) is None or not world.has_quorum:
             return
         late = sorted(world.under_way, key=lambda fragment: world.under_way[fragment][0])
         self._merge_all(late, num_steps)
@@ -194,9 +214,20 @@ class LocalExchange:
             for fragment in others:
                 self._send(world, fragment, num_steps)
             self._merge_all(others, num_steps)
+        if self._settings.quorum is not None:
+            self._await_last_rounds(world, num_steps)
         if self._world is not None:
             self._take_anchor(world)
             self._changed()
+
+    def _await_last_rounds(self, world: JoinedSites, num_steps: int) -> None:
+        """Merge what the sites that have not done their steps yet still send."""
+        if world.rounds is not None and self._world is not None:
+            with suppress(RunError):
+                world.rounds.finished(world.site)
+        is_over = False
+        while self._world is not None and not is_over:
+            is_over = self._merge_rounds(world, None, num_steps)
 
     def _merge_all(self, fragments: Sequence[int], num_steps: int) -> None:
         for fragment in fragments:
@@ -208,63 +239,112 @@ class LocalExchange:
     @torch.no_grad()
     def _send(self, world: JoinedSites, fragment: int, num_steps: int) -> None:
         of = world.fragments[fragment]
-        for box in (self._boxes[number] for number in of.boxes):
+        number, since = world.num_sent, world.sent_after.get(fragment, world.begin)
+        for box in (self._boxes[index] for index in of.boxes):
             delta = box.anchor - box.weights.to("cpu", torch.float32)
-            box.sent = difference(delta, box.held.box, self._settings.wire_type)
+            box.sent[number] = difference(delta, box.held.box, self._settings.wire_type)
         world.sent_after[fragment] = num_steps
-        world.under_way[fragment] = number = world.num_sent, num_steps
+        world.under_way[fragment] = number, num_steps
         world.num_sent += 1
         with suppress(RunError):  # it is met again where the differences are received
             for route in of.out:
-                message = torch.cat([_sent(self._boxes[part.number]).part(part.box).wire() for part in route.parts])
-                world.outer.send(route.process, "sync", Tag(number[0], fragment, 0), message)
+                parts = [self._boxes[part.number].sent[number].part(part.box) for part in route.parts]
+                message = torch.cat([part.wire() for part in parts])
+                world.outer.send(route.process, "sync", Tag(number, fragment, 0), message)
                 self.exchanged.sent_bytes += message.nbytes
+            if world.rounds is not None:
+                tokens = self._num_tokens * max(1, num_steps - since)
+                world.rounds.sent(fragment, Report(world.site, number, tokens))
 
     @torch.no_grad()
     def _merge(self, world: JoinedSites, fragment: int, num_steps: int) -> None:
         """Take the outer step of a fragment, or leave the world: where one rank of the site can't, none does."""
-        of, (number, sent_after) = world.fragments[fragment], world.under_way.pop(fragment)
-        found = {index: self._differences(world, self._boxes[index]) for index in of.boxes}
-        problem = ""
+        number, _ = world.under_way.pop(fragment)
+        if self._settings.quorum is not None:
+            self._merge_rounds(world, fragment, num_steps)
+            return
+        reports = tuple(Report(site, number, tokens) for site, tokens in enumerate(world.tokens))
+        self._take_rounds(world, [Round(fragment, reports)], num_steps)
+
+    def _merge_rounds(self, world: JoinedSites, fragment: int | None, num_steps: int) -> bool:
+        """Merge what has been decided, of one fragment or of all, after waiting for it; True if no more will come."""
+        said: dict[str, Any] = {"rounds": [], "over": True, "problem": ""}
+        if world.rounds is not None:
+            begin_ns = world.outer.clock.now_ns()
+            try:
+                said["rounds"], said["over"] = world.rounds.await_round(fragment, self.limit_s)
+            except RunError as error:
+                said["problem"] = str(error) or "it broke"
+            self.exchanged.waited_ns += world.outer.clock.now_ns() - begin_ns
+        of_first = json.loads(self._agree(json.dumps(said).encode())[0])
+        if of_first["problem"]:
+            self.leave(of_first["problem"])
+            return True
+        rounds = [Round(one, tuple(Report(*report) for report in reports)) for one, reports in of_first["rounds"]]
+        self._take_rounds(world, rounds, num_steps)
+        return bool(of_first["over"])
+
+    def _agree(self, payload: bytes) -> list[bytes]:
+        """What all ranks of the site say."""
+        self._num_agreed += 1
+        return self._inner.exchange(f"local steps {self._num_agreed}", payload, waiting_for="the ranks of this site")
+
+    @torch.no_grad()
+    def _take_rounds(self, world: JoinedSites, rounds: Sequence[Round], num_steps: int) -> None:
+        found, problem = [], ""
         try:
-            for route in of.into:
-                self._receive(world, route, (number, fragment, sent_after), found)
+            found = [self._differences(world, one) for one in rounds]
         except RunError as error:
-            problem = str(error)
-        name = f"local steps {self._num_joined} {number}"
-        problems = self._inner.exchange(name, problem.encode(), waiting_for="the ranks of this site")
+            problem = str(error) or "it broke"
+        problems = self._agree(problem.encode())
         if any(problems):
             self.leave(max(problems).decode())
             return
-        for index, by_site in found.items():
+        for one, differences in zip(rounds, found, strict=True):
+            tokens = [report.tokens for report in one.reports]
+            for index, by_report in differences.items():
+                box = self._boxes[index]
+                outer_update(box.anchor, box.momentum, mean_of(by_report, tokens), self._settings)
+        for fragment in dict.fromkeys(one.fragment for one in rounds):
+            of = world.fragments[fragment]
+            for box in (self._boxes[index] for index in of.boxes):
+                merge(box.weights, box.anchor.to(box.weights), self._settings)
+            self._pass_on(of, Tag(num_steps, fragment, INSIDE + world.num_merged), self._settings)
+            world.num_merged += 1
+        self._version += len(rounds)
+
+    def _differences(self, world: JoinedSites, one: Round) -> dict[int, list[Tensor]]:
+        """The differences of a round's reports, by the number of the box; RunError where one does not come."""
+        of, found = world.fragments[one.fragment], {}
+        for index in of.boxes:
             box = self._boxes[index]
-            outer_update(box.anchor, box.momentum, mean_of(by_site, world.tokens), self._settings)
-            merge(box.weights, box.anchor.to(box.weights), self._settings)
-            box.sent = None
-        self._pass_on(of, Tag(num_steps, fragment, INSIDE), self._settings)
-        self._version += 1
+            own = [box.sent.pop(report.number).values for report in one.reports if report.site == world.site]
+            room = [torch.empty(sizes_of(box.held.box)) for _ in range(len(one.reports) - len(own))]
+            found[index] = [(own if report.site == world.site else room).pop(0) for report in one.reports]
+        for place, report in enumerate(one.reports):
+            for route in of.into:
+                if world.site_of[route.process] == report.site:
+                    room_of = {part.number: found[part.number][place] for part in route.parts}
+                    self._receive(world, route, (report.number, one.fragment), room_of)
+        return found
 
-    def _differences(self, world: JoinedSites, box: _Box) -> list[Tensor]:
-        """Room for the difference of every site, with the own one in its place."""
-        by_site = [torch.empty(sizes_of(box.held.box)) for _ in world.tokens]
-        by_site[world.site] = _sent(box).values
-        return by_site
-
-    def _receive(
-        self, world: JoinedSites, route: Route, sent: tuple[int, int, int], found: Mapping[int, list[Tensor]]
-    ) -> None:
+    def _receive(self, world: JoinedSites, route: Route, sent: tuple[int, int], room: Mapping[int, Tensor]) -> None:
         """Put the differences of one process of another site in their places."""
-        number, fragment, sent_after = sent
+        number, fragment = sent
+        sent_after = world.sent_after.get(fragment, world.begin)
         waiting_for = f"the difference of fragment {fragment} after step {sent_after}"
         begin_ns = world.outer.clock.now_ns()
         message = world.outer.receive(route.process, "sync", Tag(number, fragment, 0), waiting_for=waiting_for)
         self.exchanged.waited_ns += world.outer.clock.now_ns() - begin_ns
-        self.exchanged.messages.append(OuterMessage(sent_after, fragment, message.row))
+        came = OuterMessage(
+            sent_after, world.site_of[route.process], fragment, message.row, begin_ns - message.times.arrival_ns
+        )
+        self.exchanged.messages.append(came)
         wire_type = self._settings.wire_type
         lengths = [num_wire_bytes(part.box, wire_type) for part in route.parts]
         for part, data in zip(route.parts, torch.split(message.tensor, lengths), strict=True):
             place = within(self._boxes[part.number].held.box, part.box)
-            found[part.number][world.site_of[route.process]][place] = from_wire(data, part.box, wire_type).values
+            room[part.number][place] = from_wire(data, part.box, wire_type).values
 
     @torch.no_grad()
     def _take_anchor(self, world: JoinedSites) -> None:
@@ -310,11 +390,6 @@ def _own(held: Held, views: Sequence[_View]) -> _Box:
     weights = whole.weights[within(whole.held.box, held.box)]
     anchor = weights.detach().to("cpu", torch.float32, copy=True)
     return _Box(held, weights, anchor, torch.zeros_like(anchor))
-
-
-def _sent(box: _Box) -> Difference:
-    assert box.sent is not None, "what is sent and merged has been rounded"
-    return box.sent
 
 
 def _offset(held: Held) -> tuple[int, ...]:

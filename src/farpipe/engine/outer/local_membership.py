@@ -34,6 +34,7 @@ class LocalMembership(Membership):
         self._local: LocalSteps = run.local_steps
         self._num_processes = [run_at(run, site).num_processes for site in sites_of(run)]
         self._num_entered = self._num_met = 0
+        self._limit_s = 0.0
 
     @property
     def site(self) -> str:
@@ -61,6 +62,9 @@ class LocalMembership(Membership):
             exchange.finish(num_steps)
         else:
             exchange.after(num_steps)
+        for message in exchange.take_messages():
+            num_bytes = message.row[-1]
+            self.came(f"fragment {message.fragment}", [self.names[message.site]], num_bytes, message.slack_ns)
         if self.world is not None and not exchange.is_joined:
             self._leave(num_steps, exchange.problem)
         self._prepare(found, waiting=False)
@@ -84,6 +88,7 @@ class LocalMembership(Membership):
             if (transport := self.coming.transport) is None:
                 raise RunError("it was left")
             place = self.coming.offer.members.index(self.own)
+            exchange.limit_s = self._limit_s
             begin = exchange.join(TensorPeers(transport), place, step, waiting=waiting)
         except RunError as error:
             problem = str(error) or "it broke"
@@ -106,5 +111,6 @@ class LocalMembership(Membership):
         of_process = [site for site, count in zip(offer.members, counts, strict=True) for _ in range(count)]
         period_s = self._local.every * max(self.step_s, 1.0)
         config = outer_config(self._run, of_process, self._agents, self.step_s or 1.0)
-        config = replace(config, timeout_s=self._run.transport.timeout_s + 2 * period_s)
+        self._limit_s = self._run.transport.timeout_s + 2 * period_s
+        config = replace(config, timeout_s=self._limit_s)
         return partial(join, offer, 0, self._agents, config, rank=before + self._peers.rank, size=sum(counts))

@@ -49,6 +49,7 @@ class Membership:
         """The one that is being made."""
         self.events: list[Facts] = []
         """What has happened since somebody last took them, for the metrics."""
+        self._messages: list[Facts] = []
         self._giving: Giving | None = None
         self._found: list[Facts] = []
         self._answer: Facts = {}
@@ -75,10 +76,19 @@ class Membership:
         """Put an event into the metrics."""
         self.events.append({"kind": kind, **facts})
 
+    def came(self, what: str, sites: Sequence[str], num_bytes: int, slack_ns: int) -> None:
+        """Put a message from the other ones of `sites` into the metrics. `slack_ns`: time for which it had been here
+        when it was needed; below 0 training waited for it."""
+        others = [site for site in sites if site != self._agents.sites[self.own]]
+        facts = {"what": what, "from": others, "bytes": num_bytes, "slack_s": round(slack_ns * 1e-9, 6)}
+        self._messages.append(facts)
+
     def facts(self) -> Facts:
-        """For the line of a step: sites in this site's world, and what has happened since the last call."""
+        """For the line of a step: sites in this site's world, and what has happened and come since the last call."""
         events, self.events = self.events, []
-        return {"sites": self.names, **({"site_events": events} if events else {})}
+        messages, self._messages = self._messages, []
+        found = {"site_events": events, "outer_messages": messages}
+        return {"sites": self.names, **{name: list_ for name, list_ in found.items() if list_}}
 
     # Before the first step
 

@@ -69,6 +69,13 @@ def sum_over(
     return _hand_out(transport, step, part, slices)
 
 
+def received_bytes(num_bytes: int, num_own: int, num_members: int, num_sites: int) -> int:
+    """Bytes that `sum_over` receives from the other members; `num_bytes` of a share, of which `num_own` are here."""
+    if num_members == num_sites == 2:
+        return num_bytes
+    return (num_bytes * (num_sites - num_own) + num_bytes * (num_members - 1)) // num_members
+
+
 def _slices(length: int, count: int) -> list[slice]:
     bounds = [length * number // count for number in range(count + 1)]
     return [slice(*pair) for pair in pairwise(bounds)]

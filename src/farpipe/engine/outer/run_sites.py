@@ -118,21 +118,22 @@ def run_sites(
     request: LeaveRequest,
     leave_s: float,
     namespaces: Mapping[str, Namespace] | None = None,
-    options: Sequence[str] = (),
+    options: Sequence[str],
+    rank_program: Sequence[str],
 ) -> None:
     """Run every site of `run` until all have done their steps; a site that is killed is started again.
 
-    `options`: those of the ranks on TLS. Raises what ends the whole run; a site that can't go on does not end the
-    others, and is reported by `on_notice` when these have ended.
+    `options`: those of the ranks on TLS; `rank_program`: what the ranks run. Raises what ends the whole run; a
+    site that can't go on does not end the others, and is reported by `on_notice` when these have ended.
     """
     with ExitStack() as stack:
         links = stack.enter_context(closing(LinkShape.create(link_shapes(run)))) if run.emulate_links else None
         listeners = {name: stack.enter_context(_listener(name, namespaces)) for name in sites_of(run)}
         env = _environment(run, {name: sock.getsockname()[:2] for name, sock in listeners.items()})
         env |= {LINKS_VARIABLE: links.path} if links else {}
+        command = partial(_command, run_dir, namespaces=namespaces, options=options, rank_program=rank_program)
         sites = [
-            _Site(name, _command(run_dir, name, namespaces, options), env, sock, (namespaces or {}).get(name))
-            for name, sock in listeners.items()
+            _Site(name, command(name), env, sock, (namespaces or {}).get(name)) for name, sock in listeners.items()
         ]
         try:
             for site in sites:
@@ -183,9 +184,16 @@ def _environment(run: RunSpec, addresses: Mapping[str, tuple[str, int]]) -> dict
     }
 
 
-def _command(run_dir: Path, site: str, namespaces: Mapping[str, Namespace] | None, options: Sequence[str]) -> list[str]:
+def _command(
+    run_dir: Path,
+    site: str,
+    *,
+    namespaces: Mapping[str, Namespace] | None,
+    options: Sequence[str],
+    rank_program: Sequence[str],
+) -> list[str]:
     host = namespaces[site].address if namespaces else "127.0.0.1"
-    return [sys.executable, *AGENT_PROGRAM, str(run_dir), site, "--host", host, *options]
+    return [sys.executable, *AGENT_PROGRAM, str(run_dir), site, "--host", host, *options, "--", *rank_program]
 
 
 def _logs(run_dir: Path, site: str) -> Path:

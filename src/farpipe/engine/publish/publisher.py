@@ -23,6 +23,7 @@ import torch
 
 from farpipe.core.errors import FarpipeError
 from farpipe.core.simulate import simulate
+from farpipe.core.spec.experts_by_number import config_with_experts
 from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.strict import read_text, validate, write_text
 from farpipe.engine.checkpoint.files import Piece
@@ -251,7 +252,11 @@ def _port(first: int) -> int:
 def _publication(run: RunSpec, addresses: list[dict[str, Any]]) -> Publication:
     training, model = trained_by(run).model_dump_json(), run.plan.model
     assert model is not None
-    config = read_text(Path(model.hugging_face) / "config.json") if model.hugging_face is not None else ""
+    config = ""
+    if model.hugging_face is not None:
+        config = read_text(Path(model.hugging_face) / "config.json")
+    elif model.is_of_transformers:
+        config = json.dumps(config_with_experts(model))
     words = {"model": model, "config": config, "addresses": addresses}
     return validate(Publication, {"training": hashlib.sha256(training.encode()).hexdigest(), **words}, "publish")
 

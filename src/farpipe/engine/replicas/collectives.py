@@ -34,8 +34,12 @@ ALIGNMENT: Final = 64
 class Line:
     """The messages of one collective of one stage, numbered in the order in which each pair of processes uses them."""
 
-    def __init__(self, peers: Messenger, step: int, stage: int, what: str, first_number: int = 0) -> None:
-        """`first_number`: collectives of one stage in one step must not share numbers."""
+    def __init__(
+        self, peers: Messenger, step: int, stage: int, what: str, first_number: int = 0, *, copies: bool = False
+    ) -> None:
+        """`first_number`: collectives of one stage in one step must not share numbers. `copies`: of what is sent, for
+        the next step, which writes into its memory, may begin before it is received."""
+        self._copies = copies
         self._peers, self._step, self._stage, self._what = peers, step, stage, what
         self._sent: dict[int, Iterator[int]] = {}
         self._received: dict[int, Iterator[int]] = {}
@@ -49,7 +53,8 @@ class Line:
         """Send `tensor` to `process`; it must not be written to before `process` has used it."""
         number = next(self._sent.setdefault(process, count(self._first_number)))
         self.sent_bytes[process] = self.sent_bytes.get(process, 0) + tensor.nbytes
-        self._peers.send(process, "sync", Tag(self._step, self._stage, number), tensor)
+        sent = tensor.clone() if self._copies else tensor
+        self._peers.send(process, "sync", Tag(self._step, self._stage, number), sent)
 
     def receive(self, process: int) -> Tensor:
         """The next one from `process`."""

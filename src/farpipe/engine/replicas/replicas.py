@@ -123,6 +123,11 @@ class RehearsedSync:
             self._rings.all_reduce(self._gradient, line)
 
 
+def has_barrier(run: RunSpec) -> bool:
+    """True if all ranks end a step together: what one sends in it is received before any begins the next."""
+    return run.plan.training is None or run.plan.training.barrier
+
+
 def exposed_transfer(problem: Problem, kind: str, stage: int) -> Transfer | None:
     """A stage's collective with the bytes that its link carries while it is occupied.
 
@@ -155,7 +160,7 @@ class ReplicaSync:
 
     def __init__(self, run: RunSpec, peers: Peers, stages: Mapping[int, StageSync]) -> None:
         """`stages`: those of this process that have collectives; none where there is one replica."""
-        self._peers, self._stages = peers, stages
+        self._peers, self._stages, self._has_barrier = peers, stages, has_barrier(run)
         place = run.places.of(peers.rank)
         self._has_others = bool(stages) and run.num_replicas > 1
         self._collectives = collectives_of(run, place.rank) if self._has_others else []
@@ -222,7 +227,7 @@ class ReplicaSync:
 
     def _start(self, step: int, item: ReplicaCollective, work: Callable[[Line], None], first_number: int) -> None:
         what = "the replicas' weights" if item.kind == "gather" else "the replicas' gradient"
-        line = Line(self._peers, step, item.stage, what, first_number)
+        line = Line(self._peers, step, item.stage, what, first_number, copies=not self._has_barrier)
         timed = partial(self._timed, work, line, self._peers.clock.now_ns(), self._counts_for[item])
         self._tasks[item] = self._background.start(timed)
 

@@ -7,7 +7,7 @@ gradients, as it does for replicas.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -25,6 +25,8 @@ from farpipe.engine.stages.stage import WholeSequences
 _ATTENTION: Final = "farpipe_context"
 """Name in transformers' registry of attention over sequences that processes share."""
 _HEADS: Final = 1
+_LEAST_BLOCK: Final = 512
+"""Queries that attend at once where a window is shorter than this."""
 _TOKENS: Final = 2
 """Dimensions of queries, keys and values [batch, heads, tokens, width]."""
 
@@ -86,22 +88,30 @@ def _attention(
     group, attend = farpipe_context
     lengths = [query.shape[_TOKENS]] * group.size()
     query, key, value = (tokens_for_heads(x, group, lengths) for x in (query, key, value))
-    mask = _window(query, sliding_window)
-    y, _ = attend(module, query, key, value, mask, **options)
+    parts_of_y = [
+        attend(module, query[:, :, here], key[:, :, seen], value[:, :, seen], mask, **options)[0]
+        for here, seen, mask in _windows(query, sliding_window)
+    ]
+    y = parts_of_y[0] if len(parts_of_y) == 1 else torch.cat(parts_of_y, dim=_HEADS)
     return heads_for_tokens(y, group, lengths, heads=_TOKENS, tokens=_HEADS), None  # dimensions the other way round
 
 
-def _window(query: Tensor, length: int | None) -> Tensor | None:
-    """Mask [1, 1, tokens, tokens], true where a token sees another: itself and those up to `length` before.
+def _windows(query: Tensor, length: int | None) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """Yield blocks of queries, the keys that they see, and the mask of both [1, 1, queries, keys].
 
-    None where it sees all tokens before it, of which attention knows without a mask.
+    A token sees itself and those before it, in all `length`. One block without a mask where it sees all tokens before
+    it, of which attention knows; else of so few tokens that no mask of the whole sequence is needed.
     """
     num_tokens = query.shape[_TOKENS]
     if length is None or length >= num_tokens:
-        return None
+        yield slice(None), slice(None), None
+        return
     at = torch.arange(num_tokens, device=query.device)
-    before = at[:, None] - at
-    return ((before >= 0) & (before < length))[None, None]
+    size = max(length, _LEAST_BLOCK)
+    for start in range(0, num_tokens, size):
+        here, seen = slice(start, start + size), slice(max(0, start - length + 1), min(start + size, num_tokens))
+        before = at[here, None] - at[seen]
+        yield here, seen, ((before >= 0) & (before < length))[None, None]
 
 
 def tokens_for_heads(

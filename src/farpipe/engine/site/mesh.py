@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
@@ -37,6 +38,8 @@ def join_site(store: Store, site: str, process: int, num_processes: int, *, devi
         rank=process,
         world_size=num_processes,
         timeout=timedelta(seconds=timeout_s),
+        # NCCL's communicators are made here, not within the first step, whose seconds count
+        device_id=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None,
     )
 
 

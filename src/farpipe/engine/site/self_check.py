@@ -57,7 +57,7 @@ def check_divided_chunks(config: PreTrainedConfig, twins: DeviceMesh) -> None:
         f"{twins.size()} processes: a small one",
         lambda: error_on_chunks(
             random_model(shrunk(config, twins.size()), torch.float64),
-            lambda module, boundary: twin_chunk_stage(module, boundary, twins),
+            lambda module, boundary: twin_chunk_stage(module, boundary, twins, twins.device_type),
             lambda stages: _summed(stages, twins),
         ),
         "; say layout.context = 1",
@@ -74,7 +74,7 @@ def _error(config: PreTrainedConfig, twins: DeviceMesh, recompute: Recompute) ->
     for module in modules if twins[TENSOR].size() > 1 else ():
         divide(module, twins[TENSOR])
         expect_all_divided(module)
-    stages = [twin_stage(module, boundary, twins, share=1 / len(tokens)) for module in modules]
+    stages = [twin_stage(module, boundary, twins, twins.device_type, share=1 / len(tokens)) for module in modules]
     for stage in stages:
         stage.begin_step(batch)
     run_in_turn(stages, len(tokens))

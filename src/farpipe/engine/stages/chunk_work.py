@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from farpipe.engine.executor.peers import Peers
-from farpipe.engine.executor.work import SleepTrainer, Trainer
+from farpipe.engine.executor.rehearsal import SleepTrainer
+from farpipe.engine.executor.work import Trainer
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.run_text import documents_of
 from farpipe.engine.stages.chunk_stage import ChunkBatch, ChunkStage, chunk_batch

@@ -6,7 +6,7 @@ two-matrix MLP with GELU) models, as `farpipe.core.spec.Model` describes them.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -320,7 +320,9 @@ def initialise(module: Decoder, seed: int) -> None:
     """
     for name, parameter in module.named_parameters():
         if parameter.ndim == 2:
-            parameter.copy_(_normal(shared_name(name, module.model), parameter, seed, module.model.num_layers))
+            is_outward = name.endswith(("attention.output.weight", "mlp.down.weight"))
+            num_layers = module.model.num_layers if is_outward else None
+            parameter.copy_(normal(shared_name(name, module.model), parameter.shape, seed, num_layers))
         else:
             parameter.fill_(1.0 if name.endswith("gain") else 0.0)
 
@@ -336,9 +338,8 @@ def generator_of(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16])))
 
 
-def _normal(name: str, like: Tensor, seed: int, num_layers: int) -> Tensor:
-    std = INITIAL_STD
-    if name.endswith(("attention.output.weight", "mlp.down.weight")):
-        std /= math.sqrt(2 * num_layers)
-    numbers = generator_of(seed, name).standard_normal(tuple(like.shape), dtype=np.float32)
+def normal(name: str, shape: Iterable[int], seed: int, num_layers: int | None = None) -> Tensor:
+    """Initial numbers of the matrix `name`, smaller where it feeds the residual stream of `num_layers` layers."""
+    std = INITIAL_STD / (1.0 if num_layers is None else math.sqrt(2 * num_layers))
+    numbers = generator_of(seed, name).standard_normal(tuple(shape), dtype=np.float32)
     return torch.from_numpy(numbers).mul_(std)

@@ -33,10 +33,32 @@ def defer(module: nn.Module, store: WeightGradStore) -> int:
     transformers; frozen ones keep nothing and have no W. Others (FP8, quantised layers) stay as they are: autograd
     gives their gradients in I, which is right as well.
     """
+    for leaf in module.modules():
+        if (defer_to := getattr(leaf.__dict__.get("forward"), "defer_to", None)) is not None:
+            defer_to(store)
     patched = [(leaf, forward) for leaf in module.modules() if (forward := _patched_forward(leaf, store)) is not None]
     for leaf, forward in patched:
         leaf.forward = forward
+    store.switch = _Switch([(leaf, f) for leaf, f in patched if isinstance(f, _LinearForward | _EmbeddingForward)])
     return len(patched)
+
+
+class _Switch:
+    """Takes the patches off layers that autograd does alone while no backward comes in parts, and puts them on again.
+
+    An order of whole backwards so pays for no call of farpipe's in such layers.
+    """
+
+    def __init__(self, patched: list[tuple[nn.Module, "_LinearForward | _EmbeddingForward"]]) -> None:
+        self._patched = patched
+
+    def __call__(self, in_parts: bool) -> None:
+        for leaf, forward in self._patched:
+            own = leaf.__dict__
+            if in_parts:
+                own.setdefault("forward", forward)
+            elif own.get("forward") is forward and forward.is_off():
+                del own["forward"]
 
 
 def _patched_forward(leaf: nn.Module, store: WeightGradStore) -> Callable[..., Tensor] | None:
@@ -73,6 +95,10 @@ class _LinearForward:
 
     def __init__(self, layer: nn.Module, store: WeightGradStore, *, transposed: bool = False) -> None:
         self._layer, self._store, self._transposed = layer, store, transposed
+
+    def is_off(self) -> bool:
+        """True if the layer's own forward does the same; that of GPT-2's computes in another order."""
+        return not self._transposed and self._store.leaves(self._layer.weight, self._layer.bias)  # type: ignore[arg-type]
 
     def __call__(self, x: Tensor) -> Tensor:
         weight: Any = self._layer.weight
@@ -117,6 +143,10 @@ class _EmbeddingForward:
 
     def __init__(self, layer: nn.Embedding, store: WeightGradStore) -> None:
         self._layer, self._store = layer, store
+
+    def is_off(self) -> bool:
+        """True if the layer's own forward does the same."""
+        return self._store.leaves(self._layer.weight)
 
     def __call__(self, rows: Tensor) -> Tensor:
         weight, padding = self._layer.weight, self._layer.padding_idx

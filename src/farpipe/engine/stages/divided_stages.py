@@ -1,6 +1,7 @@
 """Stages of a run that several processes of a site have in parts: their mesh and their sums."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from farpipe.engine.executor.peers import Peers
@@ -60,11 +61,10 @@ def check_twins(run: RunSpec, twins: "DeviceMesh | None", *, on_chunks: bool = F
     if twins is None:
         return
     from farpipe.engine.site.self_check import check_divided, check_divided_chunks
-    from farpipe.engine.stages.hugging_face_weights import read_config
+    from farpipe.engine.stages.hugging_face_weights import config_of_model
 
     assert run.plan.model is not None
-    assert run.plan.model.hugging_face is not None
-    config = read_config(run.plan.model.hugging_face)
+    config = config_of_model(run.plan.model)
     if on_chunks:
         check_divided_chunks(config, twins)
         return
@@ -73,9 +73,15 @@ def check_twins(run: RunSpec, twins: "DeviceMesh | None", *, on_chunks: bool = F
 
 
 def divide_module(
-    module: SliceModule, mesh: "DeviceMesh", compute: "torch.dtype", *, reshard_after_forward: bool = False
+    module: SliceModule,
+    mesh: "DeviceMesh",
+    compute: "torch.dtype",
+    *,
+    expert: int = 1,
+    reshard_after_forward: bool = False,
 ) -> None:
-    """Divide the parameters of `module` over the processes of `mesh`, in place: layers over TENSOR, all by FSDP2.
+    """Divide the parameters of `module` over the processes of `mesh`, in place: layers over TENSOR, the experts of each
+    over `expert` processes, all by FSDP2.
 
     They may have no memory yet. FSDP2 also keeps the digits of weights that stages compute with (in `compute`) fewer
     of; `reshard_after_forward`: see `shard`. InputError where layers can't be divided.
@@ -93,15 +99,21 @@ def divide_module(
         expect_all_divided(module)
     parameters = next(module.parameters()).dtype
     narrow = None if compute == parameters else compute
+    shard_over = partial(
+        shard,
+        param_dtype=narrow,
+        reduce_dtype=None if narrow is None else parameters,
+        reshard_after_forward=reshard_after_forward,
+    )
+    if expert > 1:
+        from farpipe.engine.site.expert_exchange import EXPERT, SAME, divide_experts, expert_mesh, experts_of
+
+        owners = expert_mesh(mesh, expert)
+        divide_experts(module, owners[EXPERT], mesh[TENSOR])
+        for experts in experts_of(module):
+            shard_over(experts, [], owners[SAME])
     if shares.size() > 1 or narrow is not None:
-        shard(
-            module,
-            module.blocks,
-            shares,
-            param_dtype=narrow,
-            reduce_dtype=None if narrow is None else parameters,
-            reshard_after_forward=reshard_after_forward,
-        )
+        shard_over(module, module.blocks, shares)
 
 
 def divided_stages(

@@ -25,11 +25,11 @@ from farpipe.core.spec.recompute import Recompute, operations_of
 from farpipe.engine.stages.balancing import Balancing
 from farpipe.engine.stages.chunk_attention import ChunkPass
 from farpipe.engine.stages.hugging_face_chunks import ATTENTION, LayerOnChunk, chunk_attention
-from farpipe.engine.stages.recomputed import Again, again
+from farpipe.engine.stages.recomputed import Again, again, recompute_norms
 from farpipe.engine.stages.router_bias import train_router_biases
 from farpipe.engine.stages.slices import ModuleSlice, StageSlice
 
-RECOMPUTED: Final = ("core_attn", "mlp", "moe")
+RECOMPUTED: Final = ("core_attn", "layernorm", "mlp", "moe")
 """Operations of a layer that can be recomputed by themselves in any model of transformers."""
 INSTEAD: Final = '; use a class that can, or [model] module = "package.module:function" with stages of your own'
 """Advice where a class of transformers can't be cut into stages."""
@@ -240,6 +240,8 @@ def _recompute(model: PreTrainedModel, part: StageSlice, recompute: Recompute) -
         _wrap(own)
     if {"mlp", "moe"} & {*operations}:
         _wrap([child for layer in own for name, child in layer.named_children() if name in _MLP_NAMES])
+    for layer in own if "layernorm" in operations else ():
+        recompute_norms(layer)
     if "core_attn" in operations:
         if (kind := model.config._attn_implementation) != "sdpa":
             raise InputError(

@@ -17,6 +17,8 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -30,9 +32,12 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
 from farpipe.core.errors import InputError
+from farpipe.core.spec import Model
+from farpipe.core.spec.experts_by_number import config_with_experts
 from farpipe.core.spec.hugging_face import CONFIG_NAME, quantization_of
 from farpipe.core.spec.hugging_face_count import OLD_BUFFERS, read_header
 from farpipe.core.strict import parse_json
+from farpipe.engine.stages.decoder import normal
 from farpipe.engine.stages.decoder_weights import (
     MAX_SHARD_BYTES,
     Files,
@@ -42,6 +47,7 @@ from farpipe.engine.stages.decoder_weights import (
 )
 from farpipe.engine.stages.hugging_face import HuggingFaceSlice, build, fill
 from farpipe.engine.stages.slices import StageSlice
+from farpipe.engine.stages.weight_grads import is_divided
 
 _STD = 0.02
 """Standard deviation of random weights, for measuring times only."""
@@ -69,6 +75,15 @@ def read_config(folder: Path | str) -> PreTrainedConfig:
         )
     text: PreTrainedConfig = config.get_text_config()
     return text
+
+
+def config_of_model(model: Model) -> PreTrainedConfig:
+    """The config of a model that transformers computes: that in its folder, or one made from its numbers."""
+    if model.hugging_face is not None:
+        return read_config(model.hugging_face)
+    fields = config_with_experts(model)
+    config: PreTrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    return config
 
 
 def config_facts(folder: Path | str) -> dict[str, str]:
@@ -259,6 +274,34 @@ def randomise(module: HuggingFaceSlice) -> None:
         fill(parameter, torch.randn(parameter.shape, dtype=parameter.dtype) * _STD + gain)
 
 
+def initialise(module: HuggingFaceSlice, seed: int, num_layers: int) -> None:
+    """Fill the parameters, or this process's parts of them, from `seed` and their names alone, as the own decoder's.
+
+    Matrices, those of experts too, are normal; what feeds the residual stream of `num_layers` layers is smaller.
+    """
+    for name, parameter in list(module.named_parameters()):
+        if parameter.ndim < 2:
+            values = torch.full(parameter.shape, 0.0 if name.endswith("bias") else 1.0)
+        else:
+            parts = {*name.split(".")} & {"o_proj", "down_proj"}
+            values = normal(module.shared_names.get(name, name), parameter.shape, seed, num_layers if parts else None)
+        values = values.to(parameter.dtype)
+        fill(parameter, _own_part(values, parameter))
+
+
+def _own_part(values: Tensor, parameter: Tensor) -> Tensor:
+    """What this process has of a parameter's `values`, divided as it is."""
+    if not is_divided(parameter):
+        return values
+    mesh, placements = parameter.device_mesh, parameter.placements
+    size, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    own = values[tuple(slice(begin, begin + length) for begin, length in zip(offset, size, strict=True))].clone()
+    found: Tensor = DTensor.from_local(
+        own, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+    return found
+
+
 def parameter_shapes(config: PreTrainedConfig, trained: Collection[str] = ()) -> dict[str, torch.Size]:
     """The shape of every parameter of the whole model, by name; a tied head is not among them.
 
@@ -271,7 +314,7 @@ def parameter_shapes(config: PreTrainedConfig, trained: Collection[str] = ()) ->
 
 def save(
     weights: Mapping[str, Tensor],
-    began_with: Path | str,
+    shape: Model,
     folder: Path | str,
     *,
     dtype: str = "float32",
@@ -279,26 +322,42 @@ def save(
 ) -> None:
     """Write a model as ``save_pretrained`` does, with config and tokenizer of the folder that its training began with.
 
+    The config of a model that is given by numbers is made from these.
+
     `weights` by name, which may read lazily: those of one layer and one file are held at a time. See `new_folder`.
     """
-    began_with = Path(began_with)
-    model = build(read_config(began_with), torch.float32)
-    config = json.loads((began_with / CONFIG_NAME).read_text())
+    began_with = None if shape.hugging_face is None else Path(shape.hugging_face)
+    model = build(config_of_model(shape), torch.float32)
+    config = _written_config(shape)
     with new_folder(folder) as new:
         write_tensors(_in_files(model, weights, began_with), new, dtype, max_shard_bytes)
         (new / CONFIG_NAME).write_text(json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
-        carry_over(began_with, new)
+        if began_with is not None:
+            carry_over(began_with, new)
 
 
-def _in_files(model: PreTrainedModel, weights: Mapping[str, Tensor], began_with: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors by their names in files; buffers that are saved but not trained come from `began_with`."""
+def _written_config(model: Model) -> dict[str, Any]:
+    if model.hugging_face is None:
+        return config_with_experts(model)
+    config: dict[str, Any] = json.loads((Path(model.hugging_face) / CONFIG_NAME).read_text())
+    return config
+
+
+def _in_files(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], began_with: Path | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors by their names in files; buffers that are saved but not trained come from `began_with`, or are
+    as they were made."""
     has_conversions = bool(get_model_conversion_mapping(model, add_legacy=False))
     parameters, buffers = ({name for name, _ in named} for named in (model.named_parameters(), model.named_buffers()))
     for names in _groups(name for name in weights if name in parameters | buffers):
         tensors = {name: weights[name] for name in names}
         yield from (revert_weight_conversion(model, tensors) if has_conversions else tensors).items()
     kept = (buffers & model.state_dict().keys()) - weights.keys()
-    yield from Files(began_with).read(dict.fromkeys(sorted(kept)))
+    if began_with is not None:
+        yield from Files(began_with).read(dict.fromkeys(sorted(kept)))
+    else:
+        yield from ((name, model.get_buffer(name)) for name in sorted(kept))
 
 
 def _groups(names: Iterable[str]) -> list[list[str]]:

@@ -35,8 +35,13 @@ def numerics_of(training: Training, parameters: torch.dtype = torch.float32, rec
 
 
 def choose_gpu() -> None:
-    """Each rank of a machine takes the GPU with its local number."""
+    """Each rank of a machine takes the GPU with its local number, or the only one that it is shown.
+
+    A scheduler that gives every task one GPU (Slurm's ``--gpus-per-task``) shows it no other.
+    """
     local_rank, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if num_gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
+        local_rank = 0
     if local_rank >= num_gpus:
         raise InputError(
             f"device 'cuda': there are {num_gpus} GPUs for local rank {local_rank}; start fewer ranks here"
@@ -52,14 +57,14 @@ def expect_gpu(why: str, instead: str) -> None:
 
 def check_model(model: Model, recompute: Collection[Recompute], *, on_chunks: bool) -> None:
     """InputError where stages of a model of Hugging Face would compute something else than the whole."""
-    if model.hugging_face is None:
+    if not model.is_of_transformers:
         return
     if find_spec("transformers") is None:
-        raise InputError("model.hugging_face: needs transformers: pip install 'farpipe[train]'")
-    from farpipe.engine.stages.hugging_face_weights import read_config
+        raise InputError("model: needs transformers: pip install 'farpipe[train]'")
+    from farpipe.engine.stages.hugging_face_weights import config_of_model
     from farpipe.engine.stages.self_check import check_split
 
-    config = read_config(model.hugging_face)
+    config = config_of_model(model)
     for mode in sorted({*recompute} or {"none"}):
         check_split(config, mode)
     if on_chunks:
@@ -76,21 +81,23 @@ def make_stage(
     on_chunks: bool = False,
     only_times: bool = False,
     mesh: "DeviceMesh | None" = None,
+    expert: int = 1,
     groups: "Groups | None" = None,
 ) -> TorchStage:
     """A stage with its initial weights: those of a model of Hugging Face, or random ones.
 
     `on_chunks`: its microbatches are chunks, a ChunkStage. `only_times`: weights may have any values. `mesh`: the
-    processes that have the stage in parts; not for farpipe's own decoder. `groups`: of them, those that share chunks.
+    processes that have the stage in parts; not for farpipe's own decoder. `expert`: how many of them share a layer's
+    experts. `groups`: those that share chunks.
     """
     assert training.microbatch_size is not None
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
     share = training.microbatch_size / training.global_batch
     kind = ChunkStage if on_chunks else partial(torch_stage, share=share)
-    if model.hugging_face is not None:
+    if model.is_of_transformers:
         theirs = _of_transformers(model, training, part, numerics)
-        _divide(theirs, mesh, numerics, training)
-        _fill(theirs, model.hugging_face, only_times=only_times)
+        _divide(theirs, mesh, numerics, training, expert)
+        _fill(theirs, model, training.seed, only_times=only_times)
         _adapt(theirs, training, numerics)
         if (twins := twins_in(mesh)) is None:
             return kind(theirs, boundary, device)
@@ -117,18 +124,19 @@ def _adapt(module: SliceModule, training: Training, numerics: Numerics) -> None:
         add_adapters(module, training.lora, training.seed, numerics.compute)
 
 
-def _divide(module: SliceModule, mesh: "DeviceMesh | None", numerics: Numerics, training: Training) -> None:
+def _divide(
+    module: SliceModule, mesh: "DeviceMesh | None", numerics: Numerics, training: Training, expert: int = 1
+) -> None:
     if mesh is not None:
-        divide_module(module, mesh, numerics.compute, reshard_after_forward=training.zero == 3)
+        divide_module(module, mesh, numerics.compute, expert=expert, reshard_after_forward=training.zero == 3)
 
 
 def _of_transformers(model: Model, training: Training, part: StageSlice, numerics: Numerics) -> "HuggingFaceSlice":
     """A slice that is computed by transformers' code; its parameters have no memory yet."""
     from farpipe.engine.stages import hugging_face as models  # takes seconds, which other runs need not wait for
-    from farpipe.engine.stages.hugging_face_weights import read_config
+    from farpipe.engine.stages.hugging_face_weights import config_of_model
 
-    assert model.hugging_face is not None
-    config = read_config(model.hugging_face)
+    config = config_of_model(model)
     whole, biases = models.build(config, numerics.parameters), training.moe_router_bias_update_rate > 0
     module = models.HuggingFaceSlice(whole, part, numerics.recompute, trains_router_biases=biases)
     if module.balancing is not None and training.wire_type != "none":
@@ -142,11 +150,13 @@ def _of_transformers(model: Model, training: Training, part: StageSlice, numeric
     return module
 
 
-def _fill(module: "HuggingFaceSlice", folder: str, *, only_times: bool) -> None:
-    """Give the parameters, or this process's parts of them, memory and the values of the files in `folder`."""
+def _fill(module: "HuggingFaceSlice", model: Model, seed: int, *, only_times: bool) -> None:
+    """Give the parameters, or this process's parts of them, memory and the values of the model's files, if any."""
     from farpipe.engine.stages import hugging_face_weights as weights
 
     if only_times:
         weights.randomise(module)
+    elif model.hugging_face is not None:
+        weights.load(module, model.hugging_face)
     else:
-        weights.load(module, folder)
+        weights.initialise(module, seed, model.num_layers)

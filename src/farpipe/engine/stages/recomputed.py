@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class Again:
     """Forward of a module of which only the inputs are kept: its backward does it once more."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._forward = module.forward
+        self.work = module.forward
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        return again(self._forward, *inputs, **options)
+        return again(self.work, *inputs, **options)
 
 
 def again(work: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
@@ -62,3 +63,49 @@ def discarding(work: Callable[[Tensor], Tensor], x: Tensor) -> Iterator[Tensor]:
     discarded = _Discarded(work, x, y)
     with torch.autograd.graph.saved_tensors_hooks(discarded.pack, discarded.unpack):
         yield y
+
+
+def recompute_norms(layer: nn.Module) -> None:
+    """Let the parts of `layer` that take a norm's result not keep it: their backward makes it again; in place.
+
+    Norms are the layer's children whose class is called so. A part that is computed again itself begins with its norm.
+    """
+    children = {child: "norm" in type(child).__name__.lower() for child in layer.children()}
+    norms = [_Remembering(child) for child, is_norm in children.items() if is_norm]
+    for part in (child for child, is_norm in children.items() if not is_norm):
+        part.forward = _BehindNorm(part, norms)
+
+
+class _Remembering:
+    """Forward of a norm that remembers what its results were made from, as long as they are there."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self.work: Callable[[Tensor], Tensor] = norm.forward
+        self.inputs = WeakTensorKeyDictionary()
+        norm.forward = self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.work(x)
+        if torch.is_grad_enabled():
+            self.inputs[y] = x
+        return y
+
+
+class _BehindNorm:
+    """Forward of a part that keeps the input of the norm before it instead of its own."""
+
+    def __init__(self, part: nn.Module, norms: list[_Remembering]) -> None:
+        self._forward, self._norms = part.forward, norms
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        y: Any = inputs[0] if inputs else options.get("hidden_states")
+        norm = next((one for one in self._norms if y is not None and y in one.inputs), None)
+        if norm is None:
+            return self._forward(*inputs, **options)
+        x = norm.inputs.pop(y)
+        if isinstance(self._forward, Again) and inputs:
+            work, rest = self._forward.work, inputs[1:]
+            return again(lambda inner: work(norm.work(inner), *rest, **options), x)
+        discarded = _Discarded(norm.work, x, y)
+        with torch.autograd.graph.saved_tensors_hooks(discarded.pack, discarded.unpack):
+            return self._forward(*inputs, **options)

@@ -252,9 +252,10 @@ def gradients(stages: Sequence[TorchStage], whole: PreTrainedModel) -> dict[str,
 
 
 def whole_tensor(grad: Tensor) -> Tensor:
-    """The tensor itself, or all of one that is divided over processes, which all do so at once."""
+    """All of a tensor in CPU memory; of one that is divided over processes all do so at once."""
     gather = getattr(grad, "full_tensor", None)
-    return grad if gather is None else gather()
+    whole: Tensor = grad if gather is None else gather()
+    return whole.cpu()
 
 
 def _error(found: Tensor | None, expected: Tensor) -> float:

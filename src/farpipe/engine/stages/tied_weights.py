@@ -15,15 +15,15 @@ FIRST_STAGE: Final = 0
 class EndsExchange:
     """The ranks of the first and of the last stage give each other one tensor in every step."""
 
-    def __init__(self, peers: Messenger, ranks: tuple[int, int], last_stage: int) -> None:
-        """`ranks`: of the first and of the last stage, two different ones."""
-        self.peers, self.last_stage = peers, last_stage
+    def __init__(self, peers: Messenger, ranks: tuple[int, int], last_stage: int, *, copies: bool = False) -> None:
+        """`ranks`: of the first and of the last stage, two different ones. `copies`: see `Line`."""
+        self.peers, self.last_stage, self._copies = peers, last_stage, copies
         self._rank_of = {FIRST_STAGE: ranks[0], last_stage: ranks[1]}
 
     def send(self, step: int, stage: int, tensor: Tensor) -> None:
         """Send `tensor` from `stage`, which is on this rank, to the other end; see `Messenger.send`."""
         peer = self._rank_of[other_end(stage, self.last_stage)]
-        self.peers.send(peer, "sync", Tag(step, stage, 0), tensor.to("cpu"))
+        self.peers.send(peer, "sync", Tag(step, stage, 0), tensor.to("cpu", copy=self._copies))
 
     def receive(self, step: int, stage: int) -> TensorMessage:
         """Receive the gradient that the other end has sent to `stage`, which is on this rank."""

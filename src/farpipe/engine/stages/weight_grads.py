@@ -6,7 +6,7 @@ which is B. Autograd itself stays untouched: nothing is retained, cut or run twi
 schedules (arXiv 2401.10241).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeGuard
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 SMALL: Final = 1 << 19
-"""Elements of a weight up to which plain autograd is faster where nothing has to wait.
+"""Elements of a weight up to which plain autograd is faster on a CPU where nothing has to wait.
 
 Each deferred product costs 25 us of Python. It adds to the gradient in place, where autograd makes a second tensor and
 adds that: of weights larger than a cache this takes longer. On a CPU autograd takes 0.64 times as long for 16,384
@@ -56,6 +56,8 @@ class WeightGradStore:
         self._is_closed = False
         self._at_once: set[int] = set()
         self._in_parts = True
+        self.switch: Callable[[bool], None] = lambda in_parts: None
+        """Hears whether the backward of what is computed next comes in parts, when that changes; at first it does."""
 
     def open(self) -> None:
         """Take weight gradients again."""
@@ -73,18 +75,25 @@ class WeightGradStore:
     def forward_begins(self, microbatch: int, *, in_parts: bool) -> None:
         """What is computed next is the forward of `microbatch`, whose backward comes in parts, I and W, or at once."""
         (self._at_once.discard if in_parts else self._at_once.add)(microbatch)
-        self._in_parts = in_parts
+        self._expect(in_parts=in_parts)
 
     def backward_begins(self, microbatch: int) -> None:
         """What is computed next is the backward of `microbatch`, which may do parts of its forward again."""
-        self._in_parts = microbatch not in self._at_once
+        self._expect(in_parts=microbatch not in self._at_once)
+
+    def _expect(self, *, in_parts: bool) -> None:
+        if in_parts != self._in_parts:
+            self._in_parts = in_parts
+            self.switch(in_parts)
 
     def leaves(self, weight: Tensor, bias: Tensor | None = None) -> bool:
-        """True if autograd should give the gradients of a layer: it is small, and nothing has to wait.
+        """True if autograd should give the gradients of a layer: nothing has to wait, and it is small or on a GPU.
 
-        False where a bias is summed with more digits: autograd rounds each of its gradients first.
+        A GPU adds a gradient sooner than Python calls a function. False where a bias is summed with more digits:
+        autograd rounds each of its gradients first.
         """
-        if self._in_parts or weight.numel() > SMALL or is_divided(weight):
+        is_large = weight.numel() > SMALL and weight.device.type == "cpu"
+        if self._in_parts or is_large or is_divided(weight):
             return False
         return bias is None or (bias.is_leaf and bias.grad_dtype in (None, bias.dtype))
 
@@ -140,6 +149,15 @@ def is_divided(tensor: Tensor) -> "TypeGuard[DTensor]":
 def local_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process has: all of it, unless it is a DTensor."""
     return tensor.to_local() if is_divided(tensor) else tensor
+
+
+def like_parameter(part: Tensor, parameter: Tensor) -> Tensor:
+    """This process's part of what is divided over processes as `parameter` is."""
+    if not is_divided(parameter):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(part, parameter.device_mesh, parameter.placements, run_check=False)
 
 
 def can_wait(weight: Any) -> bool:

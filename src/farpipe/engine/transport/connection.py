@@ -4,7 +4,7 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from farpipe.engine.transport import tcp
@@ -15,11 +15,30 @@ JOINED_BYTES: Final = 64 << 10
 """Pieces that are shorter in all are joined before they are encrypted: one record instead of several."""
 
 
+_WAITS: Final = (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError)
+
+
 class Retransmissions(NamedTuple):
     """Packets that TCP has sent again, and all that it has sent."""
 
     num_packets: int
     of_packets: int
+
+
+def _all_records(move: Callable[[memoryview], int], view: memoryview) -> int:
+    """Number of bytes that `move`, a call of TLS that takes one record of 16 KiB at most, has moved until it waits."""
+    done = 0
+    while done < len(view):
+        try:
+            num_bytes = move(view[done:] if done else view)
+        except _WAITS:
+            if not done:
+                raise
+            break
+        if not num_bytes:  # the end: found again by the next call
+            break
+        done += num_bytes
+    return done
 
 
 class Connection:
@@ -44,24 +63,25 @@ class Connection:
             if self._tls is None:
                 return self._sock.sendmsg(pieces)
             if len(pieces) > 1 and sum(map(len, pieces)) <= JOINED_BYTES:
-                return self._tls.send(b"".join(pieces))
-            return self._tls.send(pieces[0])
-        except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return _all_records(self._tls.send, memoryview(b"".join(pieces)))
+            return _all_records(self._tls.send, memoryview(pieces[0]))
+        except _WAITS:
             return 0
         except ssl.SSLEOFError:
             raise ClosedError("it was closed") from None
 
     def receive_into(self, view: memoryview) -> int:
         """Number of bytes that came into `view`; 0: none at the moment. ClosedError when there will be none."""
+        tls = self._tls
         try:
-            num_bytes = self._sock.recv_into(view)
-        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            num_bytes = self._sock.recv_into(view) if tls is None else _all_records(tls.recv_into, view)
+        except _WAITS:
             return 0
         except ssl.SSLEOFError:
             raise ClosedError("it was closed") from None
         if num_bytes == 0:
             raise ClosedError("it was closed")
-        self.is_drained = self._tls is None and num_bytes < len(view)
+        self.is_drained = num_bytes < len(view)
         return num_bytes
 
     def delivered_bytes_per_s(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.units import format_bytes
+from farpipe.engine.transport.buffers import Buffers
 from farpipe.engine.transport.clock import Clock
 from farpipe.engine.transport.config import TransportConfig
 from farpipe.engine.transport.health import Health
@@ -74,6 +75,7 @@ class Outbox:
         lock = threading.Lock()
         self._lock, self._space = lock, health.condition(lock)
         self._queue: deque[Outgoing] = deque()
+        self._copies = Buffers(allocate_bytes)
         self._queued_bytes = self._put_bytes = 0
         self._num_unacknowledged = 0
         self._num_messages = 0
@@ -157,7 +159,7 @@ class Outbox:
     def _copy(self, message: Outgoing) -> None:
         import numpy as np
 
-        copy = allocate_bytes(len(message.data))
+        copy = self._copies(len(message.data))
         np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(message.data, np.uint8))  # without Python's lock
         with self._lock:
             old, message.data = message.data, copy

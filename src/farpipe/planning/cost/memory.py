@@ -361,13 +361,13 @@ def state_bytes(
         state = sum(count * weight / (size if training.zero == 3 else 1) for count, size in parts)
         trained = ((adapters[0] - adapters[1], shares), (adapters[1], expert_shares))
         state += sum(count * _param_bytes(training, element_bytes(training.precision), n) for count, n in trained)
-    spared = (weight - element_bytes(training.precision)) / (shares if training.zero == 3 else 1)
-    return state - end_params * spared
+    return state - end_params * ((weight - element_bytes(training.precision)) / (shares if training.zero == 3 else 1))
 
 
 def _param_bytes(training: Training, weight: float, size: int) -> float:
     """Bytes of one parameter on a device, of whose state `size` devices have a part each."""
-    optimizer = optimizer_bytes(training.precision) / size
+    kept = 0 if training.barrier or training.clip_norm is None else 16  # weight, moments, gradient: to undo an update
+    optimizer = (optimizer_bytes(training.precision) + kept) / size
     gradients = gradient_bytes(training) / (size if training.zero in (2, 3) else 1)
     return weight / (size if training.zero == 3 else 1) + gradients + optimizer
 

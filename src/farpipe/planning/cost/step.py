@@ -93,6 +93,7 @@ class _Step:
             hops=tuple(hops),
             sync=tuple(sync) if any(sync) else None,
             exchanges=self.exchanges(links),
+            barrier=self.training.barrier,
         )
 
     def overhead_parts(self) -> dict[str, float]:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Job, Lora, Model, Training, possible_modules
+from farpipe.core.spec.experts_by_number import kind_of
 from farpipe.core.spec.hugging_face import balances_experts, quantization_of, type_of
 from farpipe.core.spec.lora import PARTS
+from farpipe.core.spec.recompute import OF_TRANSFORMERS, operations_of
 from farpipe.planning.cost import Layout, settle
 from farpipe.planning.planner.candidates import context_degrees, tensor_degrees
 
@@ -27,6 +29,8 @@ WITH_TENSOR: Final = (
 """Types of transformers' models whose layers the engine divides over tensor-parallel processes, each tested."""
 WITH_CONTEXT: Final = (*WITH_TENSOR, "mixtral", "qwen3_moe", "deepseek_v3", "olmo2", "olmoe", "gpt2")
 """Types whose sequences the engine divides over context-parallel processes, by Ulysses, each tested."""
+WITH_EXPERT: Final = ("mixtral", "qwen3_moe")
+"""Types whose experts the engine divides over processes of a site, each tested."""
 WITH_ROUTER_BIAS: Final = (
     *("deepseek_v3", "axk1", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "hy_v3", "minimax_m2", "solar_open"),
 )
@@ -47,10 +51,10 @@ ABLE: Final = {"dropout": False, "matmul": "same", "activation_func_fp8_input_st
 EXPERTS: Final = ("linear_fc1", "linear_fc2")
 """Linear maps that are those of experts, where a model has any."""
 PLANNED_ONLY: Final = (
-    *("experts", "latent_attention", "attention_bias", "qk_norm", "attention_sinks"),
+    *("latent_attention", "attention_bias", "qk_norm", "attention_sinks"),
     *("sliding_window", "mtp_num_layers"),
 )
-"""Keys of a model that only the cost model knows; transformers and users' modules know more."""
+"""Keys of a model without experts that only the cost model knows; transformers and users' modules know more."""
 
 
 def training_obstacles(training: Training, *, shares_weights: bool, has_router_bias: bool) -> dict[str, str]:
@@ -97,7 +101,7 @@ def _adapter_obstacles(lora: Lora | None, model: Model) -> dict[str, str]:
 
 def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     """The part of a plan that the engine can't run, and what to change in the job; both empty where it can run all."""
-    is_ours = plan.job.model.hugging_face is None and plan.job.model.module is None
+    is_ours = not plan.job.model.is_of_transformers and plan.job.model.module is None
     special = [f"model.{key}" for key in PLANNED_ONLY if is_ours and getattr(plan.job.model, key)]
     model = dict.fromkeys(special, "model.hugging_face, the folder of such a model")
     free, groups = divided(plan.job), groups_documents(plan.job)
@@ -120,8 +124,42 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
         )
     if plan.job.training.local_steps is not None and len(plan.layout.replica_sites) < 2:
         layout["training.local_steps with no replicas at two sites"] = 'layout.replicas = "across"'
+    layout |= _without_barrier(plan.job, training, plan.layout)
+    if plan.job.model.is_of_transformers and plan.job.model.hugging_face is None:
+        model |= _of_experts(plan)
     changes = model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | layout | of_training
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
+
+
+def _without_barrier(job: Job, training: Training, layout: Layout) -> dict[str, str]:
+    """Obstacles to steps without a barrier, and what to say instead."""
+    others = {
+        "data.packing": job.data.packing is not None,
+        "training.local_steps": training.local_steps is not None,
+        "training.elastic": training.elastic,
+        "a table [publish]": job.publish is not None,
+        f"training.zero = {training.zero}": training.zero in (2, 3),
+        f"layout.tensor = {layout.tensor}": layout.tensor > 1,
+        f"layout.context = {layout.context}": layout.context > 1,
+        f"layout.expert = {layout.expert}": layout.expert > 1,
+    }
+    found = [name for name, is_there in others.items() if is_there and not training.barrier]
+    return {f"training.barrier = false with {name}": "training.barrier = true" for name in found}
+
+
+def _of_experts(plan: "Plan") -> dict[str, str]:
+    """Obstacles to a model with experts that is given by numbers, and what to say instead."""
+    found = {}
+    try:
+        kind_of(plan.job.model)
+    except InputError as error:
+        found[str(error)] = "model.hugging_face, the folder of such a model"
+    operations = [name for recompute in plan.recompute for name in operations_of(recompute)]
+    if alone := [name for name in operations if name not in OF_TRANSFORMERS]:
+        found[f"recomputing {alone[0]} by itself"] = 'training.recompute = "full"'
+    if plan.job.training.lora is not None:
+        found["training.lora beside random weights"] = "model.hugging_face, the folder of a trained model"
+    return found
 
 
 def _narrow(model: Model) -> dict[str, str]:
@@ -186,16 +224,17 @@ def divided(job: Job) -> tuple[str, ...]:
     """The degrees by which the engine divides this job's model over processes of a rank."""
     if job.training.lora is not None:
         return ()
-    kind, by = _type_of(job.model), {"tensor": WITH_TENSOR if job.data.packing is None else (), "context": WITH_CONTEXT}
+    kind, is_whole = _type_of(job.model), job.data.packing is None
+    by = {"context": WITH_CONTEXT} | ({"tensor": WITH_TENSOR, "expert": WITH_EXPERT} if is_whole else {})
     return tuple(key for key, kinds in by.items() if kind in kinds)
 
 
 def _type_of(model: Model) -> str | None:
     """The type of a model of transformers; None for others, and where its folder is not."""
-    if model.hugging_face is None:
+    if not model.is_of_transformers:
         return None
     try:
-        return type_of(model.hugging_face)
+        return kind_of(model) if model.hugging_face is None else type_of(model.hugging_face)
     except InputError:  # a plan that is read elsewhere
         return None
 
@@ -251,7 +290,7 @@ def within_engine(job: Job) -> tuple[Job, str]:
         and job.model.divides_heads((pins.tensor or 1) * (pins.context or 1))
     ):
         pinned["context_exchange"] = "ulysses"
-    if pins.expert is None and job.model.experts is not None:
+    if pins.expert is None and job.model.experts is not None and "expert" not in divided(job):
         pinned["expert"] = RUNNABLE["expert"]
     told = ", ".join(f"layout.{key} = {json.dumps(value)}" for key, value in pinned.items())
     return job.model_copy(update={"layout": pins.model_copy(update=pinned)}), told

@@ -1,6 +1,7 @@
 """The best order for a Problem among the named ones: each is checked, simulated and compared."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -12,7 +13,7 @@ from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.schedule.library import ORDERS, Order, expect_order, order
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.step import Problem, Schedule, exceeds
-from farpipe.core.step.player import makespan_s
+from farpipe.core.step.player import makespan_s, period_s
 from farpipe.planning.search import SEARCHES, FoundOrder, Progress, search
 
 V_ORDERS: Final = ("zbv", "zbv-late", "v-half", "v-min", "wave")
@@ -93,15 +94,32 @@ def _fits(problem: Problem, schedule: Schedule) -> bool:
 
 
 def try_orders(problem: Problem, methods: Iterable[str | Order] = tuple(ORDERS)) -> list[Outcome]:
-    """The outcome of every method, the fastest first (of equals the one that needs less memory), useless ones last."""
-    return sorted((try_order(method, problem) for method in methods), key=lambda outcome: _merit(problem, outcome))
+    """The outcome of every method, the fastest first (see `ranked`), useless ones last."""
+    return ranked(problem, [try_order(method, problem) for method in methods])
 
 
-def _merit(problem: Problem, outcome: Outcome) -> tuple[float, float]:
-    """Makespan to nine digits, so that rounding does not decide between equals, and peak memory."""
-    if outcome.schedule is None:
-        return math.inf, math.inf
-    return float(f"{outcome.makespan_s:.9g}"), max(peak_memory_bytes(problem, outcome.schedule))
+def ranked(problem: Problem, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The fastest first: of equal makespans the shorter period, of equal ones the order that needs less memory.
+
+    Without a barrier the period comes before the makespan. Times to nine digits, so that rounding does not decide
+    between equals.
+    """
+    found = list(outcomes)
+    counts = Counter(_digits(one.makespan_s) for one in found)
+
+    def merit(one: Outcome) -> tuple[float, float, float]:
+        if one.schedule is None:
+            return math.inf, math.inf, math.inf
+        time_s, memory_bytes = _digits(one.makespan_s), max(peak_memory_bytes(problem, one.schedule))
+        if not problem.barrier:
+            return _digits(period_s(problem, one.schedule)), time_s, memory_bytes
+        return time_s, _digits(period_s(problem, one.schedule)) if counts[time_s] > 1 else 0.0, memory_bytes
+
+    return sorted(found, key=merit)
+
+
+def _digits(seconds: float) -> float:
+    return float(f"{seconds:.9g}")
 
 
 def find_order(
@@ -161,7 +179,7 @@ def quick_orders(problem: Problem) -> tuple[str, ...]:
 
 
 def _best_of(problem: Problem, outcomes: list[Outcome]) -> tuple[Schedule, Timeline]:
-    best = min(outcomes, key=lambda outcome: _merit(problem, outcome))
+    best = ranked(problem, outcomes)[0]
     timeline = best.timeline(problem)
     if best.schedule is None or timeline is None:
         raise _most_telling(problem, outcomes)

@@ -68,6 +68,8 @@ class Prediction(Table):
     step_s: float
     """Seconds from one step's start to the next one's; where links lose packets or jitter, the mean."""
     makespan_s: float
+    period_s: float | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
+    """Seconds from one step to the next without a barrier; None: steps have one."""
     overhead_s: float
     """Optimizer, clipping, and whatever else is outside the pipeline."""
     bubble_ratio: float
@@ -80,6 +82,13 @@ class Prediction(Table):
     link_bytes: dict[str, float]
     spread: Spread | None = Field(default=None, exclude_if=lambda spread: spread is None)
     """None where every step takes the same time."""
+
+    @property
+    def without_barrier(self) -> str:
+        """`` (without a barrier; with one 1.2 s)``; empty where steps have one."""
+        if self.period_s is None:
+            return ""
+        return f" (without a barrier; with one {format_seconds(self.makespan_s + self.overhead_s)})"
 
 
 class RunnerUp(Table):
@@ -317,6 +326,11 @@ class Plan(Document, Table, arbitrary_types_allowed=True):
         """Devices that share each sequence, each `tensor` of them."""
         return self.layout.context
 
+    @property
+    def expert(self) -> int:
+        """Devices that share the experts of each layer."""
+        return self.layout.expert
+
     def to_body(self) -> dict[str, Any]:
         """Body of the JSON file, with an empty explanation."""
         return PlanDocument(plan=self).to_body()
@@ -330,8 +344,8 @@ class Plan(Document, Table, arbitrary_types_allowed=True):
         expected = self.prediction
         lines = [
             f"Plan for {self.job.model.name} over {self.where}: {self.degrees}, order {self.schedule.method}",
-            f"  step {format_seconds(expected.step_s)}, bubble {format_percent(expected.bubble_ratio)}, "
-            f"{expected.tokens_per_s:,.0f} tokens/s",
+            f"  step {format_seconds(expected.step_s)}{expected.without_barrier}, bubble "
+            f"{format_percent(expected.bubble_ratio)}, {expected.tokens_per_s:,.0f} tokens/s",
         ]
         lines += [
             f"  stage {index}: rank {p.rank} at {p.site}, layers {p.layers}, "

@@ -18,6 +18,7 @@ from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.spec import Job, Recompute, Site, differing_keys
 from farpipe.core.step import Problem, Schedule, exceeds, retimed
+from farpipe.core.step.player import period_s
 from farpipe.planning.cost import JobCosts, Placement, StageCost, place_stages, step_cost
 from farpipe.planning.planner.bandwidth import link_bytes
 from farpipe.planning.planner.candidates import figures
@@ -244,7 +245,10 @@ def _cost(best: Evaluated, index: int, mode: Recompute, costs: JobCosts) -> Stag
 
 
 def improve_order(best: Evaluated) -> Evaluated:
-    """`best`, or the same with a faster order; the same `best` always gives the same answer."""
+    """`best`, or the same with a faster order; the same `best` always gives the same answer.
+
+    The search knows makespans alone: without a barrier what it finds has to have the shorter period as well.
+    """
     bound_s = lower_bound_s(best.problem)
     step = search_step(best.problem)
     if step.num_actions > MAX_ACTIONS or best.timeline.makespan_s <= bound_s * (1 + CLOSE):
@@ -264,6 +268,8 @@ def improve_order(best: Evaluated) -> Evaluated:
     if found_s >= best.timeline.makespan_s * (1 - ROUNDING):
         return best
     schedule = to_schedule(orders, best.problem.num_microbatches, "auto (short search)")
+    if not best.problem.barrier and period_s(best.problem, schedule) >= period_s(best.problem, best.schedule):
+        return best
     check(best.problem, schedule)
     return replace(best, schedule=schedule, timeline=simulate(best.problem, schedule, checked=True))
 
@@ -330,11 +336,13 @@ def predict(
     """Prediction from a simulated step of `num_tokens` (None: as many as sequences of one length have)."""
     samples = StepSamples(job, problem)
     spread = samples.spread(schedule, overhead_s) if samples.differ else None
-    step_s = spread.mean_s if spread is not None else timeline.makespan_s + overhead_s
+    between_s = timeline.makespan_s if problem.barrier else period_s(problem, schedule)
+    step_s = between_s + overhead_s if spread is None else spread.mean_s
     inter_site_s, intra_site_s = timeline.exposed_s.mean(axis=0)
     return Prediction(
         step_s=step_s,
         makespan_s=timeline.makespan_s,
+        period_s=None if problem.barrier else between_s,
         overhead_s=overhead_s,
         bubble_ratio=timeline.bubble_ratio,
         tokens_per_s=(num_tokens or job.training.tokens_per_step) / step_s,

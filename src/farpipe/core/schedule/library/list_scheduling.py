@@ -62,7 +62,9 @@ def list_schedule(
     reserve_bytes: Floats | None = None,
     limit_s: float = np.inf,
 ) -> Schedule:
-    """The best (least makespan, then least time of the busiest rank) of the schedules that `rules`, best first, give.
+    """The best (least makespan, then least time of the longest rank) of the schedules that `rules`, best first, give.
+
+    Without a barrier the time of the longest rank, which is the period, comes first.
 
     `key` [2, S, M] are the priorities of F and I, the least first; `headroom_bytes` [R] is what the activations of
     every rank may take, `reserve_bytes` [S] what a forward of every stage leaves of it, zero if not given. Messages
@@ -89,8 +91,10 @@ def _best_of(problem: Problem, arguments: Arguments, key: Floats, rules: Sequenc
         if tried == FIRST_RULES and FAR_ABOVE * limit_s < best[0][0] < np.inf:
             break
         has_answer = tried >= FIRST_RULES and best[0][0] < np.inf
-        seconds, codes = _play(problem, arguments, key, rule, min(best[0][0], limit_s if has_answer else np.inf))
-        if codes.size == _num_actions(problem) and seconds < best[0]:
+        above_s = min(best[0][0], limit_s if has_answer else np.inf) if problem.barrier else np.inf
+        seconds, codes = _play(problem, arguments, key, rule, above_s)
+        better = seconds < best[0] if problem.barrier else seconds[::-1] < best[0][::-1]
+        if codes.size == _num_actions(problem) and better:
             best = seconds, codes
     return best
 

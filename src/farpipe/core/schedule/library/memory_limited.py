@@ -2,9 +2,10 @@
 
 Input gradients go before forwards, forwards run ahead as far as memory lets them, and W fills the gaps. Whether a
 forward may hold up the first input gradients, and a W the next pass, is tried out. Where the fixed pattern of ZB-H1 or
-ZB-H2 fits the same memory and is shorter, it is taken.
+ZB-H2 fits the same memory and is shorter, it is taken; where both take as long, the one of the shorter period.
 """
 
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -18,12 +19,14 @@ from farpipe.core.schedule.library.one_f_one_b import one_f_one_b
 from farpipe.core.schedule.library.placement import require_one_stage_per_rank
 from farpipe.core.schedule.library.zero_bubble import zb_h1, zb_h2
 from farpipe.core.step import Problem, Schedule
-from farpipe.core.step.player import makespan_s
+from farpipe.core.step.player import makespan_s, period_s
 
 _FLAGS: Final = product((True, False), (1.0, 0.25), (1.0, 0.5))
 RULES: Final = tuple(Rules(*flags) for flags in _FLAGS)
 _CLOSE: Final = 1e-9
-"""Relative difference of makespans below which they are equal."""
+"""Relative difference of times below which they are equal."""
+_AS_LONG: Final = 1e-3
+"""Relative difference of makespans below which the period decides between the list and a pattern."""
 MAX_ACTIONS: Final = 20_000
 """Stages times microbatches up to which the fixed patterns are tried too: longer steps are ruled by the list."""
 
@@ -57,14 +60,20 @@ def memory_limited(problem: Problem, limit: float, method: str, limit_s: float =
 
 
 def _or_shorter(problem: Problem, found: Schedule, headroom: NDArray[np.float64]) -> Schedule:
-    """The shortest of `found` and the patterns ZB-H1 and ZB-H2 that fit `headroom` ([R], bytes); `found` if equal."""
+    """The best of `found` and the patterns ZB-H1 and ZB-H2 that fit `headroom` ([R], bytes); `found` if equal."""
     most = headroom + [rank.static_bytes for rank in problem.ranks]
     patterns = [zb_h1(problem), zb_h2(problem)]
     fitting = [pattern for pattern in patterns if np.all(peak_memory_bytes(problem, pattern) <= most)]
-    times_s = {order: makespan_s(problem, order) for order in fitting}
-    shortest = min(times_s, key=times_s.__getitem__, default=found)
-    shorter = fitting and times_s[shortest] < makespan_s(problem, found) * (1 - _CLOSE)
-    return shortest.renamed(found.method) if shorter else found
+    if not fitting:
+        return found
+    shortest = min(fitting, key=partial(makespan_s, problem))
+    gain = 1 - makespan_s(problem, shortest) / makespan_s(problem, found)
+    if problem.barrier and abs(gain) > _AS_LONG:
+        return shortest.renamed(found.method) if gain > 0 else found
+    found_s, shortest_s = period_s(problem, found), period_s(problem, shortest)
+    same = abs(shortest_s / found_s - 1) <= _CLOSE
+    better = gain > _CLOSE if same else shortest_s < found_s
+    return shortest.renamed(found.method) if better else found
 
 
 def _of_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:

@@ -1,0 +1,99 @@
+"""A rank that waits in a named phase of a step until something has befallen it: ``python phases.py RUN_DIR ...``.
+
+Production code knows nothing of it: calls are replaced here. Two bytes in ``RUN_DIR/phases/SITE-RANK``, which both
+sides map: the state (armed, reached), and the phase that is meant. FARPIPE_SKEWED_SITE names a site whose processes run
+in a time namespace of their own, an hour ahead.
+"""
+
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PHASES = ("forward", "backward", "weight gradients", "exchange", "norm", "update")
+"""Of a step: F, I and W of the order's actions, then the sum over sites, the norm of all ranks, and AdamW."""
+ARMED, REACHED = 1, 2
+HELD_S = 5.0
+"""Longest time for which a rank is held, where nothing happens to it."""
+SKEWED_VARIABLE = "FARPIPE_SKEWED_SITE"
+SKEW_S = 3600
+_POLL_S = 0.001
+
+
+class Ambush:
+    """One rank's two bytes, as either side sees them."""
+
+    def __init__(self, run_dir: Path, site: str, rank: int) -> None:
+        path = run_dir / "phases" / f"{site}-{rank}"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(2))
+        with path.open("r+b") as file:
+            self._bytes = mmap.mmap(file.fileno(), 2)
+
+    def lay(self, phase: int, limit_s: float) -> bool:
+        """Wait until the rank is in the phase; False if it does not come there."""
+        self._bytes[1], self._bytes[0] = phase, ARMED
+        deadline_s = time.monotonic() + limit_s
+        while self._bytes[0] != REACHED and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        if found := self._bytes[0] == REACHED:
+            return found
+        self.release()
+        return False
+
+    def release(self) -> None:
+        """Let the rank go on."""
+        self._bytes[0] = 0
+
+    def enter(self, phase: int) -> None:
+        """In the rank: wait here if this phase is meant."""
+        if self._bytes[0] != ARMED or self._bytes[1] != phase:
+            return
+        self._bytes[0] = REACHED
+        deadline_s = time.monotonic() + HELD_S
+        while self._bytes[0] == REACHED and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+
+
+def main() -> None:
+    site = os.environ["FARPIPE_SITE"]
+    if os.environ.get(SKEWED_VARIABLE) == site and os.environ.pop(SKEWED_VARIABLE):
+        os.execvp("unshare", ["unshare", "--time", "--monotonic", str(SKEW_S), sys.executable, *sys.argv])
+    import typer
+
+    from farpipe.engine.executor import work
+    from farpipe.engine.executor.optimizer import Optimizer
+    from farpipe.engine.launch import rank_main
+    from farpipe.engine.outer import replica_sum
+    from farpipe.engine.stages.stage import TorchStage
+
+    ambush = Ambush(Path(sys.argv[1]), site, int(os.environ["RANK"]))
+
+    def held_in(owner: Any, name: str, phase: str) -> None:
+        original, number = getattr(owner, name), PHASES.index(phase)
+
+        def held(*arguments: Any, **options: Any) -> Any:
+            ambush.enter(number)
+            return original(*arguments, **options)
+
+        setattr(owner, name, held)
+
+    places: list[tuple[Any, Callable[..., Any], str]] = [
+        (TorchStage, TorchStage.forward, "forward"),
+        (TorchStage, TorchStage.input_grad, "backward"),
+        (TorchStage, TorchStage.weight_grad, "weight gradients"),
+        (replica_sum, replica_sum.fill_piece, "exchange"),
+        (work, work.global_norm, "norm"),
+        (Optimizer, Optimizer.update, "update"),
+    ]
+    for owner, function, phase in places:
+        held_in(owner, function.__name__, phase)
+    typer.run(rank_main.main)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Experts that processes of a site share: loss and gradients of the whole model, checkpoints and exports whole."""
+
+import pytest
+from safetensors.torch import load_file
+
+from engine.stages.test_training import write_model
+from expert_models import MODELS
+from farpipe.core.spec.hugging_face import read_model
+from farpipe.engine.checkpoint.export import export_to_hugging_face
+from farpipe.engine.launch.run import run
+from farpipe.engine.run_settings import TransportSettings
+from farpipe.engine.stages.self_check import one_thread
+from farpipe.planning.planner.engine import WITH_EXPERT
+from site_processes import run_processes
+from small_models import relative_error
+from trainings import losses, make_run, train
+
+NAMES = (*WITH_EXPERT, "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe")
+ORDERS = ("1f1b", "zb-h1", "zb-2p")
+TWO, FOUR = (2, 1, 1), (4, 1, 1)
+"""(data, tensor, context)"""
+
+
+def cases_of(num_processes):
+    """(name, degrees, order, options)"""
+    options = [{}, {"recompute": "full"}, {"zero": 3, "reshard_after_forward": True}, {"recompute": "moe"}]
+    if num_processes == 2:
+        for at, name in enumerate(NAMES):
+            yield name, TWO, ORDERS[at % 3], {"expert": 2} | options[at % 4]
+        yield from (("mixtral", TWO, method, {"expert": 2}) for method in ORDERS)
+        yield "qwen3_moe", (1, 1, 2), "zb-h1", {"expert": 2}
+        return
+    for at, name in enumerate(NAMES):
+        yield name, FOUR, ORDERS[at % 3], {"expert": 2 + 2 * (at % 2)} | options[at % 4]
+    yield "mixtral", (2, 1, 2), "zb-2p", {"expert": 2, "recompute": "full"}
+    yield "mixtral", FOUR, "zb-h1", {"expert": 2, "zero": 3, "reshard_after_forward": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_shared_experts_have_the_gradients_of_the_whole_in_every_order(num_processes):
+    cases = list(cases_of(num_processes))
+    found = run_processes(num_processes, [("errors", *case) for case in cases])
+    wrong = {str(case): one for case, one in zip(cases, found, strict=True) if not one.get("error", 1.0) < 1e-10}
+    assert not wrong
+
+
+SITES = (("site0", "site1"),) * 2
+"""Of the ranks of two replicas: a pipeline over two sites, whose two processes at each share the experts."""
+
+
+def a_run(text_file, model, homes, **options):
+    fields = {"transport": TransportSettings(outage_s=5.0, timeout_s=60), "emulate_links": False}
+    run = make_run(
+        text_file,
+        model=model,
+        num_replicas=len(homes),
+        method="zb-h1",
+        run_fields=fields,
+        num_steps=4,
+        zero=1,
+        **options,
+    )
+    return run.with_plan(model=model, sites=homes[0], replicas=homes, expert=len(homes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("origin", ["numbers", "files"])
+def test_a_training_with_shared_experts_over_two_sites_is_that_of_one_process_a_rank(origin, text_file, tmp_path):
+    model = MODELS["mixtral"]
+    if origin == "files":
+        model = read_model(write_model(tmp_path / "model", "mixtral"))
+    with one_thread():
+        train(a_run(text_file, model, SITES[:1]), tmp_path / "alone")
+    shared = a_run(text_file, model, SITES, checkpoint_every_steps=2)
+    run(shared, tmp_path / "run")
+    expected = losses(tmp_path / "alone")
+    for row, other in zip(losses(tmp_path / "run"), expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-5)
+    again = a_run(text_file, model, SITES[:1]).model_copy(update={"resume": str(tmp_path / "run"), "num_steps": 6})
+    longer = a_run(text_file, model, SITES[:1]).model_copy(update={"num_steps": 6})
+    with one_thread():
+        train(longer, tmp_path / "longer")
+        train(again, tmp_path / "again")
+    for row, other in zip(losses(tmp_path / "again"), losses(tmp_path / "longer")[4:], strict=True):
+        assert row == pytest.approx(other, rel=1e-4)
+    for name in ("alone", "run"):
+        export_to_hugging_face(tmp_path / name, tmp_path / f"{name} out")
+    found, expected = ({**load_file(tmp_path / f"{name} out" / "model.safetensors")} for name in ("run", "alone"))
+    assert found.keys() == expected.keys()
+    assert max(relative_error(found[name], expected[name]) for name in found) < 1e-3
