@@ -244,3 +244,24 @@ def test_a_failed_job_that_goes_on_is_in_the_queue_in_the_log():
     later = [{line["job"] for line in lines[index + 1 :]} for index in fails]
     found = [(lines[index]["phase"], lines[index]["job"] in names) for index, names in zip(fails, later, strict=True)]
     assert {("queued", True), ("ended", False)} == set(found)
+
+
+def test_a_fleet_that_is_under_way_goes_on_and_what_is_overdue_happens_at_once():
+    """Four jobs for one place, 100 s each: played from any moment on, they end as in the whole simulation."""
+    state = first_state(
+        Cluster(sites=(preset_site("only", "a100-80gb", 8),)), POLICIES["fcfs"], OneSecond(), StopCosts(restart_s=7.0)
+    )
+    seen = []
+    jobs = [FleetJob(f"j{k}", KIND, float(k), 100, 8, 8) for k in range(4)]
+    whole = Simulator(state, after=lambda now, _: seen.append(now)).run(jobs, tick_s=0.0)
+    ends = {one.job.name: one.finished_s for one in whole.records}
+    middle = next(
+        now for now in seen if len(now.jobs) == 2 and any(job.phase == "running" for job in now.jobs.values())
+    )
+    for late_s in (0.0, 30.0):
+        later = replace(middle, now_s=middle.now_s + late_s)
+        assert {one.job.name: one.finished_s for one in Simulator(later).run([]).records} == pytest.approx(
+            {name: ends[name] for name in middle.jobs}
+        )
+    overdue = replace(middle, now_s=ends["j2"] + 50.0)
+    assert next(iter(Simulator(overdue).run([]).records)).finished_s == ends["j2"] + 50.0

@@ -24,7 +24,7 @@ def step_charts(steps: Sequence[Step], quote_s: float | None) -> list[Markup]:
     """Time of a step against the quote, and loss; only those that have figures."""
     times = [(one.step, one.step_s) for one in steps if one.step_s is not None]
     losses = [(one.step, one.loss) for one in steps if one.loss is not None]
-    said = f"; dashed: {format_seconds(quote_s)}, as expected" if quote_s else ""
+    said = f"; dashed: {format_seconds(quote_s)}, as quoted" if quote_s else ""
     found = []
     if times:
         found.append(_lines("step-time", f"Time of a step{said}", times, TIME, quote_s))

@@ -26,6 +26,7 @@ async function refresh() {
   try {
     const answer = await fetch(location.href, {headers: {accept: "text/html"}});
     if (answer.redirected) { location.reload(); return; }
+    if (!answer.ok) throw new Error(answer.statusText);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const part of document.querySelectorAll("[data-live]")) {
       const html = fresh.getElementById(part.id)?.innerHTML ?? "";

@@ -178,7 +178,7 @@ def job(name: JobName, request: Request, service: Service, visitor: Seen) -> HTM
     found, attempts = api.job(name, service, who), api.attempts(name, service, who)
     newest = [one.attempt for one in attempts[: -MOST_TAILS - 1 : -1]]
     steps = next((got for attempt in newest if (got := api.steps(name, service, who, attempt))), [])
-    log = api.logs(name, service, who)
+    log, quote_s = api.logs(name, service, who), _quote_s(service, name)
     last = {
         one.attempt: _tail(log_part(service.launcher, name, one.attempt, None).text)
         for one in attempts[-MOST_TAILS:]
@@ -189,11 +189,11 @@ def job(name: JobName, request: Request, service: Service, visitor: Seen) -> HTM
         visitor,
         job=found,
         why=_why(service, name, who),
-        figures=Safe(described(tables.key_figures(found, steps), name)),
+        figures=Safe(described(tables.key_figures(found, steps, quote_s), name)),
         attempts=tables.attempts_table(
             attempts, last, f"/jobs/{name}/report?attempt=" if request.app.state.report else ""
         ),
-        charts=[Safe(chart) for chart in step_charts(steps, found.step_s)],
+        charts=[Safe(chart) for chart in step_charts(steps, quote_s)],
         steps=tables.steps_table(steps),
         log=log,
     )
@@ -208,6 +208,16 @@ def report(name: JobName, request: Request, service: Service, visitor: Seen, att
         raise NotFoundError(f"attempt {attempt} of {name!r} has no run here (yet)")
     headers = {"content-security-policy": f"{policy()}; base-uri 'none'; frame-ancestors 'none'"}
     return HTMLResponse(request.app.state.report(run_dir), headers=headers)
+
+
+def _quote_s(service: Instance, name: str) -> float | None:
+    """The planner's time of a step where the job is, which its own reports have replaced in the state."""
+    state = service.state
+    one = state.jobs.get(name)
+    if one is None or one.placement is None:
+        return None
+    quote = state.world.quotes.placement(one.job.kind, one.placement.devices, state.rates)
+    return quote.step_s if quote else None
 
 
 def _tail(text: str) -> str:

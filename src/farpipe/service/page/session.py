@@ -36,9 +36,9 @@ class Sessions:
         """A new cookie for who has `token`; UnknownTokenError for one that is not known."""
         asker(store, token)
         now_s = time.monotonic()
-        self._open = {name: one for name, one in self._open.items() if one[1] > now_s}
-        while len(self._open) >= MOST_OPEN:
-            del self._open[next(iter(self._open))]
+        over = [name for name, (_, until_s) in [*self._open.items()] if until_s <= now_s]
+        for name in over or [*self._open][: len(self._open) + 1 - MOST_OPEN]:
+            self._open.pop(name, None)
         cookie = secrets.token_urlsafe(32)
         self._open[hash_of(cookie)] = hash_of(token), now_s + LENGTH_S
         return cookie

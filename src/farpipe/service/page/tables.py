@@ -91,15 +91,15 @@ def ended_jobs(jobs: Sequence[JobView]) -> TableView:
     return TableView("Ended", columns, rows, frozenset({3, 5}), note="The newest 100 are shown.")
 
 
-def key_figures(job: JobView, steps: Sequence[Step]) -> list[tuple[str, str]]:
+def key_figures(job: JobView, steps: Sequence[Step], quote_s: float | None) -> list[tuple[str, str]]:
     """What people look for first."""
     found = [("phase", job.result or job.phase), ("steps", steps_done(job))]
     measured = [step.step_s for step in steps[-20:] if step.step_s is not None]
     losses = [step.loss for step in steps if step.loss is not None]
     if measured:
         found.append(("a step, measured", format_seconds(sorted(measured)[len(measured) // 2])))
-    if job.step_s:
-        found.append(("a step, expected", format_seconds(job.step_s)))
+    if quote_s:
+        found.append(("a step, quoted", format_seconds(quote_s)))
     found += [("last loss", f"{losses[-1]:.4g}")] if losses else []
     found += [("ended (UTC)" if job.phase == "ended" else "ends (UTC)", moment(job.end_s))] if job.end_s else []
     found += [("deadline (UTC)", moment(job.deadline_s))] if job.deadline_s else []
