@@ -84,6 +84,6 @@ def holdings(rows: Sequence[Row], now_s: float) -> Markup:
         bars.append(
             tag("text", label, x=x(seconds), y=height + 16, class_="muted" if seconds == x.low else "mid muted")
         )
-    said = f"Attempts of {len(names)} jobs over time; the table says the same."
-    figure = Figure("holdings", "Who had devices", said, WIDTH, Block(join(bars), height + 24))
+    told = f"Attempts of {len(names)} jobs over time; the table says the same."
+    figure = Figure("holdings", "Who had devices", told, WIDTH, Block(join(bars), height + 24))
     return scrolling(figure.inline(), "Attempts over time")

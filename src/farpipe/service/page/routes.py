@@ -23,8 +23,8 @@ from farpipe.report.page import described, draw_table, page_css, policy
 from farpipe.report.tables import TableView
 from farpipe.service import api
 from farpipe.service.api import SITE_EVENTS, JobName, Service
-from farpipe.service.attempt import RUN_NAME
 from farpipe.service.auth import ROLES, Asker
+from farpipe.service.folder import RUN_NAME
 from farpipe.service.instance import Instance
 from farpipe.service.page import tables
 from farpipe.service.page.figures import holdings, step_charts

@@ -54,18 +54,17 @@ def usd(amount: float) -> str:
 
 def live_jobs(jobs: Sequence[JobView], why: Mapping[str, str]) -> TableView:
     """Jobs that have not ended."""
-    columns = ("job", "tenant", "phase", "where", "steps", "a step", "ends (UTC)", "cost", "why it waits")
+    columns = ("job", "tenant", "phase", "where, or why it waits", "steps", "a step", "ends (UTC)", "cost")
     rows = tuple(
         (
             link_to(job.name),
             job.tenant,
             job.phase,
-            where(job),
+            where(job) or tag("div", why.get(job.name, ""), class_="why"),
             steps_done(job),
             format_seconds(job.step_s) if job.step_s else "",
             moment(job.end_s),
             usd(job.usd),
-            why.get(job.name, ""),
         )
         for job in jobs
     )
