@@ -89,7 +89,7 @@ def test_a_limit_that_is_always_met_is_waited_for(text_file, tmp_path, again, mo
     assert not again
 
 
-@given(st.data())
+@given(data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_any_order_limit_and_interval_is_equal(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("free")

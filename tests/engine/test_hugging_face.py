@@ -124,7 +124,7 @@ def test_what_was_loaded_is_exported_bit_for_bit(name, max_shard_bytes, dtype, t
     tensors = write_model(tmp_path / "in", CONFIGS[name], num_files=2, dtype=getattr(torch, dtype))
     (tmp_path / "in" / "tokenizer.json").write_text("{}")
     parameters = {key: p for stage in load_stages(tmp_path / "in", 2) for key, p in stage.named_parameters()}
-    save(parameters, tmp_path / "in", tmp_path / "out", dtype=dtype, max_shard_bytes=max_shard_bytes)
+    save(parameters, read_model(tmp_path / "in"), tmp_path / "out", dtype=dtype, max_shard_bytes=max_shard_bytes)
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert (len(files) > 1) == (max_shard_bytes == 20_000)
     assert all(file.stat().st_size < 20_000 + 4_000 for file in files) or max_shard_bytes > 20_000
@@ -431,7 +431,7 @@ def test_what_can_not_be_exported_is_refused(tmp_path):
         save_model({}, model, tmp_path / "out")
     parameters = dict(load_stages(tmp_path / "m")[0].named_parameters())
     with pytest.raises(InputError, match="has something in it"):
-        save(parameters, tmp_path / "m", tmp_path / "m")
+        save(parameters, model, tmp_path / "m")
 
 
 def test_a_job_takes_the_shape_from_the_config(tmp_path):

@@ -172,9 +172,9 @@ def test_mirroring_takes_four_fifths_of_what_the_step_leaves_free(text_file):
     assert rates(1) == 8000
 
 
-def test_pieces_are_64_kib_on_slow_links_and_a_hundredth_of_a_second_on_fast_ones():
-    assert piece_bytes(1e3) == piece_bytes(2.5e6) == PIECE_BYTES == 64 << 10
-    assert piece_bytes(1e8) == 15 * PIECE_BYTES
+def test_pieces_are_16_kib_on_slow_links_and_a_hundredth_of_a_second_on_fast_ones():
+    assert piece_bytes(1e3) == piece_bytes(2.5e6) == PIECE_BYTES == 16 << 10
+    assert piece_bytes(1e8) == 61 * PIECE_BYTES
     assert piece_bytes(1e12) == MAX_PIECE_BYTES
 
 

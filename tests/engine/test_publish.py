@@ -314,7 +314,10 @@ def test_a_training_that_starts_again_is_found_and_another_one_refused(tmp_path)
             assert weights.step == 2
             assert equal(weights, again.published())
         seed = {"training": first.run.plan.training.model_copy(update={"seed": 1})}
-        with training(tmp_path, change=lambda run: run.with_plan(**seed)), pytest.raises(InputError, match="another"):
+        with (
+            training(tmp_path, change=lambda run: run.with_plan(**seed)),
+            pytest.raises(InputError, match="different training"),
+        ):
             found.next(30)
 
 

@@ -95,9 +95,9 @@ def test_the_verdict_says_what_train_refuses_of_a_model_of_transformers(name, la
     by_train(job_of_folder(name, layout, tmp_path))
 
 
-def test_a_mixtral_is_planned_for_train_without_expert_parallelism(tmp_path):
+def test_a_mixtral_is_planned_for_train_with_experts_as_the_planner_likes(tmp_path):
     job = job_of_folder("mixtral", "pipeline = 1\ndata = 8", tmp_path)
-    assert within_engine(job)[0].layout.expert == 1
+    assert within_engine(job)[0].layout.expert is None
     run_spec_of(find(within_engine(job)[0])[0].plan)
 
 

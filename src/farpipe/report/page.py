@@ -58,7 +58,7 @@ def render(report: RunReport) -> str:
     header = tag("header", tag("h1", report.title), *verdict, summary, *notices)
     script = tag("script", Markup(_text_of("what_if.js"))) if report.what_if else Markup("")
     body = tag("body", header, tag("main", *sections), script)
-    is_served = bool(report.what_if) and report.what_if["cells"] is None
+    is_served = report.what_if is not None and report.what_if["cells"] is None
     return f"<!doctype html>\n{tag('html', _head(report.title, policy(is_served)), body, lang='en')}\n"
 
 

@@ -33,7 +33,8 @@ _SERVED_NOTE: Final = (
 
 def what_if_data(dials: Sequence[Dial], answers: Sequence[Answer] | None) -> dict[str, Any]:
     """Dials and the answers at all their settings; without `answers` the page asks its server for each."""
-    cells, left = None if answers is None else [], MAX_NUMBERS
+    cells: list[Any] | None = None if answers is None else []
+    left = MAX_NUMBERS
     for answer in answers or ():
         cell = answer_data(answer)
         left -= sum(len(row) for _, row in cell["ranks"])

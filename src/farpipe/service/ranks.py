@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from farpipe.core.errors import FarpipeError, InputError, RunError, RunStoppedError
 from farpipe.core.strict import parse_json, validate, write_text
-from farpipe.engine.launch.launcher import launch
-from farpipe.engine.launch.run import LEAVE_S, RANK_PROGRAM
+from farpipe.engine.launch.launcher import RANK_PROGRAM, launch
+from farpipe.engine.launch.run import LEAVE_S
 from farpipe.engine.launch.world import World
 from farpipe.engine.lock import RUN_SHA256_VARIABLE, digest_of
 from farpipe.engine.processes import LeaveRequest, end_at_once, leave_request

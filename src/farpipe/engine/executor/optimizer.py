@@ -143,9 +143,10 @@ def _adamw(parameters: list[nn.Parameter], training: Training, still: set[int]) 
 
 def _norm(parameter: nn.Parameter) -> torch.Tensor:
     assert parameter.grad is not None
-    pieces = parameter.grad.flatten().split(_NORM_ELEMENTS)
+    pieces = torch.split(parameter.grad.flatten(), _NORM_ELEMENTS)
     norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    whole: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return whole
 
 
 def global_norm(own: Squares, peers: Peers, step: int) -> float:

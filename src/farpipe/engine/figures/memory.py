@@ -17,6 +17,6 @@ def memory_figures(device: str) -> dict[str, int]:
 
 def forget_peak(device: str) -> None:
     """Let the GPU's peak begin here: that of loading weights and of the first steps says nothing about a step."""
-    if device == "cuda" and torch.cuda.is_initialized():
+    if device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -102,7 +102,7 @@ class _BehindNorm:
         norm = next((one for one in self._norms if y is not None and y in one.inputs), None)
         if norm is None:
             return self._forward(*inputs, **options)
-        x = norm.inputs.pop(y)
+        x = norm.inputs.pop(y)  # type: ignore[no-untyped-call]  # torch annotates only half of it
         if isinstance(self._forward, Again) and inputs:
             work, rest = self._forward.work, inputs[1:]
             return again(lambda inner: work(norm.work(inner), *rest, **options), x)

@@ -67,13 +67,18 @@ def _or_shorter(problem: Problem, found: Schedule, headroom: NDArray[np.float64]
     if not fitting:
         return found
     shortest = min(fitting, key=partial(makespan_s, problem))
-    gain = 1 - makespan_s(problem, shortest) / makespan_s(problem, found)
+    gain = _gain(makespan_s(problem, shortest), makespan_s(problem, found))
     if problem.barrier and abs(gain) > _AS_LONG:
         return shortest.renamed(found.method) if gain > 0 else found
     found_s, shortest_s = period_s(problem, found), period_s(problem, shortest)
-    same = abs(shortest_s / found_s - 1) <= _CLOSE
+    same = abs(_gain(shortest_s, found_s)) <= _CLOSE
     better = gain > _CLOSE if same else shortest_s < found_s
     return shortest.renamed(found.method) if better else found
+
+
+def _gain(new_s: float, old_s: float) -> float:
+    """Part of `old_s` that `new_s` saves; 0 of nothing."""
+    return 1 - new_s / old_s if old_s else 0.0
 
 
 def _of_1f1b_bytes(problem: Problem, limit: float) -> NDArray[np.float64]:
