@@ -40,12 +40,12 @@ TRAINED = {
     "plain": {},
     "module": {"model": 'module = "stages:build"'},
     "norms": {"training": 'recompute = "layernorm"'},
+    "experts": {"model": EXPERTS},
     "adapters": {"training": 'lora = { rank = 8, target_modules = ["linear_qkv"] }'},
 }
 REFUSED = {
     "tensor": {"layout": "tensor = 2"},
     "ring": {"layout": "context = 2"},
-    "experts": {"model": EXPERTS},
     "expert parallelism": {"model": EXPERTS, "layout": "expert = 2\ndata = 2"},
     "dropout": {"training": "dropout = true"},
     "fp8": {"training": 'matmul = "fp8"'},
