@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.fleet.service_kills import trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("is_pair", [False, True], ids=["killed", "pair"])

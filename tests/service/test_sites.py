@@ -69,6 +69,7 @@ def stopping():
         until(lambda one=launcher, of=key: look(one, of).state != "alive", 60)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [LocalLauncher, lambda root: SitesLauncher.here(root, SITES)], ids=["one", "sites"])
 def test_launchers_of_processes_keep_to_what_the_loop_relies_on(tmp_path, make):
     check_launcher(make(tmp_path), orders(tmp_path, SITES))
@@ -89,6 +90,7 @@ def test_the_end_names_the_rank_that_failed_first_its_site_and_its_signal(tmp_pa
     assert (end["rank"], end["signal"], end["is_victim"], end["site"]) == (1, "SIGKILL", False, site)
 
 
+@pytest.mark.nightly
 def test_a_cut_site_trains_on_and_leaves_at_a_checkpoint_when_nobody_has_wanted_it_for_long(tmp_path, stopping):
     """And another site begins from the checkpoint, which the operator's command has brought."""
     cut = []
@@ -171,6 +173,7 @@ def at_slurm(root):
     return SitesLauncher(root, {site: door.answer for site, door in doors.items()})
 
 
+@pytest.mark.nightly
 def test_slurm_keeps_to_what_the_loop_relies_on(slurm, tmp_path):
     check_launcher(at_slurm(tmp_path), orders(tmp_path, SITES))
 
@@ -202,6 +205,7 @@ def losing(submit):
     return lost
 
 
+@pytest.mark.nightly
 def test_a_slurmd_that_dies_and_comes_back_leaves_one_live_attempt(slurm, tmp_path, stopping):
     launcher = at_slurm(tmp_path)
     stopping.append((launcher, J1))
@@ -246,6 +250,7 @@ def behind_ssh(tmp_path):
         }
 
 
+@pytest.mark.nightly
 def test_a_site_behind_ssh_trains_on_while_its_link_is_down(behind_ssh, tmp_path, stopping):
     ways = {site: Ssh(destination=one.host, config=str(one.config)) for site, one in behind_ssh.items()}
     (tmp_path / "runs").mkdir()
