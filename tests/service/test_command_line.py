@@ -48,7 +48,7 @@ def test_a_training_from_its_submission_to_its_end(service, tmp_path):
     shown = json.loads(farpipe(service, "job", "show", "j", "--json")[1])
     assert (shown["result"], shown["num_done"], shown["attempts"][0]["result"]) == ("finish", 4.0, "finish")
     assert "attempt 1: 2 at" in farpipe(service, "job", "show", "j")[1]
-    assert "step 3" in farpipe(service, "job", "logs", "j")[1]
+    assert "report.html" in farpipe(service, "job", "logs", "j")[1]
     assert "finish" in farpipe(service, "job", "list")[1]
     again = farpipe(service, "job", "submit", "j", tmp_path / "job.toml", "--json")[1]
     assert json.loads(again)["result"] == "finish"

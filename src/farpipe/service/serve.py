@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -68,6 +69,8 @@ def serve(
     scenario = load_scenario(fleet)
     compile_quotes(scenario)
     app = application(instance(scenario, policy, store, root, f"{address.url} {secrets.token_hex(3)}"), report)
+    for signal_ in (signal.SIGTERM, signal.SIGINT):  # uvicorn ends orderly, and then sends itself what it was sent
+        signal.signal(signal_, lambda number, frame: None)
     files = TlsFiles.find(address.certs, "") if address.certs else None
     uvicorn.run(
         app,
