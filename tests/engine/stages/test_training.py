@@ -229,4 +229,3 @@ def test_experts_given_by_numbers_train_from_their_seed_as_in_one_process(kind, 
     assert export_to_hugging_face(tmp_path / "run", tmp_path / "out") == 4
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     assert relative_error(loaded(TOKENS).logits, trained(TOKENS).logits) < 1e-3
-    assert (tmp_path / "out" / "tokenizer.json").exists()
