@@ -82,8 +82,8 @@ def test_exit_codes_are_those_of_every_command(service, tmp_path):
     assert farpipe(service, *submit)[0] == 0
     assert farpipe(service, "job", "wait", "long", "--time-limit", "0")[0] == 6
     assert farpipe(service, "job", "cancel", "long")[0] == 0
-    code, _, err = farpipe(service, "job", "wait", "long", "--time-limit", "240")
-    assert (code, "cancelled by its owner" in err) == (75, True)
+    code = farpipe(service, "job", "wait", "long", "--time-limit", "240")[0]
+    assert code == 75
     assert farpipe(service, "job", "show", "nobody")[0] == 3
     assert farpipe(service, "job", "list", FARPIPE_SERVER="http://127.0.0.1:9")[0] == 6
     assert farpipe(service, "job", "list", FARPIPE_SERVER="http://example.org")[0] == 2
