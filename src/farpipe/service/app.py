@@ -31,7 +31,7 @@ from farpipe.service.views import site_views
 MOST_BODY: Final = 2 * MOST_BYTES
 """Bytes of a request's body: a job.toml with its signs escaped."""
 HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-PROBLEMS: Final = sorted({400, 405, *STATUS.values()})
+PROBLEMS: Final = sorted({400, 405, 413, *STATUS.values()})
 """Codes with which any route may answer."""
 open_router = APIRouter()
 

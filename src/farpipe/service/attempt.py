@@ -5,7 +5,6 @@ at a checkpoint when it is told to, and when nobody has wanted it for `ORPHAN_AF
 service does not go on for ever.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from farpipe.core.strict import write_text
 from farpipe.planning import PlanDocument
 from farpipe.service.folder import (
     BEGUN_NAME,
-    END_NAME,
     LOCK_NAME,
     LOG_NAME,
     PLAN_NAME,
@@ -30,8 +28,9 @@ from farpipe.service.folder import (
     STOP_NAME,
     WANTED_NAME,
     begin_of,
+    begins,
     stop_time,
-    take,
+    write_end,
 )
 from farpipe.service.order import ORDER_NAME, Order
 
@@ -61,12 +60,9 @@ class Training:
 
 def main(folder: Path) -> None:
     """Run the attempt whose order lies in `folder`, unless it has begun before."""
-    lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        take(lock)
-        os.close(os.open(folder / BEGUN_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    except (BlockingIOError, FileExistsError):
-        return  # it is at work, or has been
+    lock = begins(folder / LOCK_NAME, folder / BEGUN_NAME)
+    if lock is None:
+        return
     try:
         order = Order.load(folder / ORDER_NAME)
         code, why = (
@@ -74,7 +70,7 @@ def main(folder: Path) -> None:
         )
     except FarpipeError as error:
         code, why = error.exit_code, f"{error}"
-    write_text(folder / END_NAME, json.dumps({"exit_code": code, "why": why}) + "\n")
+    write_end(folder, code, why)
 
 
 def train(folder: Path, order: Order, lock: int) -> tuple[int, str]:

@@ -21,11 +21,11 @@ from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.strict import parse_json, parse_toml, read_text, validate, write_text
 from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.figures.metrics import RUN_NAME as RUN_FILE
-from farpipe.service.folder import RUN_NAME, is_locked, read_in, spawn, stop_time, stored_in
+from farpipe.service.folder import JOB_NAME, RUN_NAME, is_locked, read_in, spawn, stop_time, stored_in
 from farpipe.service.share import BEAT_LIMIT_S, GO_NAME, SHARES_NAME, Share, SiteRules, State
 from farpipe.service.slurm import Slurm, SlurmRules
 
-KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}/[0-9]{1,9}")
+KEY: Final = re.compile(f"{JOB_NAME}/[0-9]{{1,9}}")
 """Job and attempt, as the folder below the root."""
 FILES: Final = (SHARES_NAME, f"{RUN_NAME}/{PLAN_NAME}", f"{RUN_NAME}/{RUN_FILE}")
 """Files that the service gives to a site."""

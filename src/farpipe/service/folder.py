@@ -1,15 +1,16 @@
 """Directory of an attempt: the names of its files, and the small things that are done with them. Loads little."""
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from farpipe.core.strict import parse_json
+from farpipe.core.strict import write_text
 from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
 
 LOCK_NAME: Final = "lock"
@@ -31,6 +32,8 @@ MOST_BYTES: Final = 1 << 20
 """Longest part of a file that is read at once."""
 SECRET_NAMES: Final = ("go.json", "token")
 """Files with what only ranks may know."""
+JOB_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""Pattern of names of jobs that can be names of directories."""
 
 
 def take(lock: int) -> None:
@@ -40,6 +43,18 @@ def take(lock: int) -> None:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(POLL_S / 4)
     raise BlockingIOError
+
+
+def begins(lock: Path, begun: Path) -> int | None:
+    """Take the lock until this process ends, and note that it has begun; None if it is at work, or has been."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        take(descriptor)
+        os.close(os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except (BlockingIOError, FileExistsError):
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def spawn(arguments: list[str], out: Path) -> None:
@@ -65,10 +80,9 @@ def stop_time(path: Path) -> float | None:
         return None
 
 
-def end_of(data: bytes, source: str) -> dict[str, Any]:
-    """What `END_NAME` says; InputError where it is something else."""
-    found: dict[str, Any] = parse_json(data.decode(), source)
-    return found
+def write_end(folder: Path, exit_code: int, why: str) -> None:
+    """Say how an attempt has ended."""
+    write_text(folder / END_NAME, json.dumps({"exit_code": exit_code, "why": why}) + "\n")
 
 
 def stored_in(folder: Path) -> tuple[int, ...]:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from farpipe.core.errors import InputError
+from farpipe.core.strict import parse_json
 from farpipe.fleet.events import Event
+from farpipe.service.folder import END_NAME
 
 
 class Key(NamedTuple):
@@ -28,6 +31,18 @@ class Seen:
     """Last words of one that did not end well."""
     stored: tuple[int, ...] = ()
     """Steps of its checkpoints that are whole."""
+
+
+def noted_end(folder: Path) -> Seen | None:
+    """How an attempt has ended, by the file in its directory; None: it has not said so."""
+    path = folder / END_NAME
+    if not path.exists():
+        return None
+    try:
+        end = parse_json(path.read_bytes().decode(), str(path))
+        return Seen("ended", int(end["exit_code"]), str(end["why"]))
+    except (InputError, KeyError, TypeError, ValueError):
+        return Seen("ended", 1, f"{path} can't be read")
 
 
 class Launcher(Protocol):

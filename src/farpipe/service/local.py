@@ -8,24 +8,21 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from farpipe.core.errors import InputError
 from farpipe.core.strict import write_text
 from farpipe.fleet.events import Event
 from farpipe.service.folder import (
     BEGUN_NAME,
-    END_NAME,
     LOCK_NAME,
     PROCESS_NAME,
     STOP_NAME,
     WANTED_NAME,
     begin_of,
-    end_of,
     is_locked,
     read_in,
     spawn,
     stored_in,
 )
-from farpipe.service.launcher import Key, Seen
+from farpipe.service.launcher import Key, Seen, noted_end
 
 
 class LocalLauncher:
@@ -68,13 +65,7 @@ class LocalLauncher:
         if is_locked(folder / LOCK_NAME):
             (folder / WANTED_NAME).touch()
             return Seen("alive")
-        if (folder / END_NAME).exists():
-            try:
-                end = end_of((folder / END_NAME).read_bytes(), str(folder / END_NAME))
-                return Seen("ended", int(end["exit_code"]), str(end["why"]))
-            except (InputError, KeyError, TypeError, ValueError):
-                return Seen("ended", 1, f"{folder / END_NAME} can't be read")
-        return Seen("vanished" if (folder / BEGUN_NAME).exists() else "absent")
+        return noted_end(folder) or Seen("vanished" if (folder / BEGUN_NAME).exists() else "absent")
 
 
 def kill_training(folder: Path) -> None:

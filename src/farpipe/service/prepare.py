@@ -3,18 +3,16 @@
 It makes the run's directory and says which ranks are whose; or how it ended, where there is no plan.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
 
 from farpipe.core.errors import FarpipeError, InputError
-from farpipe.core.strict import write_text
 from farpipe.engine.launch.directory import open_run_dir
 from farpipe.engine.launch.machines import machines_of
 from farpipe.engine.launch.runs import run_spec_of
 from farpipe.engine.run_spec import RunSpec
-from farpipe.service.folder import END_NAME, LOCK_NAME, LOG_NAME, RUN_NAME, take
+from farpipe.service.folder import END_NAME, LOCK_NAME, LOG_NAME, RUN_NAME, take, write_end
 from farpipe.service.order import ORDER_NAME, Order
 from farpipe.service.share import SHARES_NAME, Shares
 
@@ -29,7 +27,7 @@ def main(folder: Path, *, emulate: bool) -> None:
     except BlockingIOError:
         return
     except FarpipeError as error:
-        write_text(folder / END_NAME, json.dumps({"exit_code": error.exit_code, "why": str(error)}) + "\n")
+        write_end(folder, error.exit_code, str(error))
 
 
 def prepare(folder: Path, *, emulate: bool) -> None:

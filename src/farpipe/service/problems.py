@@ -29,10 +29,6 @@ class UnknownTokenError(InputError):
     """No token, or one that is not known or has ended."""
 
 
-class TooLongError(InputError):
-    """The request is longer than the service reads."""
-
-
 class NotLeaderError(RunError):
     """This instance can't write: another leads, or the database can't be reached."""
 
@@ -46,7 +42,6 @@ STATUS: Final[dict[type[FarpipeError], int]] = {
     ForbiddenError: 403,
     NotFoundError: 404,
     ConflictError: 409,
-    TooLongError: 413,
     TooManyError: 429,
     NotLeaderError: 503,
     InfeasibleError: 422,

@@ -25,7 +25,7 @@ from farpipe.engine.launch.run import LEAVE_S
 from farpipe.engine.launch.world import World
 from farpipe.engine.lock import RUN_SHA256_VARIABLE, digest_of
 from farpipe.engine.processes import LeaveRequest, end_at_once, leave_request
-from farpipe.service.folder import POLL_S, RUN_NAME, stop_time, take
+from farpipe.service.folder import POLL_S, RUN_NAME, begins, stop_time
 from farpipe.service.share import GO_NAME, SHARES_NAME, Share, Shares, SiteRules
 
 BEAT_S: Final = 2.0
@@ -36,12 +36,8 @@ class Ranks(Share):
 
     def main(self) -> None:
         """Run the share, unless it has begun before."""
-        lock = os.open(self.path("lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            take(lock)
-            os.close(os.open(self.path("begun"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except (BlockingIOError, FileExistsError):
-            return  # it is at work, or has been
+        if begins(self.path("lock"), self.path("begun")) is None:
+            return
         end: dict[str, Any] = {"exit_code": 0, "why": ""}
         try:
             self._run()

@@ -29,12 +29,11 @@ from farpipe.fleet.events import (
 )
 from farpipe.fleet.job import JobState
 from farpipe.fleet.state import FleetState
-from farpipe.service.folder import RUN_NAME
+from farpipe.service.folder import JOB_NAME, RUN_NAME
 from farpipe.service.launcher import Key, Launcher, Seen
 from farpipe.service.order import ORDER_NAME, Order
 
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Names of jobs that can be names of directories."""
+NAME: Final = re.compile(JOB_NAME)
 CHANGED: Final = 0.1
 """Share of a step's time by which it has to differ to be reported at once."""
 

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -69,21 +70,23 @@ def serve(
     scenario = load_scenario(fleet)
     compile_quotes(scenario)
     app = application(instance(scenario, policy, store, root, f"{address.url} {secrets.token_hex(3)}"), report)
-    for signal_ in (signal.SIGTERM, signal.SIGINT):  # uvicorn ends orderly, and then sends itself what it was sent
-        signal.signal(signal_, lambda number, frame: None)
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn ends orderly, and then sends itself what it was sent
+        signal.signal(number, lambda *_: sys.exit(0))
     files = TlsFiles.find(address.certs, "") if address.certs else None
-    uvicorn.run(
-        app,
-        host=address.host,
-        port=address.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,  # streams of the page are open for long
-        ssl_certfile=files.certificate if files else None,
-        ssl_keyfile=files.key if files else None,
-    )
-    store.close()
+    try:
+        uvicorn.run(
+            app,
+            host=address.host,
+            port=address.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=5,  # streams of the page are open for long
+            ssl_certfile=files.certificate if files else None,
+            ssl_keyfile=files.key if files else None,
+        )
+    finally:
+        store.close()
 
 
 def instance(scenario: Scenario, policy: str, store: Store, root: Path, owner: str) -> Instance:

@@ -18,8 +18,8 @@ from farpipe.core.errors import InputError, RunError
 from farpipe.core.strict import parse_json, write_text
 from farpipe.fleet.events import Event, SiteBack, SiteLost
 from farpipe.service.door import FILES, Door
-from farpipe.service.folder import END_NAME, LOCK_NAME, SECRET_NAMES, STOP_NAME, end_of, is_locked, read_in, spawn
-from farpipe.service.launcher import Key, Seen
+from farpipe.service.folder import LOCK_NAME, SECRET_NAMES, STOP_NAME, is_locked, read_in, spawn, write_end
+from farpipe.service.launcher import Key, Seen, noted_end
 from farpipe.service.share import SHARES_NAME, Shares
 
 SSH_S: Final = 30.0
@@ -213,7 +213,7 @@ class SitesLauncher:
             why = next(part["why"] for part in parts.values() if part["state"] == "unknown")
             return Seen("unknown", why=why, stored=stored)
         if "over" not in states.values():
-            return _said(folder) or Seen("ended", 75, "stopped before it began", stored)
+            return noted_end(folder) or Seen("ended", 75, "stopped before it began", stored)
         return _end(ends, parts, stored)
 
     def _unplanned(self, folder: Path) -> Seen:
@@ -222,7 +222,7 @@ class SitesLauncher:
             return Seen("alive")
         if (folder / SHARES_NAME).exists():
             return Seen("alive")  # it was planned since
-        if (end := _said(folder)) is not None:
+        if (end := noted_end(folder)) is not None:
             return end
         if (folder / STOP_NAME).exists():
             return (
@@ -245,7 +245,7 @@ class SitesLauncher:
                 self._go(key, folder, next(address for one in ready.values() for address in one if address[1]))
         except InputError as error:
             write_text(folder / STOP_NAME, "10\n")
-            write_text(folder / END_NAME, json.dumps({"exit_code": 3, "why": str(error)}) + "\n")
+            write_end(folder, 3, str(error))
             self.stop(key, 10.0)
         except RunError:
             pass  # at the next look
@@ -280,14 +280,6 @@ def _end(ends: list[dict[str, Any]], parts: Mapping[str, Any], stored: tuple[int
     return Seen(
         "vanished", why=" ".join(part["why"] for part in parts.values() if not part["ends"]).strip(), stored=stored
     )
-
-
-def _said(folder: Path) -> Seen | None:
-    """The end of an attempt that began nowhere, as it was noted here."""
-    if not (folder / END_NAME).exists():
-        return None
-    end = end_of((folder / END_NAME).read_bytes(), str(folder / END_NAME))
-    return Seen("ended", int(end["exit_code"]), str(end["why"]))
 
 
 def _path(key: Key) -> str:

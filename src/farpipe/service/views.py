@@ -14,9 +14,10 @@ from farpipe.fleet.requests import kind_of
 from farpipe.fleet.snapshot import settled
 from farpipe.fleet.state import FleetState
 from farpipe.planning.cost.money import SECONDS_PER_HOUR
+from farpipe.service.folder import JOB_NAME
 from farpipe.service.submission import MOST_BYTES, submitted_job
 
-NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+NAME: Final = f"^{JOB_NAME}$"
 """Names of jobs, which are names of directories, and of tenants."""
 Name = Annotated[str, Field(pattern=NAME)]
 Devices = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -2,10 +2,8 @@
 
 import asyncio
 import shutil
-from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import cache
-from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Final
 
@@ -19,7 +17,7 @@ from markupsafe import Markup as Safe
 from farpipe.core.errors import FarpipeError, InputError
 from farpipe.core.strict import validate
 from farpipe.fleet.replacing import replace
-from farpipe.report.page import described, draw_table, page_css, policy
+from farpipe.report.page import described, draw_table, page_css, policy, source_of
 from farpipe.report.tables import TableView
 from farpipe.service import api
 from farpipe.service.api import SITE_EVENTS, JobName, Service
@@ -27,7 +25,7 @@ from farpipe.service.auth import ROLES, Asker
 from farpipe.service.folder import RUN_NAME
 from farpipe.service.instance import Instance
 from farpipe.service.page import tables
-from farpipe.service.page.figures import holdings, step_charts
+from farpipe.service.page.figures import DAY_S, holdings, step_charts
 from farpipe.service.page.session import COOKIE, LENGTH_S, AnyForm, Form, OwnForm, Seen, Sessions, Visitor
 from farpipe.service.page.what_if import changes, ends
 from farpipe.service.problems import NotFoundError, NotLeaderError, UnknownTokenError, problem_of
@@ -46,7 +44,6 @@ MOST_WHY: Final = 20
 TAIL_LINES: Final = 5
 MOST_TAILS: Final = 5
 """Newest attempts whose last lines are shown."""
-DAY_S: Final = 86400.0
 MOST_ACCOUNTS: Final = 1000
 """Ended jobs that the accounts count."""
 MOST_HOLDINGS: Final = 200
@@ -91,9 +88,8 @@ def assets() -> tuple[Safe, Safe, str]:
     folder = files("farpipe.service.page")
     css = page_css() + (folder / "page.css").read_text(encoding="utf-8")
     script = (folder / "page.js").read_text(encoding="utf-8")
-    hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in (css, script)]
     allowed = (
-        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; connect-src 'self'; "
+        f"default-src 'none'; style-src {source_of(css)}; script-src {source_of(script)}; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; img-src data:"
     )
     return Safe(css), Safe(script), allowed
