@@ -157,7 +157,7 @@ def test_a_picture_is_drawn(tmp_path):
     write_light_page(tmp_path / "light.html", step, shared.table, coupled.log, 80, about=about)
     page = (tmp_path / "light.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 3  # the spectrum; memory and links of the step
-    assert all(text in page for text in ("<h1>on nsfnet</h1>", "no other traffic", ">1.5</td>"))
+    assert all(text in page for text in ("<h1>on nsfnet</h1>", "No other traffic.", ">1.5</td>"))
     with pytest.raises(UsageError, match=r"as \.svg or \.png"):
         draw_light(tmp_path / "light.gif", step, shared.table, coupled.log, 80)
     draw_light(tmp_path / "part.svg", step, shared.table, coupled.log, 80, (0.1, 0.2))

@@ -84,6 +84,11 @@ def at(x: float, y: float, *content: str) -> Markup:
     return tag("g", *content, transform=f"translate({place})")
 
 
+def scrolling(content: Markup, label: str) -> Markup:
+    """What scrolls by itself, also by the keyboard, where the screen is narrow."""
+    return tag("div", content, class_="scroll", role="region", aria_label=label, tabindex=0)
+
+
 @dataclass(frozen=True)
 class Figure:
     """A picture with its size in pixels; `key` makes its ids unique within a page."""

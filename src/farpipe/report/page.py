@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +13,7 @@ from farpipe.core.strict import write_text
 from farpipe.core.units import format_change, format_percent, format_seconds
 from farpipe.report.charts import ChartGroup, LineChart, link_charts, loss_chart, memory_charts, step_time_chart
 from farpipe.report.chunk_map import draw_chunk_map, stage_table
-from farpipe.report.figure import Markup, figures_css, join, tag
+from farpipe.report.figure import Markup, figures_css, join, scrolling, tag
 from farpipe.report.gantt import draw_gantt
 from farpipe.report.gantt_frame import Panel, fitting_window
 from farpipe.report.gantt_rows import NUMBER_CLASS
@@ -169,11 +170,6 @@ def _bar(length: float) -> Markup:
     return tag("svg", box, class_="bar", viewBox="0 0 100 6", preserveAspectRatio="none", aria_hidden="true")
 
 
-def scrolling(content: Markup, label: str) -> Markup:
-    """What scrolls by itself, also by the keyboard, where the screen is narrow."""
-    return tag("div", content, class_="scroll", role="region", aria_label=label, tabindex=0)
-
-
 def _plan(report: RunReport) -> Iterator[Markup]:
     yield from (tag("p", line, class_="text") for line in report.plan_text.splitlines() if line.strip())
     for view in report.plan_tables:
@@ -205,9 +201,10 @@ def _chunks(runs: Sequence[RunView]) -> Iterator[Markup]:
             figure = draw_chunk_map(
                 view.chunks, f"chunks-{index}", view.recomputed, keeps_attention=view.keeps_attention
             )
-            yield tag("figure", scrolling(figure.inline(), figure.title), class_="wide")
+            yield tag("figure", scrolling(figure.inline(), _of_run(figure.title, view, runs)), class_="wide")
             yield tag("p", f"{figure.description}{_drawn(view)}", class_="note")
-            yield draw_table(stage_table(view))
+            stages = stage_table(view)
+            yield draw_table(replace(stages, title=_of_run(stages.title, view, runs)))
 
 
 def _drawn(view: RunView) -> str:
@@ -226,9 +223,10 @@ def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
         yield _run_heading(view, runs)
         figure = draw_gantt(group, window=window, key=f"gantt-{index}")
         charts.append(figure.inline())
-        yield tag("figure", *_zooms(index), scrolling(charts[-1], figure.title), class_="wide")
+        scrolled = scrolling(charts[-1], _of_run(figure.title, view, runs))
+        yield tag("figure", *_zooms(index), scrolled, class_="wide")
         if (band := draw_membership(view.metrics, f"membership-{index}")) is not None:
-            yield tag("figure", scrolling(band.inline(), band.title), class_="wide")
+            yield tag("figure", scrolling(band.inline(), _of_run(band.title, view, runs)), class_="wide")
             yield tag("p", band.description, class_="note")
     if panels:
         numbered = "chunks" if any(view.chunks for view in runs) else "microbatches"
@@ -264,6 +262,11 @@ def _step_text(timeline: Timeline) -> str:
 def _run_heading(view: RunView, runs: Sequence[RunView]) -> Markup:
     """The name of a run where there are several."""
     return tag("h3", view.name) if len(runs) > 1 else Markup("")
+
+
+def _of_run(title: str, view: RunView, runs: Sequence[RunView]) -> str:
+    """A title that no other region of the page has, where there are several runs."""
+    return f"{title}, {view.name}" if len(runs) > 1 else title
 
 
 def _groups(runs: Sequence[RunView], draw: Callable[[RunView], ChartGroup]) -> Iterator[Markup]:

@@ -11,7 +11,7 @@ from farpipe.core.simulate import Timeline
 from farpipe.core.step import KINDS
 from farpipe.core.units import format_bytes, format_seconds
 from farpipe.planning.explain.what_if import Answer, Dial
-from farpipe.report.figure import Markup, tag
+from farpipe.report.figure import Markup, scrolling, tag
 from farpipe.report.gantt_frame import spaced
 
 MAX_RANKS: Final = 16
@@ -93,16 +93,12 @@ def what_if_section(data: Mapping[str, Any]) -> Iterator[Markup]:
     words = [tag("th", name, scope="col") for name in ("use of the sites", "layout")]
     head = tag("tr", *words, *(tag("th", name, scope="col", class_="number") for name in ("step", "peak memory")))
     table = tag("table", tag("thead", head), tag("tbody", id="what-if-uses"))
-    yield _region(table, "Uses of the sites at this setting")
+    yield scrolling(table, "Uses of the sites at this setting")
     names = {"F": "forward", "I": "input gradient", "W": "weight gradient", "B": "backward"}
     title = f"Timeline at this setting: {', '.join(f'{kind} {name}' for kind, name in names.items())}"
     svg = tag("svg", id="what-if-timeline", class_="figure", role="img", aria_label=title)
-    yield tag("figure", _region(svg, "Timeline at this setting"), class_="what-if")
+    yield tag("figure", scrolling(svg, "Timeline at this setting"), class_="what-if")
     yield tag("p", _SERVED_NOTE if data["cells"] is None else _NOTE, class_="note")
-
-
-def _region(content: Markup, label: str) -> Markup:
-    return tag("div", content, class_="scroll", role="region", aria_label=label, tabindex=0)
 
 
 def _dial(number: int, dial: Mapping[str, Any]) -> Markup:

@@ -5,8 +5,7 @@ from typing import Final
 
 from farpipe.core.units import format_seconds
 from farpipe.report.axis import PLAIN, TIME, Quantity, Scale, shorten, ticks
-from farpipe.report.figure import Block, Figure, Markup, at, join, tag
-from farpipe.report.page import scrolling
+from farpipe.report.figure import Block, Figure, Markup, at, join, scrolling, tag
 from farpipe.service.reading import Step
 from farpipe.service.store import Row
 
