@@ -21,15 +21,16 @@ from farpipe.fleet.requests import kind_of
 from farpipe.fleet.state import first_state
 from farpipe.service.door import Door
 from farpipe.service.launcher import Key
+from farpipe.service.order import ORDER_NAME, Order
 from farpipe.service.reconcile import Reconciler
 from farpipe.service.sites import SitesLauncher
 from farpipe.service.submission import submitted_job
 
 JOB = """
 [model]
-layers = 4
+num_layers = 4
 hidden = 32
-heads = 2
+num_heads = 2
 ffn_hidden = 64
 vocab_size = 256
 [training]
@@ -37,7 +38,7 @@ sequence_length = 16
 global_batch = 8
 microbatch_size = 2
 precision = "fp32"
-num_steps = 40
+num_steps = 300
 checkpoint_every_minutes = 0
 [layout]
 pipeline = 2
@@ -55,7 +56,7 @@ latency = "1 ms"
 bandwidth = "10 Gbit/s"
 """
 NAMES = ("amber", "birch", "cedar", "dogwood")
-NUM_STEPS = 40
+NUM_STEPS = 300
 LIMIT_S = 280.0
 
 
@@ -134,7 +135,8 @@ def main(root: Path) -> None:
     fleet.until(lambda: len(fleet.ended) == len(NAMES))
     attempts = {name: len([*(root / "runs" / name).iterdir()]) for name in NAMES}
     old = fleet.launcher.look([Key(victim, 1)])[Key(victim, 1)]
-    plain = farpipe.train(parse_job(JOB), root / "plain", num_steps=NUM_STEPS)
+    order = Order.load(fleet.loop.folder(Key(victim, 2)) / ORDER_NAME)
+    plain = farpipe.train(order.plan().plan, root / "plain", num_steps=NUM_STEPS)
     expected = [line["loss"] for line in plain.metrics if "loss" in line]
     same = [name for name in NAMES if fleet.losses(Key(name, attempts[name])) == expected]
     print(f"attempts: {attempts}; the cut one: {old.state}, exit code {old.exit_code}")

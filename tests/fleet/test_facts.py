@@ -170,7 +170,10 @@ def test_a_stop_that_nobody_confirms_counts_as_over():
     assert state.handle(Tick(due_s))[0].jobs["j"].phase == "stopping"
     after, _ = state.handle(Tick(due_s + 1))
     (ended,) = after.done
-    assert (ended.what, ended.why) == ("cancel", "its stop was not confirmed within 50 s of its expected end")
+    assert (ended.what, ended.why) == (
+        "cancel",
+        "cancelled by its owner; its stop was not confirmed within 50 s of its expected end",
+    )
     assert (after.jobs, after.space().devices["a"]) == ({}, 8)
     assert after.handle(JobStopped(due_s + 9, "j", 1))[0].verdicts == ("",), "late, and of no effect"
 

@@ -99,6 +99,22 @@ def test_sites_are_drained_lost_and_back_and_links_change(service, ask):
     assert "no link" in detail(ask("PUT", "links/bern", {"bytes_per_s": 1.0}), 404)
 
 
+def test_what_if_plays_on_with_a_copy_and_names_no_other_tenant_s(service, ask):
+    for name in ("x1", "x2", "x3"):
+        ask.submit(name, min_devices=8)
+    service.asking("submitter", "a").submit("y", min_devices=8)
+    assert ask("GET", "what-if").json()["lost zurich"] == "the site zurich lost"
+    viewer = service.asking("viewer", "a")
+    assert "first x3" not in viewer("GET", "what-if").json()
+    (mine,) = viewer("POST", "what-if", {"change": "first y"}).json()
+    assert mine["name"] == "y"
+    assert mine["changed_end_s"] < mine["end_s"]
+    lost = {one["name"]: one for one in ask("POST", "what-if", {"change": "lost zurich"}).json()}
+    assert lost["y"]["changed_end_s"] > lost["y"]["end_s"]
+    assert [one["state"] for one in ask("GET", "sites").json()] == ["up", "up"], "nothing is changed"
+    assert "not among" in detail(viewer("POST", "what-if", {"change": "first x3"}), 404)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
@@ -141,6 +157,8 @@ NEEDS = {
     ("GET", "/v1/jobs/{name}/steps"): "viewer",
     ("GET", "/v1/jobs/{name}/logs"): "viewer",
     ("POST", "/v1/jobs/{name}/cancel"): "submitter",
+    ("GET", "/v1/what-if"): "viewer",
+    ("POST", "/v1/what-if"): "viewer",
     ("GET", "/v1/sites"): "viewer",
     ("POST", "/v1/sites/{site}/drain"): "operator",
     ("POST", "/v1/sites/{site}/undrain"): "operator",
@@ -156,7 +174,11 @@ NEEDS = {
 }
 """The table of roles and routes."""
 ROLES = ("none", "ended", "viewer", "submitter", "operator")
-BODIES = {"/v1/jobs": {"name": "new", "job": job_toml()}, "/v1/tokens": {"role": "viewer", "tenant": "t"}}
+BODIES = {
+    "/v1/what-if": {"change": "lost zurich"},
+    "/v1/jobs": {"name": "new", "job": job_toml()},
+    "/v1/tokens": {"role": "viewer", "tenant": "t"},
+}
 PLACES = {"name": "j", "site": "zurich", "link": "zurich>lugano", "token_id": "none"}
 
 

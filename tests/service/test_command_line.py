@@ -84,6 +84,7 @@ def test_exit_codes_are_those_of_every_command(service, tmp_path):
     assert farpipe(service, "job", "cancel", "long")[0] == 0
     code = farpipe(service, "job", "wait", "long", "--time-limit", "240")[0]
     assert code == 75
+    assert "cancelled by its owner" in farpipe(service, "job", "show", "long")[1]
     assert farpipe(service, "job", "show", "nobody")[0] == 3
     assert farpipe(service, "job", "list", FARPIPE_SERVER="http://127.0.0.1:9")[0] == 6
     assert farpipe(service, "job", "list", FARPIPE_SERVER="http://example.org")[0] == 2

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -194,3 +196,11 @@ def test_an_attempt_begins_once_however_often_it_is_started(tmp_path):
     (folder / "end.json").unlink()
     assert launcher.look([key])[key].state == "vanished"
     assert (launcher.read(key, "order.json", 1), launcher.read(key, "absent", 0)) == (b"}", b"")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_the_fleet_s_demo_ends_as_its_docstring_says():
+    done = subprocess.run([sys.executable, "recipes/fleet_demo.py"], capture_output=True, text=True, timeout=390)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bit by bit: amber, birch, cedar, dogwood" in done.stdout

@@ -31,7 +31,7 @@ from farpipe.fleet.events import (
     StepReported,
     Tick,
 )
-from farpipe.fleet.failures import end_overdue, failed, has_stopped
+from farpipe.fleet.failures import CANCELLED, end_overdue, failed, has_stopped
 from farpipe.fleet.job import JobPlacement, JobState, Phase
 from farpipe.fleet.replacing import replace
 from farpipe.fleet.snapshot import Snapshot, State, placed, queued, settled
@@ -141,7 +141,7 @@ def _failed(state: State, event: JobFailed) -> Result[State]:
 def _cancelled(state: State, event: JobCancelled) -> Result[State]:
     if event.name in state.ended:
         return state, []
-    job, why = settled(state, event.name), "cancelled by its owner"
+    job, why = settled(state, event.name), CANCELLED
     if job.leaves:
         return state, []
     if job.placement is None or not state.world.stops.holds:
@@ -282,7 +282,7 @@ def _site(state: State, name: str, **change: Any) -> Result[State]:
         account = stopped(state, account) if is_up else queued(account, account.num_stored)
         why = f"{name} has no devices for it any more" if is_up else f"{name} is lost"
         if job.leaves:
-            state = state.without_job(account, "cancel")
+            state = state.without_job(account, "cancel", CANCELLED)
             continue  # it was stopping already
         what = "stopped" if job.phase == "stopping" else "preempt"
         state = state.with_job(replace(account, num_preemptions=job.num_preemptions + 1), what, why)

@@ -11,12 +11,15 @@ from farpipe.fleet.stops import stopped
 
 MAX_WHY: Final = 2000
 """Letters of a failure's reason that are kept."""
+CANCELLED: Final = "cancelled by its owner"
 
 
 def failed(state: State, job: JobState, event: JobFailed) -> tuple[State, list[Command]]:
     """The state once the settled `job` has failed: it goes back to the queue, or is given up."""
     why = event.why[:MAX_WHY]
-    if event.is_final or job.leaves:
+    if job.leaves:  # however its attempt ends, its owner ended it
+        return state.without_job(replace(job, last_failure=why), "cancel", _cancelled(why)), []
+    if event.is_final:
         return state.without_job(replace(job, last_failure=why), "fail", why), []
     num_steps = job.num_stored if event.num_steps is None else event.num_steps
     waiting = go_on_from_newest(state, replace(queued(job, num_steps), reserved=None))
@@ -26,11 +29,15 @@ def failed(state: State, job: JobState, event: JobFailed) -> tuple[State, list[C
 def has_stopped(state: State, job: JobState, num_steps: float | None, why: str = "") -> tuple[State, list[Command]]:
     """The state once nothing of the settled, stopping `job` runs any more; its checkpoint has `num_steps`."""
     if job.leaves:
-        return state.without_job(job, "cancel", why), []
+        return state.without_job(job, "cancel", _cancelled(why)), []
     waiting = go_on_from_newest(state, queued(job, job.num_stored if num_steps is None else num_steps))
     if waiting.num_failures >= state.world.stops.max_failures:
         return _again_or_given_up(state, replace(waiting, reserved=None))
     return state.with_job(waiting, "stopped", why), []
+
+
+def _cancelled(why: str) -> str:
+    return f"{CANCELLED}; {why}" if why else CANCELLED
 
 
 def end_overdue(state: State) -> tuple[State, list[Command]]:

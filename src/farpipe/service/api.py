@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from farpipe.fleet.events import DevicesChanged, Event, JobCancelled, JobSubmitted, LinkChanged, SiteBack, SiteLost
+from farpipe.fleet.replacing import replace
 from farpipe.fleet.state import FleetState
 from farpipe.fleet.waiting import why_waiting
 from farpipe.service.auth import Asker, Role, asker, new_token
@@ -31,6 +32,7 @@ from farpipe.service.views import (
     link_views,
     site_views,
 )
+from farpipe.service.what_if import changes, ends
 from farpipe.service.writer import Ask
 
 MOST_WAITING: Final = 1000
@@ -78,6 +80,22 @@ class Why(BaseModel):
     name: str
     phase: str
     why: str
+
+
+class Change(Body):
+    """One thing that could be different: a key of what can be asked."""
+
+    change: Annotated[str, Field(max_length=400)]
+
+
+class WhatIf(BaseModel):
+    """End of a job as things are, and with the change: Unix seconds, or why it has none."""
+
+    name: str
+    end_s: float | None
+    why: str
+    changed_end_s: float | None
+    changed_why: str
 
 
 class Rate(Body):
@@ -229,6 +247,27 @@ async def cancel(name: JobName, service: Service, who: Submitter) -> JobView:
 
 def _while_it_lives(state: FleetState, name: str, now_s: float) -> Sequence[Event]:
     return (JobCancelled(now_s, name),) if name in state.jobs else ()
+
+
+@router.get("/what-if")
+def questions(service: Service, who: Viewer) -> dict[str, str]:
+    """What can be asked: a key for every change, and its words."""
+    return changes(service.state, _seen(service.state, who))
+
+
+@router.post("/what-if")
+def what_if(asked: Change, service: Service, who: Viewer) -> list[WhatIf]:
+    """Ends of the tenant's jobs if one thing were different. The core plays on with a copy; nothing is changed."""
+    state = replace(service.state, now_s=service.now_s)
+    found = ends(state, asked.change, _seen(state, who)).items()
+    return [
+        WhatIf(name=name, end_s=now.end_s, why=now.why, changed_end_s=then.end_s, changed_why=then.why)
+        for name, (now, then) in found
+    ]
+
+
+def _seen(state: FleetState, who: Asker) -> list[str]:
+    return [one.name for one in state.jobs.values() if who.sees(one.job.tenant)]
 
 
 @router.get("/sites")

@@ -27,10 +27,10 @@ from farpipe.service.instance import Instance
 from farpipe.service.page import tables
 from farpipe.service.page.figures import DAY_S, holdings, step_charts
 from farpipe.service.page.session import COOKIE, LENGTH_S, AnyForm, Form, OwnForm, Seen, Sessions, Visitor
-from farpipe.service.page.what_if import changes, ends
 from farpipe.service.problems import NotFoundError, NotLeaderError, UnknownTokenError, problem_of
 from farpipe.service.reading import log_part
 from farpipe.service.views import Submission
+from farpipe.service.what_if import changes, ends
 
 VIEWS: Final = (
     ("/", "Jobs"),
@@ -263,11 +263,7 @@ def what_if(service: Service, visitor: Seen, change: str = "") -> HTMLResponse:
     state, who = service.state, visitor.who
     mine = [one.name for one in state.jobs.values() if who.sees(one.job.tenant)]
     known = changes(state, mine)
-    if change and change not in known:
-        raise NotFoundError("that is not among what can be asked")
-    found = ends(replace(state, now_s=service.now_s), change) if change else {}
-    others = [name for name in found if name not in mine]
-    shown = {name: (found[name][0].masked(others), found[name][1].masked(others)) for name in mine if name in found}
+    shown = ends(replace(state, now_s=service.now_s), change, mine) if change else {}
     return page("what_if.html", visitor, here="/what-if", known=known, change=change, found=tables.what_if_table(shown))
 
 

@@ -10,10 +10,10 @@ from farpipe.fleet.job import JobState
 from farpipe.fleet.state import FleetState
 from farpipe.report.figure import Markup, tag
 from farpipe.report.tables import TableView
-from farpipe.service.page.what_if import End
 from farpipe.service.reading import Step
 from farpipe.service.store import Row
 from farpipe.service.views import AttemptView, JobView, LinkView, SiteSpent, SiteView
+from farpipe.service.what_if import End
 
 RECENT_S: Final = 86400.0
 """Age up to which a job that has failed needs attention."""

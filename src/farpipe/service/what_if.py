@@ -11,7 +11,7 @@ from farpipe.fleet.replacing import replace
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.snapshot import Cache
 from farpipe.fleet.state import FleetState
-from farpipe.service.problems import TooManyError
+from farpipe.service.problems import NotFoundError, TooManyError
 from farpipe.service.reading import masked
 
 MOST_JOBS: Final = 500
@@ -43,8 +43,13 @@ def changes(state: FleetState, names: Iterable[str]) -> dict[str, str]:
     return found | {f"first {name}": f"{name} first in the queue" for name in waiting}
 
 
-def ends(state: FleetState, change: str) -> Mapping[str, tuple[End, End]]:
-    """(end without, end with the change) of every job; InputError, TooManyError: it can't be played now."""
+def ends(state: FleetState, change: str, names: Sequence[str]) -> Mapping[str, tuple[End, End]]:
+    """(end without, end with the change) of the jobs `names`, who see no other; `change` is one of `changes`.
+
+    NotFoundError if it is not; InputError, TooManyError: it can't be played now.
+    """
+    if change not in changes(state, names):
+        raise NotFoundError("that is not among what can be asked")
     if len(state.jobs) > MOST_JOBS:
         raise InputError(f"the fleet has more than {MOST_JOBS} jobs; farpipe fleet simulate plays such")
     if not _ONE.acquire(blocking=False):
@@ -53,7 +58,8 @@ def ends(state: FleetState, change: str) -> Mapping[str, tuple[End, End]]:
         before, after = _played(state, ""), _played(state, change)
     finally:
         _ONE.release()
-    return {name: (before[name], after[name]) for name in state.jobs}
+    others = [name for name in state.jobs if name not in names]
+    return {name: (before[name].masked(others), after[name].masked(others)) for name in names}
 
 
 def _played(state: FleetState, change: str) -> Mapping[str, End]:
