@@ -4,7 +4,8 @@
     python -m benchmarks.fleet.service_kills --pair --rounds 20
 
 Each round kills the service (or has it kill itself) and starts it again; with `--pair` two instances share a database,
-and the leader is killed or stopped for longer than its lease. Every job whose submission was answered has to end, with
+and the leader is killed or stopped for longer than its lease. A further job is submitted where the service is to die
+at a start, and cancelled as well where it is to die at a stop. Every job whose submission was answered has to end, with
 one attempt, whose steps are there once each. It prints `lost=[] started_twice={}`.
 """
 
@@ -32,10 +33,22 @@ class Owner:
     """Somebody who submits jobs, again and again until each is answered, whichever instance answers."""
 
     def __init__(self, services: list[Spawned], num_jobs: int, pause_s: float) -> None:
-        self.services, self.answered = services, list[str]()
+        self.services, self.answered, self.cancelled = services, list[str](), set[str]()
         self._names, self._pause_s = [f"job-{k}" for k in range(num_jobs)], pause_s
-        self.thread = threading.Thread(target=self._submit, daemon=True)
-        self.thread.start()
+        self.threads = [threading.Thread(target=self._submit, daemon=True)]
+        self.threads[0].start()
+
+    def also(self, name: str, *, cancels: bool) -> None:
+        """Submit one more job beside the others, and cancel it."""
+        self.threads.append(threading.Thread(target=self._also, args=(name, cancels), daemon=True))
+        self.threads[-1].start()
+
+    def _also(self, name: str, cancels: bool) -> None:
+        until(lambda: self.ask("submit", name), LIMIT_S)
+        self.answered.append(name)
+        if cancels:
+            self.cancelled.add(name)
+            until(lambda: self.ask("cancel", name), LIMIT_S)
 
     def _submit(self) -> None:
         for name in self._names:
@@ -49,7 +62,10 @@ class Owner:
             try:
                 asking = service.operator()
                 with asking.http:
-                    answer = asking.submit(name, job_toml(STEPS)) if what == "submit" else asking("GET", "jobs")
+                    if what == "submit":
+                        answer = asking.submit(name, job_toml(STEPS))
+                    else:
+                        answer = asking("POST", f"jobs/{name}/cancel") if name else asking("GET", "jobs")
             except (OSError, httpx.HTTPError):  # killed before or in its answer
                 continue
             if answer.is_success:
@@ -58,7 +74,7 @@ class Owner:
         return None
 
 
-def killed(service: Spawned, number: int) -> str:
+def killed(service: Spawned, owner: Owner, number: int) -> str:
     """Kill the service at random after it is ready, or start it so that it dies at one of its points."""
     point = POINTS[number // 2 % len(POINTS)] if number % 2 else ""
     if not point:
@@ -68,8 +84,10 @@ def killed(service: Spawned, number: int) -> str:
         service.start()
         return "at random"
     service.kill()
-    service.env |= {"FAULT": "0.3", "POINT": point}
+    service.env |= {"FAULT": "0.6", "POINT": point}
     service.start()
+    if point.endswith(("start", "stop")):
+        owner.also(f"more-{number}", cancels=point.endswith("stop"))
     end_s = time.monotonic() + 15.0
     while not service.has_died() and time.monotonic() < end_s:
         time.sleep(0.05)
@@ -116,13 +134,15 @@ def judged(root: Path, owner: Owner) -> tuple[list[str], dict[str, object]]:
         return found if len(found) >= len(owner.answered) and all(one["phase"] == "ended" for one in found) else None
 
     found = {one["name"]: one for one in until(ended, LIMIT_S)}
-    lost = [name for name in owner.answered if found.get(name, {}).get("result") != "finish"]
+    ends = {name: "cancel" if name in owner.cancelled else "finish" for name in owner.answered}
+    lost = [name for name, end in ends.items() if found.get(name, {}).get("result") != end]
     twice = dict[str, object]()
     for name in owner.answered:
         paths = sorted((root / "runs" / name).glob("*/run/metrics.jsonl"))
         lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
         steps = Counter(line["step"] for line in lines if "loss" in line)
-        if len(paths) != 1 or steps != Counter(range(STEPS)):
+        is_once = set(steps.values()) <= {1} if name in owner.cancelled else steps == Counter(range(STEPS))
+        if len(paths) > 1 or not is_once:
             twice[name] = len(paths), dict(steps)
     return lost, twice
 
@@ -135,9 +155,10 @@ def trial(root: Path, rounds: int, num_jobs: int, database: str | None, is_pair:
         assert all(service.until_ready() for service in services)
         owner = Owner(services, num_jobs, rounds * (15.0 if is_pair else 4.0) / num_jobs / 2)
         for number in range(rounds):
-            print(number, deposed(services, number) if is_pair else killed(services[0], number), flush=True)
+            print(number, deposed(services, number) if is_pair else killed(services[0], owner, number), flush=True)
         assert all(service.until_ready() for service in services)
-        owner.thread.join(LIMIT_S)
+        for thread in owner.threads:
+            thread.join(LIMIT_S)
         return judged(root, owner)
     finally:
         for service in services:
