@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from chosen import chosen
 from forked import PLACE, WITH_FORKS
 
 ROOT = Path(__file__).parent.parent
@@ -163,18 +164,20 @@ def blocks(page):
 WITH_COMMANDS = [
     page for page in PAGES if page != FINE_TUNING and any(kind in RUN and not mark for mark, _, kind, _ in blocks(page))
 ]
+FIRST = ("README.md", "docs/concepts.md", "docs/tutorial/index.md", "docs/how-to/begin-with-what-you-have.md")
+OF_EACH_PAGE = chosen(WITH_COMMANDS, *(WITH_COMMANDS.index(page) for page in FIRST))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # on a busy machine: the tutorial trains
-@pytest.mark.parametrize("page", WITH_COMMANDS)
+@pytest.mark.parametrize("page", OF_EACH_PAGE)
 def test_commands_of_a_page_end_as_it_says(page):
     assert not read(page)[2]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # on a busy machine: the tutorial trains
-@pytest.mark.parametrize("page", WITH_COMMANDS)
+@pytest.mark.parametrize("page", OF_EACH_PAGE)
 def test_a_page_shows_what_its_commands_print(page):
     text, now, failure = read(page)
     assert failure or now.split("\n") == text.split("\n")

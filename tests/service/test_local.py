@@ -129,6 +129,7 @@ def kill(service, key):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_submitted_job_is_trained_by_two_ranks_and_ends(service):
     service.submit("j", 4)
     service.until(lambda: service.closed)
