@@ -10,7 +10,9 @@ named phase of a step (benchmarks/shared/phases.py); all kinds take turns, and a
     cut     its links drop everything for --away seconds, and both sides go on (only with --wan, as root)
     dark    the same, and SIGKILL to all of it: so no connection breaks, it is only silent
 
-The next round begins when the site is back. With --minutes there are three sites instead, and what befalls two of them
+The next round begins when the site is back. With --into every round is a line of a file as soon as it is over, and the
+figures are those of all rounds in it, of earlier pieces too: --begin 5 --rounds 5 goes on where --rounds 5 has ended.
+With --minutes there are three sites instead, and what befalls two of them
 is drawn from --seed; as root the third has clocks an hour ahead (links are not emulated then) and a disk of its own
 that gets full. Beside it a mirrored checkpoint of two other processes is cut in the middle
 (benchmarks/engine/mirror.py --cut).
@@ -19,7 +21,7 @@ In the end the run is told to leave, and goes on with all sites for some steps. 
 norms of all steps, and weights and moments of all sites at the end, are those of the undisturbed run, bit for bit, exit
 codes are right, and no process is left.
 
-    python -m benchmarks.engine.leave_and_return --rounds 20 --wan
+    python -m benchmarks.engine.leave_and_return --rounds 20 --wan [--into rounds.jsonl]
     python -m benchmarks.engine.leave_and_return --minutes 120
 """
 
@@ -49,6 +51,9 @@ STOPPED = 75
 """Exit code of a run that was told to leave and has written a checkpoint."""
 MEAN_PAUSE_S = 5.0
 """Between two events of a run with --minutes."""
+PACE_S = 0.2
+"""Shortest steps while sites are disturbed: processes that start have the processors for themselves in between, and the
+undisturbed run, which does not wait, is over sooner."""
 LIMIT_S = 300.0
 
 
@@ -56,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--begin", type=int, default=0, help="number of the first round")
+    parser.add_argument("--into", type=Path)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--fsdp", type=int, default=0)
     parser.add_argument("--away", type=float, default=6.0)
@@ -77,16 +83,25 @@ def main() -> None:
                 kinds,
                 options.away,
                 wan=options.wan,
+                into=options.into,
             )
     print(json.dumps(result, indent=1))
     sys.exit(0 if all(result["equal to the undisturbed run"].values()) and not result["processes left"] else 1)
 
 
 def in_rounds(
-    folder: Path, layout: Layout, numbers: range, kinds: Sequence[str], away_s: float, *, wan: bool
+    folder: Path,
+    layout: Layout,
+    numbers: range,
+    kinds: Sequence[str],
+    away_s: float,
+    *,
+    wan: bool,
+    into: Path | None = None,
 ) -> dict[str, Any]:
-    """Rounds one after the other between two sites."""
-    disturbed, rounds = Disturbed(folder, SITES[:2], layout), []
+    """Rounds one after the other between two sites; `into`: file of these rounds and of those before."""
+    disturbed, file = Disturbed(folder, SITES[:2], layout, pace_s=PACE_S), into or folder / "rounds.jsonl"
+    done: list[int] = []
 
     def disturb() -> None:
         for number in numbers:
@@ -94,16 +109,19 @@ def in_rounds(
             found = _round(disturbed, kinds[number % len(kinds)], victim, survivor, number, away_s)
             if found is None:
                 return
-            rounds.append(found)
+            done.append(number)
+            with file.open("a") as lines:
+                lines.write(json.dumps(found) + "\n")
             say(json.dumps(found))
 
     disturbed.train(disturb, wan=wan)
+    rounds = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     figures = {
         "processes a site": layout.ranks,
         "fsdp": layout.fsdp,
         "phases": sorted({one["phase"] for one in rounds}),
     }
-    return figures | _figures(rounds) | report(disturbed, {"all rounds": len(rounds) == len(numbers)})
+    return figures | _figures(rounds) | report(disturbed, {"all rounds": done == [*numbers]})
 
 
 def _round(
@@ -191,9 +209,8 @@ def goodput(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
 def at_random(folder: Path, layout: Layout, length_s: float, seed: int, away_s: float) -> dict[str, Any]:
     """Three sites, and what a seed draws; the first is left alone, so that there is always one to return to."""
     is_root = os.geteuid() == 0
-    disturbed, draw = Disturbed(folder, SITES, layout, emulates=not is_root), random.Random(seed)
+    disturbed, draw = Disturbed(folder, SITES, layout, emulates=not is_root, pace_s=PACE_S), random.Random(seed)
     count = Counter[str]()
-    end_s = time.monotonic() + length_s
     mends: dict[str, tuple[float, Callable[[], None]]] = {}
 
     def mend(now_s: float) -> None:
@@ -203,6 +220,7 @@ def at_random(folder: Path, layout: Layout, length_s: float, seed: int, away_s: 
     def disturb() -> None:
         disturbed.wait_until(lambda: all(disturbed.num_together(site) >= STEPS_BETWEEN for site in SITES))
         next_s, is_full = time.monotonic(), False
+        end_s = next_s + length_s
         while time.monotonic() < end_s or mends:
             time.sleep(0.05)
             mend(time.monotonic())

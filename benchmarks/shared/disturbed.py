@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.shared import phases
-from benchmarks.shared.phases import SKEWED_VARIABLE, Ambush
+from benchmarks.shared.phases import PACE_VARIABLE, SKEWED_VARIABLE, Ambush
 
 LATENCY_S, BYTES_PER_S = 0.010, 100e6 / 8
 FOREVER = 10**6
@@ -97,9 +97,15 @@ def model_in(folder: Path, *, fsdp: bool) -> Any:
 class Disturbed:
     """One training, and what befalls its sites."""
 
-    def __init__(self, folder: Path, sites: Sequence[str], layout: Layout, *, emulates: bool = True) -> None:
-        """`emulates`: its links have their distance, without a WAN; emulated links have one clock for all sites."""
+    def __init__(
+        self, folder: Path, sites: Sequence[str], layout: Layout, *, emulates: bool = True, pace_s: float = 0.0
+    ) -> None:
+        """`emulates`: its links have their distance, without a WAN; emulated links have one clock for all sites.
+
+        `pace_s`: shortest time between the beginnings of two steps until it is told to leave.
+        """
         self.folder, self.sites, self.layout, self._emulates = folder, tuple(sites), layout, emulates
+        self._pace_s = pace_s
         self.run_dir, self.num_steps = folder / "disturbed", 0
         self.lines: dict[str, list[tuple[float, dict[str, Any]]]] = {site: [] for site in sites}
         """What each site has recorded, and when it was seen."""
@@ -127,7 +133,8 @@ class Disturbed:
             for site in self.sites:
                 threading.Thread(target=self._watch, args=(site,), daemon=True).start()
             threading.Thread(target=disturb_and_leave, daemon=True).start()
-            self._run(FOREVER, self.run_dir)
+            with environment(PACE_VARIABLE, str(self._pace_s)):
+                self._run(FOREVER, self.run_dir)
             self.ended.set()
             self.num_steps = max(line["step"] for lines in self.lines.values() for _, line in lines) + 1 + LAST_STEPS
             self._run(self.num_steps, self.run_dir, resume=True)
@@ -232,12 +239,21 @@ class Disturbed:
 
 
 @contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """A variable for the processes that are started in the context."""
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+@contextmanager
 def surroundings(disturbed: Disturbed, small_disk_site: str | None, skewed_site: str | None) -> Iterator[None]:
     """A disk of its own for one site, and clocks an hour ahead for another; needs root."""
     with ExitStack() as stack:
         if skewed_site is not None:
-            os.environ[SKEWED_VARIABLE] = skewed_site
-            stack.callback(os.environ.pop, SKEWED_VARIABLE, None)
+            stack.enter_context(environment(SKEWED_VARIABLE, skewed_site))
         if small_disk_site is not None:
             place = disturbed.run_dir / "sites" / small_disk_site
             place.mkdir(parents=True)

@@ -2,7 +2,7 @@
 
 Production code knows nothing of it: calls are replaced here. Two bytes in ``RUN_DIR/phases/SITE-RANK``, which both
 sides map: the state (armed, reached), and the phase that is meant. FARPIPE_SKEWED_SITE names a site whose processes run
-in a time namespace of their own, an hour ahead.
+in a time namespace of their own, an hour ahead; a step begins FARPIPE_PACE_S after the one before, or later.
 """
 
 import mmap
@@ -19,6 +19,7 @@ ARMED, REACHED = 1, 2
 HELD_S = 5.0
 """Longest time for which a rank is held, where nothing happens to it."""
 SKEWED_VARIABLE = "FARPIPE_SKEWED_SITE"
+PACE_VARIABLE = "FARPIPE_PACE_S"
 SKEW_S = 3600
 _POLL_S = 0.001
 
@@ -59,6 +60,19 @@ class Ambush:
             time.sleep(_POLL_S)
 
 
+def keep_pace(trainer: Any, pace_s: float) -> None:
+    """Let its steps begin `pace_s` apart, or more."""
+    begin_step, next_s = trainer.begin_step, 0.0
+
+    def paced(self: Any, step: int) -> None:
+        nonlocal next_s
+        time.sleep(max(0.0, next_s - time.monotonic()))
+        next_s = time.monotonic() + pace_s
+        begin_step(self, step)
+
+    trainer.begin_step = paced
+
+
 def main() -> None:
     site = os.environ["FARPIPE_SITE"]
     if os.environ.get(SKEWED_VARIABLE) == site and os.environ.pop(SKEWED_VARIABLE):
@@ -69,6 +83,7 @@ def main() -> None:
     from farpipe.engine.executor.optimizer import Optimizer
     from farpipe.engine.launch import rank_main
     from farpipe.engine.outer import replica_sum
+    from farpipe.engine.outer.elastic_trainer import ElasticTrainer
     from farpipe.engine.stages.stage import TorchStage
 
     ambush = Ambush(Path(sys.argv[1]), site, int(os.environ["RANK"]))
@@ -92,6 +107,8 @@ def main() -> None:
     ]
     for owner, function, phase in places:
         held_in(owner, function.__name__, phase)
+    if pace_s := float(os.environ.get(PACE_VARIABLE, "0")):
+        keep_pace(ElasticTrainer, pace_s)
     typer.run(rank_main.main)
 
 

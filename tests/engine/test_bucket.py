@@ -1,13 +1,17 @@
 """The newest checkpoint in a bucket: a folder, and a real S3 server where moto and s3fs are installed."""
 
+import time
+
 import pytest
 
 from farpipe.core.errors import InputError, UsageError
 from farpipe.core.spec import Training
-from farpipe.engine.checkpoint.bucket import Store, brought
+from farpipe.engine.checkpoint.bucket import Store, ToBucket, brought
+from farpipe.engine.checkpoint.fetch import await_all
 from farpipe.engine.checkpoint.folders import folder_of, url_of
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.launch.directory import choose_run_dir
+from in_process import run_ranks
 from small_models import LLAMA
 from trainings import losses, make_run, metrics, train
 
@@ -87,6 +91,29 @@ def test_a_copy_that_was_cut_off_is_no_checkpoint_and_is_gone_on_with(bucket, te
     store.put_manifest(folder, 4)
     there = store.bring(tmp_path / "there")
     assert (there / second.name).read_bytes() == (folder / second.name).read_bytes()
+
+
+def test_an_older_file_that_was_not_copied_does_not_end_the_wait_for_the_newest(text_file, tmp_path, monkeypatch):
+    train(make_run(text_file, **OPTIONS | {"num_steps": 4}), tmp_path / "run")
+    put_manifest = Store.put_manifest
+    monkeypatch.setattr(Store, "put_manifest", lambda *arguments: (time.sleep(0.5), put_manifest(*arguments)))
+
+    def copy(peers):
+        copies = ToBucket(f"file://{tmp_path}/bucket", peers, tmp_path / "run" / "checkpoints")
+        if peers.rank == 0:
+            copies._take({"step": 2, "problem": "it is gone"})
+        copies.start()
+        while not copies.is_settled:
+            time.sleep(0.01)
+        await_all(peers, "settled")
+        if peers.rank == 0:
+            copies.await_manifest()
+        found = copies.news()
+        peers.exchange("copied", b"", waiting_for="the others")
+        copies.end()
+        return found
+
+    assert run_ranks(2, copy)[0] == ({f"file://{tmp_path}/bucket": 4}, ["not copied: it is gone"])
 
 
 def test_a_damaged_copy_is_refused(bucket, text_file, tmp_path):

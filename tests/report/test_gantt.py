@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from farpipe.core.simulate import simulate, slack
+from farpipe.core.simulate.events import OuterArrival
 from farpipe.core.simulate.timeline import MESSAGE_DTYPE, MESSAGE_KINDS
 from farpipe.core.step import Sync, Transfer
 from farpipe.core.units import format_seconds
@@ -89,6 +90,22 @@ def test_predicted_and_measured_stand_on_one_time_axis():
     starts = [float(rect.get("x")) for title, rect in boxes(tree, r"0F1 ")]
     assert starts[0] == starts[1]
     assert texts(tree).count("0") == 1 + 2 * 4  # one axis that begins at 0; microbatch 0 in F and B of both ranks
+
+
+def test_messages_of_sites_outside_have_a_row_and_a_box_from_arrival_until_they_are_needed():
+    timeline = play(two_sites(2, 3))
+    end = timeline.makespan_s
+    outer = (OuterArrival("fragment 0", "lugano", 2e6, -1.0, 2 * end), OuterArrival("sum", "bern", 4e6, end, end / 2))
+    panel = Panel("measured", dataclasses.replace(timeline, outer=outer))
+    frame, tree = choose_frame([panel], None, ""), parsed(draw_gantt([panel]))
+    ((slack_title, box),) = boxes(tree, "fragment 0 from lugano")
+    assert slack_title == f"fragment 0 from lugano · 1.91 MiB · slack {format_seconds(2 * end + 1)}"
+    assert float(box.get("x")) == pytest.approx(frame.scale.start, abs=0.01), "it was there before the step began"
+    assert float(box.get("width")) == pytest.approx(frame.scale.end - frame.scale.start, abs=0.01)
+    ((wait_title, wait),) = boxes(tree, "sum from bern")
+    assert wait_title.endswith(f"waited {format_seconds(end / 2)} for it")
+    assert "across" in wait.get("fill")
+    assert all(any(text.endswith(name) for text in texts(tree)) for name in ("from lugano", "from bern"))
 
 
 def test_virtual_stages_have_their_own_shade_and_the_legend_says_so():

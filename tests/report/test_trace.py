@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from farpipe.core.simulate import simulate
+from farpipe.core.simulate.events import OuterArrival
 from farpipe.report.charts import memory_over_time
 from farpipe.report.trace import trace, write_trace
 from report.steps import as_measured, play, two_sites
@@ -126,6 +127,22 @@ def test_an_arrow_that_would_point_into_the_past_is_left_out():
     messages["end_s"][0] += 100.0
     _, arrows = check_strictly(trace({"measured": dataclasses.replace(as_measured(timeline), messages=messages)}))
     assert len(arrows) == 1
+
+
+def test_messages_of_sites_outside_have_a_track_of_their_own_with_their_slack():
+    outer = (OuterArrival("fragment 0", "lugano", 2e6, -1.0, 0.5), OuterArrival("fragment 1", "lugano", 2e6, 0.5, 0.25))
+    events = trace({"measured": dataclasses.replace(play(two_sites(2, 3)), outer=outer)})["traceEvents"]
+    slices = [event for event in events if event.get("cat") == "outer message"]
+    assert [(one["name"], one["ts"], one["dur"], one["args"]["slack_us"]) for one in slices] == [
+        ("fragment 0: slack", -1e6, 1.5e6, 1.5e6),
+        ("fragment 1: waited", 0.25e6, 0.25e6, -0.25e6),
+    ]
+    (track,) = {one["tid"] for one in slices}
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names[track] == "from lugano"
+    assert not [
+        event for event in events if event.get("tid") == track and event.get("cat") not in ("outer message", None)
+    ]
 
 
 def test_the_file_is_json_with_a_group_per_timeline(tmp_path):

@@ -281,7 +281,7 @@ class _Loop:
         if not is_recorded(report.step, self._record_every, self._run.num_steps):
             report = report.without_record()
         if self._elastic is not None and self._recorder is not None:
-            self._recorder.note(report.step, self._elastic.membership.facts())
+            self._recorder.note(report.step, *self._elastic.membership.facts())
         if self._free is not None and self._free.is_open:
             self._held = report
         else:

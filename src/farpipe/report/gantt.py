@@ -16,7 +16,17 @@ from farpipe.planning import Plan, PlanDocument
 from farpipe.report.axis import shorten
 from farpipe.report.figure import Block, Figure, Markup, at, join, stack, tag
 from farpipe.report.gantt_frame import GanttFrame, Panel, choose_frame, extent
-from farpipe.report.gantt_rows import BOX_PX, FALL_PX, action_boxes, legend, link_row, shades, strips, wait_boxes
+from farpipe.report.gantt_rows import (
+    BOX_PX,
+    FALL_PX,
+    action_boxes,
+    legend,
+    link_row,
+    outer_row,
+    shades,
+    strips,
+    wait_boxes,
+)
 
 __all__ = ["Panel", "draw_gantt", "draw_small_multiples", "svg_of"]
 
@@ -57,7 +67,10 @@ def _panel(panel: Panel, frame: GanttFrame) -> Block:
     rows = [_rank_row(panel, frame, rank) for rank in frame.ranks if rank < panel.timeline.num_ranks]
     ranks = stack(rows)
     links = stack([_link_row(panel, frame, name) for name in frame.links])
-    body = stack([ranks, links], 6) if frame.links else ranks
+    outer = stack(
+        [_outer_row(panel, frame, name) for name in dict.fromkeys(one.source for one in panel.timeline.outer)]
+    )
+    body = stack([ranks, *(rows for rows in (links, outer) if rows.height)], 6)
     content = [_grid(frame, body.height), body.content, _step_end(panel, frame, ranks.height)]
     return stack([_head(panel, frame), Block(join(content), body.height)])
 
@@ -123,6 +136,13 @@ def _link_row(panel: Panel, frame: GanttFrame, name: str) -> Block:
     chosen = chosen[np.argsort(timeline.messages[chosen], order="start_s")]
     base = tag("path", class_="grid", d=f"M{frame.scale.start:g} {BOX_PX:g}H{frame.scale.end:g}")
     return Block(join([label, base, *link_row(panel, chosen, frame.scale)]), _LINK_ROW_PX)
+
+
+def _outer_row(panel: Panel, frame: GanttFrame, source: str) -> Block:
+    text = tag("title", f"from {source}"), f"from {shorten(source, 16)}"
+    label = tag("text", *text, class_="end muted", x=frame.scale.start - 6, y=BOX_PX + 1)
+    base = tag("path", class_="grid", d=f"M{frame.scale.start:g} {BOX_PX:g}H{frame.scale.end:g}")
+    return Block(join([label, base, *outer_row(panel.timeline, source, frame)]), BOX_PX + 4)
 
 
 def arrow(name: str) -> str:

@@ -142,7 +142,8 @@ def choose_frame(
     """Choose what to draw of `panels`; without `window` as much of them as can be distinguished."""
     timelines = [panel.timeline for panel in panels]
     extents = [extent(timeline) for timeline in timelines]
-    whole = (min(0.0, *(low for low, _ in extents)), max(high for _, high in extents))
+    outer = [end for timeline in timelines for came in timeline.outer for end in (came.arrival_s, came.needed_s)]
+    whole = (min(0.0, *(low for low, _ in extents)), max([*(high for _, high in extents), *outer]))
     ranks = spaced(max(timeline.num_ranks for timeline in timelines), MAX_RANKS)
     links, num_links = ((), 0) if compact else _choose_links(timelines)
     low, high = window or _fitting_window(timelines, ranks, links, whole, zoom)

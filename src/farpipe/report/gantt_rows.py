@@ -85,6 +85,19 @@ def link_row(panel: Panel, chosen: NDArray[np.intp], scale: Scale) -> Iterator[M
         yield tag("rect", tag("title", message_title(panel, index)), class_=kind, **box)
 
 
+def outer_row(timeline: Timeline, source: str, frame: GanttFrame) -> Iterator[Markup]:
+    """What came from the sites `source`: a box from its arrival until it was needed; hatched where the step waited."""
+    for came in (one for one in timeline.outer if one.source == source):
+        what = f"{came.what} from {source} · {format_bytes(came.bytes)}"
+        if came.slack_s < 0:
+            title, look = f"{what} · waited {duration(-came.slack_s)} for it", {"fill": f"url(#{frame.key}-across)"}
+        else:
+            title, look = f"{what} · slack {duration(came.slack_s)}", {"class_": "exchange"}
+        left, right = _clip(frame.scale, *sorted((came.arrival_s, came.needed_s)))
+        if left <= right:
+            yield tag("rect", tag("title", title), x=left, width=max(1.0, right - left), height=BOX_PX, **look)
+
+
 def _tails(messages: NDArray[np.void], scale: Scale) -> Iterable[str]:
     for end, arrival in zip(scale.map(messages["end_s"]), scale.map(messages["arrival_s"]), strict=True):
         last = max(scale.start, scale.end)

@@ -57,7 +57,14 @@ def trace(timelines: Mapping[str, Timeline], problem: Problem | None = None) -> 
         tracks = _Tracks(index + 1, timeline)
         arrows = list(tracks.arrows(num_arrows)) if with_arrows else []
         num_arrows += len(timeline.messages)
-        events += [*tracks.names(name), *tracks.actions(), *tracks.waits(), *tracks.messages(), *arrows]
+        events += [
+            *tracks.names(name),
+            *tracks.actions(),
+            *tracks.waits(),
+            *tracks.messages(),
+            *tracks.outer(),
+            *arrows,
+        ]
         if problem is not None and with_arrows:
             events += [*tracks.memory(problem), *tracks.rates()]
     events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0.0), _ORDER[event["ph"]]))
@@ -119,7 +126,20 @@ class _Tracks:
             own = np.unique(self.lane[self.timeline.messages["link"] == link])
             name = link_name(self.timeline, link)
             found |= {int(t): name if i == 0 else _SHARED_LINK.format(name, i + 1) for i, t in enumerate(own)}
-        return found
+        return found | {track: f"from {source}" for source, track in self._outer_tracks.items()}
+
+    @cached_property
+    def _outer_tracks(self) -> dict[str, int]:
+        first = max(self.timeline.num_ranks, int(self.lane.max(initial=0))) + 1
+        return {source: first + i for i, source in enumerate(dict.fromkeys(one.source for one in self.timeline.outer))}
+
+    def outer(self) -> Iterator[Event]:
+        """A slice for what came from sites outside, from its arrival until it was needed, or the wait for it."""
+        for came in self.timeline.outer:
+            start, end = sorted(round(seconds * 1e9) for seconds in (came.arrival_s, came.needed_s))
+            name = f"{came.what}: {'slack' if came.slack_s >= 0 else 'waited'}"
+            args = {"bytes": came.bytes, "slack_us": round(came.slack_s * 1e6, 3)}
+            yield self._slice(self._outer_tracks[came.source], name, "outer message", start, end, args)
 
     def _name(self, what: str, track: int, **args: Any) -> Event:
         return {"ph": "M", "name": what, "pid": self.group, "tid": track, "args": args}

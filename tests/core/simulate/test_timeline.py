@@ -1,8 +1,11 @@
+import dataclasses
+
 import pytest
 
 from farpipe.core.errors import InputError
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.simulate.events import OuterArrival
 from pipelines import two_sites
 
 PROBLEM = two_sites(2, 2, latency=1.0, size=1.0)
@@ -53,3 +56,20 @@ def test_a_wrong_word_on_links_is_named(key, value):
 def test_what_is_no_timeline_is_refused(key, value, words):
     with pytest.raises(InputError, match=f"not a timeline: .*{words}"):
         Timeline.from_data(file_of(**{key: value}))
+
+
+def test_messages_of_sites_outside_are_kept_with_their_slack_and_change_no_figure():
+    outer = (OuterArrival("fragment 0", "lugano", 5e6, -0.25, 0.5), OuterArrival("fragment 1", "lugano", 5e6, 2.0, 1.5))
+    timeline = dataclasses.replace(TIMELINE, outer=outer)
+    again = Timeline.from_data(timeline.to_data())
+    assert again.outer == outer
+    assert [came.slack_s for came in again.outer] == [0.75, -0.5]
+    assert again.makespan_s == TIMELINE.makespan_s
+    assert "outer" not in TIMELINE.to_data()
+
+
+@pytest.mark.parametrize("wrong", [{"what": 5}, {"source": None}, {"arrival_s": "soon"}, {"needed_s": float("inf")}])
+def test_a_message_of_a_site_outside_that_is_none_is_refused(wrong):
+    right = OuterArrival("fragment 0", "lugano", 5e6, -0.25, 0.5)._asdict()
+    with pytest.raises(InputError, match="not a timeline"):
+        Timeline.from_data(TIMELINE.to_data() | {"outer": [right | wrong]})

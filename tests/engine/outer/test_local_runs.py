@@ -12,6 +12,7 @@ import torch
 from benchmarks.shared.disturbed import is_rank, processes_of
 from elastic_runs import MODEL, elastic_run
 from farpipe.core.schedule.library import order
+from farpipe.core.simulate.timeline import Timeline
 from farpipe.core.spec import LocalSteps
 from farpipe.core.step import Hop, Problem, Rank, Stage
 from farpipe.engine.bare_plan import BarePlan
@@ -20,6 +21,7 @@ from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, folder_of, site_
 from farpipe.engine.checkpoint.manifest import Manifest
 from farpipe.engine.data.batches import load_batches
 from farpipe.engine.executor.optimizer import Optimizer, learning_rate
+from farpipe.engine.figures.metrics import Summary
 from farpipe.engine.launch.run import run
 from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
 from farpipe.engine.outer.sites import sites_of
@@ -150,13 +152,17 @@ def expect_reference(run_dir, spec, shares):
     ids=["blocking", "streaming"],
 )
 def test_losses_and_weights_are_those_of_one_process_to_the_last_bit(tmp_path, local):
-    spec = local_run(local)
-    run(spec, tmp_path / "run", allow_plaintext=True)
-    expect_reference(tmp_path / "run", spec, (8, 8))
-    lines = map(json.loads, (site_folder(tmp_path / "run", "zurich") / "metrics.jsonl").read_text().splitlines())
+    spec, run_dir = local_run(local), tmp_path / "run"
+    run(spec, run_dir, allow_plaintext=True)
+    expect_reference(run_dir, spec, (8, 8))
+    lines = map(json.loads, (site_folder(run_dir, "zurich") / "metrics.jsonl").read_text().splitlines())
     messages = {line["step"] + 1: line["outer_messages"] for line in lines if "outer_messages" in line}
     assert [*messages][:-1] == [done for done in range(1, 10) if local.merged_after(done)]
     assert {tuple(one["from"]) for every in messages.values() for one in every} == {("lugano",)}
+    timeline, step = Timeline.load(run_dir / "timeline.json"), Summary.load(run_dir / "summary.json").timeline_step
+    shown = [(came.what, round(came.slack_s, 6)) for came in timeline.outer]
+    assert shown == [(one["what"], one["slack_s"]) for one in messages[step + 1]]
+    assert all(-60 < came.needed_s < 60 for came in timeline.outer), "on the clock of the step"
 
 
 def test_sites_of_unlike_layouts_and_shares_train_one_model(tmp_path):

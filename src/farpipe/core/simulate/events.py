@@ -2,7 +2,7 @@
 each message, and the intervals of exposed time."""
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,23 @@ _GATHER: Final = MESSAGE_KINDS.index("gather")
 _NOTHING = -1
 
 
+class OuterArrival(NamedTuple):
+    """A message that a step used of a site outside of the pipeline: with local steps another site's difference, with
+    elastic replicas the sum of their gradients. It may have come in an earlier step, before time 0."""
+
+    what: str
+    source: str
+    """Names of the sites that it came from."""
+    bytes: float
+    arrival_s: float
+    needed_s: float
+
+    @property
+    def slack_s(self) -> float:
+        """Time for which it had been here when it was needed; below 0 the step waited so long for it."""
+        return self.needed_s - self.arrival_s
+
+
 @dataclass(frozen=True, repr=False)
 class Events:
     """Every action and message of one step; `actions` are sorted by rank, then start."""
@@ -69,6 +86,8 @@ class Events:
     """
     between: tuple[bool, ...] = ()
     """Per link whether it joins two sites; empty: as their names say."""
+    outer: tuple[OuterArrival, ...] = ()
+    """What came from sites outside of the pipeline; it counts neither as message nor in the makespan."""
 
 
 def inputs(timeline: Events) -> Indices:

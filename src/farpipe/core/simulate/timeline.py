@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from farpipe.core.document import Document
 from farpipe.core.errors import InputError
-from farpipe.core.simulate.events import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Events, waits
+from farpipe.core.simulate.events import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Events, OuterArrival, waits
 from farpipe.core.step import KINDS, Action, is_inter_site
 from farpipe.core.strict import finite
 from farpipe.core.units import format_percent
@@ -117,6 +117,7 @@ class Timeline(Events, Document):
             "links": list(self.links),
             **({"between_sites": list(self.between)} if self._needs_between else {}),
             **({"copies": list(self.copies)} if max(self.copies, default=1) > 1 else {}),
+            **({"outer": [arrival._asdict() for arrival in self.outer]} if self.outer else {}),
             "makespan_s": self.makespan_s,
             "events": events + [self._message_data(message) for message in self.messages],
         }
@@ -141,6 +142,7 @@ class Timeline(Events, Document):
             links = tuple(str(name) for name in body["links"])
             copies = _parse_copies(body.get("copies", []), links)
             between = _parse_between(body.get("between_sites", []), links)
+            outer = tuple(map(_parse_outer, body.get("outer", [])))
             events = [_parse_event(event, links, index) for index, event in enumerate(body["events"])]
             kind, num_ranks = body["source"], body["num_ranks"]
             if kind not in ("predicted", "measured") or type(num_ranks) is not int or num_ranks < 1:
@@ -150,7 +152,7 @@ class Timeline(Events, Document):
             raise InputError(f"{source}: not a timeline: {reason}") from None
         actions = np.array([row for dtype, row in events if dtype is ACTION_DTYPE], dtype=ACTION_DTYPE)
         messages = np.array([row for dtype, row in events if dtype is MESSAGE_DTYPE], dtype=MESSAGE_DTYPE)
-        return cls(kind, num_ranks, links, actions, messages, copies, between)
+        return cls(kind, num_ranks, links, actions, messages, copies, between, outer)
 
     def __repr__(self) -> str:
         inter, intra = self.exposed_s.sum(axis=0)
@@ -174,6 +176,14 @@ def _parse_between(value: Any, links: Sequence[str]) -> tuple[bool, ...]:
     if len(between) not in (0, len(links)) or not all(type(is_so) is bool for is_so in between):
         raise ValueError(f"between_sites: expected true or false for each of {len(links)} links, found {value!r}")
     return between
+
+
+def _parse_outer(data: Any) -> OuterArrival:
+    what, source = data["what"], data["source"]
+    if not isinstance(what, str) or not isinstance(source, str):
+        raise ValueError(f"outer: expected names, found {what!r} and {source!r}")
+    size, arrival_s, needed_s = (finite(data[name], minimum=-np.inf) for name in OuterArrival._fields[2:])
+    return OuterArrival(what, source, size, arrival_s, needed_s)
 
 
 def _parse_event(event: Any, links: Sequence[str], index: int) -> tuple[np.dtype[np.void], tuple[Any, ...]]:

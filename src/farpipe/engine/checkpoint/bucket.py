@@ -144,6 +144,8 @@ class ToBucket(threading.Thread):
         """Files that are in the bucket, by step; for rank 0."""
         self._whole: int | None = None
         self._problems: list[str] = []
+        self._failed = -1
+        """Newest step of which a file or the manifest could not be copied; for rank 0."""
 
     def run(self) -> None:
         """Until `end`, or until the run is over or broken."""
@@ -184,12 +186,14 @@ class ToBucket(threading.Thread):
                     return
             except InputError as error:
                 self._there.pop(step)
+                self._failed = max(self._failed, step)
                 self._problems.append(f"no copy of step {step} in the bucket: {error}")
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "problem" in message:
             self._problems.append(f"not copied: {message['problem']}")
             self._there.pop(message["step"], None)
+            self._failed = max(self._failed, message["step"])
         else:
             self._there.setdefault(message["step"], set()).add(message["name"])
 
@@ -205,9 +209,12 @@ class ToBucket(threading.Thread):
         return self._copied >= newest or not self.is_alive()
 
     def await_manifest(self) -> None:
-        """On rank 0, when all files have settled: wait for the manifest, or for the reason why there is none."""
+        """On rank 0, when all files have settled: wait for the manifest, or for the reason why there is none.
+
+        That an older file could not be copied, as one that was removed meanwhile, is no such reason.
+        """
         until_s = time.monotonic() + LIMIT_S
-        while self.is_alive() and time.monotonic() < until_s and not (self._whole == self._copied or self._problems):
+        while self.is_alive() and time.monotonic() < until_s and self._copied not in (self._whole, self._failed):
             time.sleep(_POLL_S)
 
     def end(self) -> None:

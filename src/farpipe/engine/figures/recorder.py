@@ -36,6 +36,7 @@ from farpipe.engine.figures.metrics import (
 from farpipe.engine.figures.sinks import open_sinks
 from farpipe.engine.figures.step_report import (
     Assembler,
+    Came,
     LinkLog,
     StepReport,
     is_recorded,
@@ -112,9 +113,11 @@ class Recorder:
         """Put the newest checkpoint that each site holds in full into the lines from now on."""
         self._writer.mirrored = newest
 
-    def note(self, step: int, facts: dict[str, object]) -> None:
-        """Put further fields into the line of `step`, before its reports are collected."""
+    def note(self, step: int, facts: dict[str, object], came: Sequence[Came]) -> None:
+        """Put further fields into the line of `step`, and what came of other sites into its Timeline, before its
+        reports are collected."""
         self._writer.notes[step] = facts
+        self._writer.came[step] = came
 
     @property
     def problems(self) -> list[str]:
@@ -240,8 +243,13 @@ class _Sample:
 
     @property
     def median(self) -> _Kept | None:
-        """The one with the median makespan, the lower of two."""
-        by_makespan = sorted(self._kept, key=lambda kept: kept.timeline.makespan_s)
+        """The one with the median makespan, the lower of two.
+
+        With local steps, of those in which something of other sites was merged: they show its slack, and what they
+        wait for it is not part of the makespan.
+        """
+        chosen = [kept for kept in self._kept if kept.timeline.outer] or self._kept
+        by_makespan = sorted(chosen, key=lambda kept: kept.timeline.makespan_s)
         return by_makespan[(len(by_makespan) - 1) // 2] if by_makespan else None
 
 
@@ -277,6 +285,8 @@ class _Writer:
         self.mirrored: dict[str, int] = {}
         self.notes: dict[int, dict[str, object]] = {}
         """Further fields of lines to come, by step."""
+        self.came: dict[int, Sequence[Came]] = {}
+        """Messages of other sites for Timelines to come, by step."""
         self.num_steps = first_step
         """Steps whose lines are written, those of earlier attempts included."""
         with ExitStack() as opened:
@@ -321,11 +331,12 @@ class _Writer:
 
     def _timeline(self, step: int, assembler: Assembler, reports: list[StepReport]) -> Timeline | None:
         """The step's Timeline, which `on_timeline` hears of; None for a step that is not recorded."""
+        came = self.came.pop(step, ())
         if not is_recorded(step, self._record_every, self._run.num_steps):
             return None
         if self._on_timeline is not None:
             self._on_timeline(step, assembler.timeline(reports, self._offsets(), all_replicas=True))
-        return assembler.timeline(reports, self._offsets())
+        return assembler.timeline(reports, self._offsets(), came=came)
 
     def _put(self, line: dict[str, Any]) -> None:
         """Write the line of a step to the file, to the sinks and, where one is due, to the log."""

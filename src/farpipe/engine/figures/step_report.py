@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farpipe.core.simulate.events import OuterArrival
 from farpipe.core.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
 from farpipe.core.step import KINDS, Problem, Schedule
 from farpipe.engine.executor.executor import StepEvents, instructions, received
@@ -102,6 +103,26 @@ class StepReport:
         return cls(step, begin_ns, end_ns, loss, grad_norm, events, sync, *further)
 
 
+class Came(NamedTuple):
+    """A message from other sites, as the process saw it that used it; times on that one's clock."""
+
+    what: str
+    sites: tuple[str, ...]
+    num_bytes: int
+    arrival_ns: int
+    needed_ns: int
+
+    def facts(self) -> dict[str, Any]:
+        """Its entry in the line of the step."""
+        slack_s = round((self.needed_ns - self.arrival_ns) * 1e-9, 6)
+        return {"what": self.what, "from": [*self.sites], "bytes": self.num_bytes, "slack_s": slack_s}
+
+    def since(self, zero_ns: int) -> OuterArrival:
+        """Its entry in the Timeline of the step that begins at `zero_ns`."""
+        arrival_s, needed_s = ((stamp - zero_ns) * 1e-9 for stamp in (self.arrival_ns, self.needed_ns))
+        return OuterArrival(self.what, " and ".join(self.sites), float(self.num_bytes), arrival_s, needed_s)
+
+
 class Assembler:
     """Turns the reports of all processes on one step into its Timeline.
 
@@ -134,12 +155,17 @@ class Assembler:
         self._is_staggered = staggered[link] & ~is_collective
 
     def timeline(
-        self, reports: Sequence[StepReport], offsets_ns: Sequence[int], *, all_replicas: bool = False
+        self,
+        reports: Sequence[StepReport],
+        offsets_ns: Sequence[int],
+        *,
+        all_replicas: bool = False,
+        came: Sequence[Came] = (),
     ) -> Timeline:
         """`reports` by process; `offsets_ns` is subtracted from each one's stamps. Time 0: the first of all actions.
 
         `all_replicas`: where replicas are staggered on a link, with the messages of all of them, to learn from them
-        what the link does.
+        what the link does. `came`: what rank 0 has used of other sites.
         """
         offsets = np.asarray(offsets_ns, np.int64)
         stamps, tables = zip(*(self._replica(r, reports, offsets) for r in self._replicas), strict=True)
@@ -154,9 +180,8 @@ class Assembler:
             replicas = [self._timed(of_replica, zero)[self._is_staggered] for of_replica in tables]
             messages, copies = np.concatenate([messages[~self._is_staggered], *replicas]), ()
         between = tuple(self.problem.between_sites.values())
-        return Timeline(
-            "measured", self.problem.num_ranks, tuple(self.problem.links), actions, messages, copies, between
-        )
+        links, outer = tuple(self.problem.links), tuple(one.since(int(zero)) for one in came)
+        return Timeline("measured", self.problem.num_ranks, links, actions, messages, copies, between, outer)
 
     def _timed(self, table: NDArray[np.int64], zero: int) -> NDArray[np.void]:
         """The messages with the stamps (ns) and bytes of `table` [num, 5]; time 0 is at the stamp `zero`."""

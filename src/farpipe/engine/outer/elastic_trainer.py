@@ -4,7 +4,6 @@ Where a site is lost in the middle of a step, those that are left compute its sh
 step is the same, to the last bit.
 """
 
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -133,10 +132,10 @@ class ElasticTrainer(Trainer):
         try:
             if (transport := membership.world.transport) is None:
                 return None
-            begin_ns = time.monotonic_ns()
+            begin_ns = transport.clock.now_ns()
             total = sum_over(transport, step, mine, membership.members, membership.num_sites)
             num_bytes = received_bytes(total.flat.nbytes, len(mine), len(membership.members), membership.num_sites)
-            membership.came("gradient", membership.names, num_bytes, begin_ns - time.monotonic_ns())
+            membership.came("gradient", membership.names, num_bytes, transport.clock.now_ns(), begin_ns)
             return total
         except RunError as error:
             membership.note("broken", step=step, reason=str(error)[:200])

@@ -44,8 +44,9 @@ class OuterMessage(NamedTuple):
     """Place of the site in its world."""
     fragment: int
     row: MessageRow
-    slack_ns: int
-    """Time for which it had been here when it was needed; below 0 training waited for it."""
+    arrival_ns: int
+    needed_ns: int
+    """Stamps of this process's clock: it waited for what was needed before it came."""
 
 
 @dataclass
@@ -337,7 +338,7 @@ class LocalExchange:
         message = world.outer.receive(route.process, "sync", Tag(number, fragment, 0), waiting_for=waiting_for)
         self.exchanged.waited_ns += world.outer.clock.now_ns() - begin_ns
         came = OuterMessage(
-            sent_after, world.site_of[route.process], fragment, message.row, begin_ns - message.times.arrival_ns
+            sent_after, world.site_of[route.process], fragment, message.row, message.times.arrival_ns, begin_ns
         )
         self.exchanged.messages.append(came)
         wire_type = self._settings.wire_type

@@ -63,8 +63,8 @@ class LocalMembership(Membership):
         else:
             exchange.after(num_steps)
         for message in exchange.take_messages():
-            num_bytes = message.row[-1]
-            self.came(f"fragment {message.fragment}", [self.names[message.site]], num_bytes, message.slack_ns)
+            what, sites = f"fragment {message.fragment}", [self.names[message.site]]
+            self.came(what, sites, message.row[-1], message.arrival_ns, message.needed_ns)
         if self.world is not None and not exchange.is_joined:
             self._leave(num_steps, exchange.problem)
         self._prepare(found, waiting=False)

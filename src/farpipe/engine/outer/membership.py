@@ -16,6 +16,7 @@ from torch import Tensor
 
 from farpipe.core.errors import RunError
 from farpipe.engine.executor.peers import Peers
+from farpipe.engine.figures.step_report import Came
 from farpipe.engine.outer.environment import Agents
 from farpipe.engine.outer.giving import AT, Giving
 from farpipe.engine.outer.joining import World
@@ -49,7 +50,7 @@ class Membership:
         """The one that is being made."""
         self.events: list[Facts] = []
         """What has happened since somebody last took them, for the metrics."""
-        self._messages: list[Facts] = []
+        self._came: list[Came] = []
         self._giving: Giving | None = None
         self._found: list[Facts] = []
         self._answer: Facts = {}
@@ -76,19 +77,18 @@ class Membership:
         """Put an event into the metrics."""
         self.events.append({"kind": kind, **facts})
 
-    def came(self, what: str, sites: Sequence[str], num_bytes: int, slack_ns: int) -> None:
-        """Put a message from the other ones of `sites` into the metrics. `slack_ns`: time for which it had been here
-        when it was needed; below 0 training waited for it."""
-        others = [site for site in sites if site != self._agents.sites[self.own]]
-        facts = {"what": what, "from": others, "bytes": num_bytes, "slack_s": round(slack_ns * 1e-9, 6)}
-        self._messages.append(facts)
+    def came(self, what: str, sites: Sequence[str], num_bytes: int, arrival_ns: int, needed_ns: int) -> None:
+        """Put a message from the other ones of `sites` into the metrics; stamps of this process's clock."""
+        others = tuple(site for site in sites if site != self._agents.sites[self.own])
+        self._came.append(Came(what, others, num_bytes, arrival_ns, needed_ns))
 
-    def facts(self) -> Facts:
-        """For the line of a step: sites in this site's world, and what has happened and come since the last call."""
+    def facts(self) -> tuple[Facts, list[Came]]:
+        """For the line of a step: sites in this site's world, and what has happened and come since the last call; and
+        the latter by itself."""
         events, self.events = self.events, []
-        messages, self._messages = self._messages, []
-        found = {"site_events": events, "outer_messages": messages}
-        return {"sites": self.names, **{name: list_ for name, list_ in found.items() if list_}}
+        came, self._came = self._came, []
+        found = {"site_events": events, "outer_messages": [one.facts() for one in came]}
+        return {"sites": self.names, **{name: list_ for name, list_ in found.items() if list_}}, came
 
     # Before the first step
 
