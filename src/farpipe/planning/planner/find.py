@@ -3,16 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from farpipe.core.arguments import expect_kind, expect_list
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts, Layout, Profile
 from farpipe.planning.cost.chunk_profile import ChunkProfile
-from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.planner.candidates import expect_devices, largest_sites
-from farpipe.planning.planner.chunked import FirstBatch, plan_first_batch
 from farpipe.planning.planner.evaluate import Evaluated
 from farpipe.planning.planner.infeasible import explain_infeasible
 from farpipe.planning.planner.orders import AUTO, best_order, expect_known, find_order
@@ -27,6 +25,10 @@ from farpipe.planning.planner.refinement import (
 )
 from farpipe.planning.planner.search import Advance, Found, search_job
 from farpipe.planning.search import SEARCHES, FoundOrder, Progress
+
+if TYPE_CHECKING:
+    from farpipe.planning.cost.chunks import ChunkCosts
+    from farpipe.planning.planner.chunked import FirstBatch
 
 MeasuredDevices = Sequence[Profile | ChunkProfile]
 """Profile of every measured device; ChunkProfile for a job with `data.packing`."""
@@ -44,7 +46,7 @@ class Planned:
     profiles: MeasuredDevices = ()
     named: Evaluated | None = None
     """The plan's candidate in the best named order, which a short search may have made faster."""
-    batch: FirstBatch | None = None
+    batch: "FirstBatch | None" = None
     """The batch that was planned with `data.packing`."""
 
     @property
@@ -53,7 +55,7 @@ class Planned:
         return self.found.costs
 
     @property
-    def chunk_costs(self) -> tuple[ChunkCosts, ...]:
+    def chunk_costs(self) -> "tuple[ChunkCosts, ...]":
         """What chunks cost, in groups of devices for each size; none without `data.packing`."""
         return self.batch.costs if self.batch is not None else ()
 
@@ -87,6 +89,8 @@ def find(
     expect_list("plan: profiles", profiles, (Profile, ChunkProfile), "a profile, such as Profile.load(FILE) reads")
     _expect_kind(job, profiles)
     if job.data.packing is not None:
+        from farpipe.planning.planner.chunked import plan_first_batch  # here, as other jobs need none of it
+
         first, batch = plan_first_batch(job, cast("Sequence[ChunkProfile]", profiles))
         nothing = Found(job, JobCosts(job.model, job.training), [], [])
         return [Planned(first, nothing, len(job.cluster.sites), profiles, batch=batch)]

@@ -53,12 +53,12 @@ def _hiding(layout: Layout, problem: Problem) -> list[int]:
     """Extra ones by stage: the sum over the hops downstream. One microbatch is enough: the last, whose messages
     find warm connections."""
     problem = problem.part(slice(-1, None))
-    pace_s = _pace_s(problem)
-    hops = [math.ceil(_round_trip_s(problem, hop) / pace_s - 1e-9) for hop in range(len(problem.hops))]
+    each_s = pace_s(problem)
+    hops = [math.ceil(_round_trip_s(problem, hop) / each_s - 1e-9) for hop in range(len(problem.hops))]
     return [min(layout.num_microbatches, sum(hops[stage:])) for stage in range(problem.num_stages)]
 
 
-def _pace_s(problem: Problem) -> float:
+def pace_s(problem: Problem) -> float:
     """Seconds that the slowest rank computes for one microbatch."""
     seconds = sum(problem.table(name).mean(axis=1) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
     return max(float(np.take(seconds, stages).sum()) for stages in problem.stages_of_rank)
