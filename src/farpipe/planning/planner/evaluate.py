@@ -258,6 +258,8 @@ class _Divisions:
         self._stages = StageModes(costs, candidate)
         self._modes = self._stages.open if method == AUTO else self._stages.coarse
         self._first = self._divide(minimum_in_flight(candidate))
+        self._problem: Problem | None = None
+        """The first Problem that was made of it."""
 
     def steps(self, limit_s: float) -> list[tuple[float, tuple[Placement, ...], StepCost]]:
         """Steps of all divisions, replicas sending together and staggered, each with its bound, the lowest first.
@@ -268,13 +270,14 @@ class _Divisions:
         enough_s, alone = limit_s * (1 - ROUNDING), self._candidate.layout.virtual == 1
         if alone and self._first.slowest_s * self._candidate.layout.num_microbatches >= enough_s:
             return []
-        problem = self._costed(self._first)[1].problem
+        known, problem = self._costed(self._first), self._problem
+        assert problem is not None
         divisions = dict.fromkeys([self._first, *self._others(in_flight_targets(self._candidate, problem))])
         found = []
         for division in divisions:
             busiest_s = self._busiest_s(division)
             if busiest_s < enough_s:
-                placements, together = self._costed(division)
+                placements, together = known if division is self._first else self._costed(division)
                 found += [
                     (max(busiest_s, self._quick_bound_s(step, limit_s)), placements, step)
                     for step in staggerings(self._candidate, together, self._costs)
@@ -319,13 +322,16 @@ class _Divisions:
         return many if alone and self._divide(fewest, self._modes) == many else None
 
     def _busiest_s(self, division: Division) -> float:
-        """All that the busiest rank computes in a step."""
-        work = [0.0] * self._candidate.layout.pipeline
+        """All that the busiest rank computes in a step, after the forwards of one microbatch that lead to it."""
+        at = self._candidate.layout
+        work, began_s, reached_s = [0.0] * at.pipeline, [math.inf] * at.pipeline, 0.0
         each = zip(division.layers, division.recompute, self._candidate.ranks, strict=True)
         for index, (num_layers, recompute, rank) in enumerate(each):
             part = self._stages.of(index, recompute)
             work[rank] += part.none.seconds + num_layers * part.layer_s
-        return max(work) * self._candidate.layout.num_microbatches
+            began_s[rank] = min(began_s[rank], reached_s)
+            reached_s += part.none.forward_s + num_layers * (part.one.forward_s - part.none.forward_s)
+        return max(head + each * at.num_microbatches for head, each in zip(began_s, work, strict=True)) * (1 - ROUNDING)
 
     def _divide(self, in_flight: InFlight, modes: tuple[Recompute, ...] | None = None) -> Division:
         """Best split of layers. Modes per operation are tried only if a coarse mode already recomputes."""
@@ -342,7 +348,9 @@ class _Divisions:
         candidate = self._candidate
         sites = [site.name for site in candidate.sites]
         placements = place_stages(candidate.ranks, sites, division.layers, division.recompute)
-        return placements, step_cost(self._costs, candidate.layout, placements, self._job.cluster)
+        step = step_cost(self._costs, candidate.layout, placements, self._job.cluster, self._problem)
+        self._problem = self._problem or step.problem
+        return placements, step
 
 
 def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, float]:

@@ -94,9 +94,13 @@ def refined(
     named = refine_ends(job, even, costs)
     if job.schedule not in (None, AUTO):
         return named, choose_robustly(job, named)
-    best = improved if improved is not None and named is found else improve_order(named)
+
+    def improved_of(one: Evaluated) -> Evaluated:
+        return improved if improved is not None and one is found else improve_order(one)
+
+    best = improved_of(named)
     if named is not even and lower_bound_s(even.problem) + even.overhead_s < best.step_s * (1 - WORTH):
-        named, best = min((named, best), (even, improve_order(even)), key=lambda pair: pair[1].step_s)
+        named, best = min((named, best), (even, improved_of(even)), key=lambda pair: pair[1].step_s)
     return named, choose_robustly(job, best)
 
 
