@@ -12,10 +12,11 @@ from farpipe.planning.planner.engine import plan_obstacle, within_engine
 from farpipe.planning.planner.find import MeasuredDevices, as_plan, find
 from farpipe.planning.planner.lattice import Lattice
 from farpipe.planning.planner.plan import ByTrain, Plan
+from farpipe.planning.planner.refinement import refined
 from farpipe.planning.planner.search import BEST_ONLY, search
 
-FAR: Final = 0.5
-"""Relative distance to the plan beyond which a quick search tells the fastest that `train` runs."""
+FAR: Final = 2.0
+"""Ratio to the plan's step beyond which a quick search tells the fastest that `train` runs."""
 
 
 def obstacles_of(plan: Plan) -> ByTrain | None:
@@ -35,19 +36,21 @@ def fastest_by_train(found: ByTrain, plan: Plan, costs: JobCosts, profiles: Meas
     if job.data.packing is not None or not pins or plan_obstacle(plain)[0]:
         return found
     try:
-        fastest = _from_afar(job, costs, plan) or find(job, profiles)[0].plan
+        far = _from_afar(job, costs, plan)
+        fastest = far or find(job, profiles, costs=costs)[0].plan
     except InfeasibleError:
         return found
     if plan_obstacle(fastest)[0]:
         return found
-    return found.model_copy(update={"step_s": fastest.prediction.step_s, "fastest": str(fastest.degrees)})
+    update = {"step_s": fastest.prediction.step_s, "fastest": str(fastest.degrees), "quick": far is not None}
+    return found.model_copy(update=update)
 
 
 def _from_afar(job: Job, costs: JobCosts, plan: Plan) -> Plan | None:
     """The plan of a quick search where all that `train` runs is far slower than `plan` by its estimates; else None."""
     # A search of all layouts with one device a layer takes longer than the plan's own (405B on 3 x 1024: 31 s after
-    # 2.6), for pipelines are long; how much more than half as slow again the best of them is helps nobody to choose.
-    far_s = plan.prediction.step_s * (1 + FAR)
+    # 2.6), for pipelines are long; by how much more than twice the best of them is slower helps nobody to choose.
+    far_s = plan.prediction.step_s * FAR
     settled = decided(job)
     costs = costs.trained(settled.training)
     lattice = Lattice(settled, costs)
@@ -55,13 +58,16 @@ def _from_afar(job: Job, costs: JobCosts, plan: Plan) -> Plan | None:
     if least_s < far_s:
         return None
     best = search(settled, costs, BEST_ONLY).best
-    return as_plan(settled, best) if best is not None and best.step_s >= far_s else None
+    if best is None or best.step_s < far_s:
+        return None
+    return as_plan(settled, refined(settled, best, costs)[1])
 
 
 def engine_words(found: ByTrain, step_s: float) -> str:
     """What the engine can't run of a plan that takes `step_s`, what to change in the job, and what it runs then."""
     said = f"farpipe's engine can't run this plan yet ({found.obstacle}); with {found.change} in the job it can"
-    return f"{said}{'' if found.step_s is None else f': {_fastest(found, step_s)}'}."
+    words = "" if found.step_s is None else f": {'by a quick search ' * found.quick}{_fastest(found, step_s)}"
+    return f"{said}{words}."
 
 
 def _fastest(found: ByTrain, step_s: float) -> str:
@@ -77,4 +83,5 @@ def marked(verdict: str, plan: Plan, found: ByTrain | None) -> str:
     said = f"{verdict or f'Use {plan.where}.'} Only an export can run it, train can't ({found.obstacle})"
     if found.step_s is None:
         return f"{said}; with {found.change} in the job it can."
-    return f"{said}; its fastest is {_fastest(found, plan.prediction.step_s)}."
+    name = "a quick search found for it" if found.quick else "its fastest is"
+    return f"{said}; {name} {_fastest(found, plan.prediction.step_s)}."

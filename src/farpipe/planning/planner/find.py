@@ -78,12 +78,17 @@ def plan(job: Job, profiles: MeasuredDevices = (), progress: Advance | None = No
 
 
 def find(
-    job: Job, profiles: MeasuredDevices = (), progress: Advance | None = None, num_plans: int = 1
+    job: Job,
+    profiles: MeasuredDevices = (),
+    progress: Advance | None = None,
+    num_plans: int = 1,
+    costs: JobCosts | None = None,
 ) -> list[Planned]:
     """The plan of `plan`, and after it up to `num_plans` - 1 of the next best layouts, each as good as it gets.
 
     The bound that leaves candidates out may leave fewer than were asked for. Explanations come later, by
-    `farpipe.planning.explain`: a person waits for the plan first. Errors as for `plan`.
+    `farpipe.planning.explain`: a person waits for the plan first. `costs` of an earlier plan of the same model with the
+    same profiles spare computing those of stages again. Errors as for `plan`.
     """
     expect_kind("plan: job", job, Job, "a Job, such as farpipe.load_job(FILE) reads")
     expect_list("plan: profiles", profiles, (Profile, ChunkProfile), "a profile, such as Profile.load(FILE) reads")
@@ -96,7 +101,7 @@ def find(
         return [Planned(first, nothing, len(job.cluster.sites), profiles, batch=batch)]
     _expect_known_schedule(job)
     known = _by_device(job, cast("Sequence[Profile]", profiles))
-    found = search_job(largest_sites(job), known, progress)
+    found = search_job(largest_sites(job), known, progress, costs)
     if not found.evaluated:
         raise InfeasibleError(explain_infeasible(found.job, found.rejected, found.costs))
     # A single plan lets the next best compete for it, see `best_refined`. Of several each is refined for itself: a

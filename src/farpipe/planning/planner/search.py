@@ -33,6 +33,9 @@ Kind = tuple[SiteSet, bool]
 
 MARGIN: Final = 0.12
 """Relative distance of an estimate to the best step, up to which a candidate is evaluated."""
+FAR: Final = 1.6
+"""Ratio of an estimate to the least beyond which a search for the best alone does not look at it: estimates err by up
+to 0.3, and kinds of site sets differ by more as a rule."""
 MAX_EVALUATED: Final = 20
 """Largest number of candidates besides the first of every site set."""
 MAX_WORK: Final = 3e6
@@ -123,17 +126,19 @@ def search(
     return Found(job, costs, sorted(found.evaluated.values(), key=lambda e: e.step_s), found.rejected)
 
 
-def search_job(job: Job, profiles: dict[str, Profile], progress: Advance | None = None) -> Found:
+def search_job(
+    job: Job, profiles: dict[str, Profile], progress: Advance | None = None, costs: JobCosts | None = None
+) -> Found:
     """The findings of a large search, by the first stage of ZeRO that works if the job names none; by the best where
     activations are offloaded, for one rank has all layers then.
 
-    Nothing is found where no stage works.
+    Nothing is found where no stage works. `costs` are those of an earlier search with the same model and profiles.
     """
     answers: list[Found] = []
     for zero in stages_of_zero(job):
         settled = decided(job, zero)
-        costs = JobCosts(settled.model, settled.training, profiles)
-        answers.append(search(settled, costs, progress=progress))
+        costs = costs or JobCosts(settled.model, settled.training, profiles)
+        answers.append(search(settled, costs.trained(settled.training), progress=progress))
         if answers[-1].evaluated and not job.training.cpu_offloading_num_layers:
             return answers[-1]
     return min(reversed(answers), key=lambda answer: answer.best.step_s if answer.best else math.inf)
@@ -166,10 +171,12 @@ class Search:
         budget = self._budget
         for candidate in also:
             self._try(candidate)
-        estimates = self.lattice.estimates(self.lattice.whole, budget.points, every_order=budget.climbs)
-        site_sets = self._chosen(estimates)
+        site_sets = self._chosen(shared=budget.best_only)
         for of_set in site_sets:
             self._first(of_set[: budget.tries])
+        if budget.best_only and not self.evaluated:  # those near the best do not fit
+            for of_set in self._chosen(shared=False):
+                self._first(of_set[: budget.tries])
         if budget.climbs:
             self._climb(site_sets)
 
@@ -200,8 +207,11 @@ class Search:
             self._neighbours()
         self._finish()
 
-    def _chosen(self, estimates: Sequence[list[Estimate]]) -> list[list[Estimate]]:
-        """The best site sets of each kind."""
+    def _chosen(self, *, shared: bool) -> list[list[Estimate]]:
+        """The best site sets of each kind; `shared`: only those with an estimate within FAR of the best of all."""
+        wanted = {"slack": FAR, "shared": True} if shared else {}
+        all_orders = self._budget.climbs
+        estimates = self.lattice.estimates(self.lattice.whole, self._budget.points, every_order=all_orders, **wanted)
         by_set = {of_set[0].site_set: of_set for of_set in sorted(estimates, key=lambda of_set: of_set[0].step_s)}
         budget = self._budget
         return [by_set[one] for one in self.lattice.chosen(by_set, budget.per_kind, for_large=budget.climbs)]
