@@ -15,8 +15,11 @@ from farpipe.planning.planner.plan import ByTrain, Plan
 from farpipe.planning.planner.refinement import refined
 from farpipe.planning.planner.search import BEST_ONLY, search
 
-FAR: Final = 2.0
+FAR: Final = 1.75
 """Ratio to the plan's step beyond which a quick search tells the fastest that `train` runs."""
+MAYBE_FAR: Final = 1.4
+"""Ratio of the least estimate of all that `train` runs to the plan's step from which a quick search is worth trying:
+estimates of long pipelines are a fifth too short."""
 
 
 def obstacles_of(plan: Plan) -> ByTrain | None:
@@ -47,18 +50,17 @@ def fastest_by_train(found: ByTrain, plan: Plan, costs: JobCosts, profiles: Meas
 
 
 def _from_afar(job: Job, costs: JobCosts, plan: Plan) -> Plan | None:
-    """The plan of a quick search where all that `train` runs is far slower than `plan` by its estimates; else None."""
+    """The plan of a quick search where all that `train` runs is far slower than `plan`; else None."""
     # A search of all layouts with one device a layer takes longer than the plan's own (405B on 3 x 1024: 31 s after
-    # 2.6), for pipelines are long; by how much more than twice the best of them is slower helps nobody to choose.
-    far_s = plan.prediction.step_s * FAR
+    # 2.6), for pipelines are long; by how much more than three quarters the best of them is slower helps nobody.
     settled = decided(job)
     costs = costs.trained(settled.training)
     lattice = Lattice(settled, costs)
     least_s = min((of_set[0].step_s for of_set in lattice.estimates(lattice.whole, 1)), default=0.0)
-    if least_s < far_s:
+    if least_s < plan.prediction.step_s * MAYBE_FAR:
         return None
     best = search(settled, costs, BEST_ONLY).best
-    if best is None or best.step_s < far_s:
+    if best is None or best.step_s < plan.prediction.step_s * FAR:
         return None
     return as_plan(settled, refined(settled, best, costs)[1])
 
