@@ -204,17 +204,18 @@ def _filled(rows: Sequence[Any], shape: tuple[int, int, int], kind: type) -> NDA
     """[2, S, M] of 2 x S rows, each one figure or one of each microbatch."""
     if not any(isinstance(row, np.ndarray | list) for row in rows):
         return np.repeat(np.array(rows, kind), shape[2]).reshape(shape)
-    filled = np.empty((len(rows), shape[2]), kind)
+    filled: NDArray[Any] = np.empty((len(rows), shape[2]), kind)
     for index, row in enumerate(rows):
         filled[index] = row
     return filled.reshape(shape)
 
 
 def _collectives(table: _Table, collectives: Sequence[Collective], num_stages: int) -> Collectives:
-    rows = [table.row(one.transfer) for one in collectives]
-    link, *figures = zip(*rows, strict=True) if rows else [()] * 5
+    rows: list[Row] = [table.row(one.transfer) for one in collectives]
+    link, *figures = zip(*rows, strict=True) if rows else [()] * len(_FREE)
     after = [-1 if one.after is None else one.after for one in collectives]
     begin = np.searchsorted(after, np.arange(num_stages + 1)).astype(np.int64)
     stage, target = (np.array([getattr(one, end) for one in collectives], np.int32) for end in ("stage", "target"))
-    arrays = [np.array(link, np.int32), *(np.array(each, np.float64) for each in figures)]
-    return Collectives(*arrays, stage=stage, target=target, begin=begin)
+    size, leaves_after_s, occupies_s, arrives_after_s = (np.array(each, np.float64) for each in figures)
+    messages = (np.array(link, np.int32), size, leaves_after_s, occupies_s, arrives_after_s)
+    return Collectives(*messages, stage=stage, target=target, begin=begin)

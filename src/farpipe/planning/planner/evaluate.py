@@ -17,7 +17,7 @@ from farpipe.planning.cost import JobCosts, Placement, StepCost, place_stages, s
 from farpipe.planning.planner.bandwidth import link_bytes
 from farpipe.planning.planner.candidates import Candidate
 from farpipe.planning.planner.in_flight import InFlight, in_flight_targets, minimum_in_flight
-from farpipe.planning.planner.orders import AUTO, QUICK, best_order, quick_orders
+from farpipe.planning.planner.orders import AUTO, QUICK, best_order, quick_orders, try_quickly
 from farpipe.planning.planner.partition import Division, StageModes, divide_layers, missing_bytes, stage_options
 
 ROUNDING: Final = 1e-9
@@ -194,17 +194,18 @@ def _extrapolated(
     short, long = (problem.part(slice(number)) for number in counts)
     wanted_s = _short_limit_s(problem, short, long, limit_s)
     schedule, timeline = best_order(short, QUICK, wanted_s)
-    pair = timeline, best_order(long, schedule.method)[1]
-    makespan_s = _steady_s(problem.num_microbatches, counts, pair)
+    outcome = try_quickly(schedule.method, long)
+    long_s = outcome.makespan_s if outcome.schedule is not None else best_order(long, schedule.method)[1].makespan_s
+    makespan_s = _steady_s(problem.num_microbatches, counts, (timeline.makespan_s, long_s))
     return Evaluated(candidate, placements, problem, schedule, timeline, step.overhead_s, makespan_s)
 
 
-def _steady_s(num_microbatches: int, counts: tuple[int, int], pair: tuple[Timeline, Timeline]) -> float:
+def _steady_s(num_microbatches: int, counts: tuple[int, int], pair: tuple[float, float]) -> float:
     """The makespan of so many: a microbatch more of the steady state takes what it takes between `counts`.
 
     What the periods of the order round off is less than a pace for each of the steps that are compared.
     """
-    (fewer, more), (short_s, long_s) = counts, (timeline.makespan_s for timeline in pair)
+    (fewer, more), (short_s, long_s) = counts, pair
     return long_s + (num_microbatches - more) * (long_s - short_s) / (more - fewer)
 
 
@@ -213,13 +214,12 @@ def _short_limit_s(problem: Problem, short: Problem, long: Problem, limit_s: flo
 
     An order that is faster than 1F1B by its pace alone gains least in the shorter step.
     """
-    try:
-        pair = best_order(short, "1f1b")[1], best_order(long, "1f1b")[1]
-    except (InfeasibleError, InputError):
+    pair = try_quickly("1f1b", short).makespan_s, try_quickly("1f1b", long).makespan_s
+    if math.inf in pair:
         return math.inf
     whole_s = _steady_s(problem.num_microbatches, (short.num_microbatches, long.num_microbatches), pair)
     wanted_s = min(limit_s, whole_s)
-    return pair[0].makespan_s - (whole_s - wanted_s) * short.num_microbatches / problem.num_microbatches
+    return pair[0] - (whole_s - wanted_s) * short.num_microbatches / problem.num_microbatches
 
 
 def whole(found: Evaluated) -> Evaluated:
