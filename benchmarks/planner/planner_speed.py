@@ -3,6 +3,9 @@
 Every job is planned in a process of its own, cold, and once more in the same process, warm. Budgets on two idle cores:
 64 GPUs at two sites 0.3 s (cold 1 s), 160 in five 0.5 s, 640 in five 2 s, 405B on 3 x 1024 5 s, 405B on 16,384 in one
 3 s; a quote 5 ms. With --command it measures the whole command: until its verdict, and until it ends.
+
+Machines of one kind differ by two between themselves. So a fixed piece of pure Python is timed beside every job, and
+what its seconds would be where that piece takes UNIT_S is what marks are compared with.
 """
 
 import argparse
@@ -38,13 +41,30 @@ JOBS: dict[str, tuple[str, int, int, list[int], float, float, str, str]] = {
 }
 """Model, sequence length, batch, devices by site, latency in ms, Gbit/s, device, further keys of [training]."""
 TIMEOUT_S = 600.0
+UNIT_S = 0.56
+"""CPU seconds of `unit_s` on the machine that marks are for."""
+UNIT_COUNT = 10_000_000
 MARKS = {
-    "13B, 64 in two": (1.0, 2.0),
-    "13B, 160 in five": (1.5, 3.0),
-    "13B, 640 in five": (3.0, 6.0),
-    "405B, 3 x 512": (None, 10.0),
+    "13B, 64 in two": (0.8, 1.5),
+    "13B, 160 in five": (1.2, 2.0),
+    "13B, 640 in five": (2.0, 3.0),
+    "405B, 3 x 512": (None, 6.0),
 }
-"""CPU seconds of the command until its verdict, and with everything, that are aimed at."""
+"""CPU seconds of the command until its verdict, and with everything, that are aimed at where the unit is UNIT_S."""
+
+
+def _squares(count: int) -> int:
+    x = 0
+    for i in range(count):
+        x += i * i
+    return x
+
+
+def unit_s() -> float:
+    """CPU seconds of a fixed piece of pure Python: how fast this machine is now."""
+    began_s = time.process_time()
+    _squares(UNIT_COUNT)
+    return time.process_time() - began_s
 
 
 def job_text(name: str) -> str:
@@ -78,9 +98,11 @@ def measure(name: str) -> dict[str, Any]:
         began_s = time.process_time()
         planner.quote(request, job.cluster, bytes_per_s=rates)
         quotes.append(time.process_time() - began_s)
-    at = plan.layout
+    at, unit = plan.layout, unit_s()
     return {
         "job": name,
+        "unit, CPU s": round(unit, 3),
+        f"plan, cold, at {UNIT_S} s a unit": round(cold_s / unit * UNIT_S, 2),
         "plan, cold, CPU s": round(cold_s, 2),
         "warm": round(warm_s, 2),
         "quote, CPU ms": round(1000 * min(quotes), 2),
@@ -114,11 +136,16 @@ def command_s(name: str) -> tuple[float, float]:
 
 
 def measure_command(name: str, runs: int) -> dict[str, Any]:
-    """One line of the table of commands: medians of `runs`, after one that is not counted."""
-    measured = [command_s(name) for _ in range(runs + 1)][1:]
-    medians = [round(statistics.median(seconds), 2) for seconds in zip(*measured, strict=True)]
-    marks = dict(zip(("verdict", "everything"), MARKS[name], strict=True))
-    return {"job": name, "verdict, CPU s": medians[0], "everything": medians[1], "marks": marks}
+    """One line of the table of commands: medians of `runs`, after one that is not counted, each with its own unit."""
+    command_s(name)
+    measured = [(unit_s(), *command_s(name)) for _ in range(runs)]
+    at_unit = [(verdict / unit * UNIT_S, everything / unit * UNIT_S) for unit, verdict, everything in measured]
+    unit, *seconds = (round(statistics.median(each), 3) for each in zip(*measured, strict=True))
+    told = dict(zip(("verdict", "everything"), seconds, strict=True))
+    medians = (round(statistics.median(each), 2) for each in zip(*at_unit, strict=True))
+    scaled = dict(zip(told, medians, strict=True))
+    marks = dict(zip(told, MARKS[name], strict=True))
+    return {"job": name, "unit, CPU s": unit, "CPU s": told, f"at {UNIT_S} s a unit": scaled, "marks": marks}
 
 
 def main() -> None:

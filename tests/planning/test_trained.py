@@ -9,7 +9,8 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import load_job, parse_job
 from farpipe.engine.launch.runs import run_spec_of
 from farpipe.planning import find
-from farpipe.planning.explain import explained
+from farpipe.planning.explain import explained, with_fastest
+from farpipe.planning.explain.trained import engine_words
 from farpipe.planning.planner.engine import plan_obstacle, within_engine
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,20 @@ FOLDERS = {"mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "slidin
 
 def job_of(parts):
     return load_job(parse_job(JOB.format(**PLAIN | parts), "the job"))
+
+
+FAR_FROM_TRAIN = """
+[model]
+preset = "llama-3-70b"
+[training]
+sequence_length = 32768
+global_batch = 8
+[[cluster.sites]]
+name = "zurich"
+device = "h100"
+num_devices = 128
+"""
+"""So few sequences that all devices work only where several share a layer."""
 
 
 def job_of_folder(name, layout, folder, **changes):
@@ -119,4 +134,19 @@ def test_the_fastest_plan_that_train_runs_is_beside_the_fastest():
     assert found.step_s == fastest.prediction.step_s >= best.plan.prediction.step_s
     assert found.fastest == str(fastest.degrees)
     assert found.fastest in document.explanation.verdict
+    assert found.fastest in engine_words(found, best.plan.prediction.step_s)
     run_spec_of(fastest)
+    first = explained(best, searches=False)
+    assert first.explanation.by_train == found.model_copy(update={"step_s": None, "fastest": ""})
+    assert with_fastest(first, best) == document
+
+
+@pytest.mark.slow
+def test_a_plan_that_train_is_far_from_is_told_by_a_quick_search():
+    best = find(load_job(parse_job(FAR_FROM_TRAIN, "the job")))[0]
+    document = explained(best)
+    found, fastest = document.explanation.by_train, find(within_engine(best.plan.job)[0])[0].plan
+    assert found.quick
+    assert "a quick search found for it" in document.explanation.verdict
+    assert found.step_s >= max(1.75 * best.plan.prediction.step_s, fastest.prediction.step_s * (1 - 1e-9))
+    assert found.step_s <= 1.25 * fastest.prediction.step_s

@@ -47,7 +47,7 @@ def explain(options: ExplainOptions) -> None:
     second is made of. memory: stages with their peaks and limits. links: bytes and use. A layout is planned with these
     pins and put beside the plan.
     """
-    document, topic = _read(options.plan), options.topic
+    document, topic = _read(options.plan, searches=True), options.topic
     if topic is not None and topic not in TOPICS:
         if "=" not in topic:
             raise UsageError(
@@ -77,10 +77,10 @@ def diff(
     _compare(_read(first), _read(second), as_json)
 
 
-def _read(path: Path) -> "PlanDocument":
+def _read(path: Path, *, searches: bool = False) -> "PlanDocument":
     from farpipe.cli.planned import load_explained
 
-    document = load_explained(path)[2]
+    document = load_explained(path, searches=searches)[2]
     if document is None:
         raise InputError(f"{path}: a problem has no job; give a plan or a job")
     return document
@@ -96,7 +96,7 @@ def _with_layout(job: "Job", text: str) -> "PlanDocument":
     for word in text.split(","):
         name, _, value = (part.strip() for part in word.partition("="))
         pins[f"layout.{name}"] = value.split(">") if name == "sites" else value_of(value)
-    return explained(find(load_job(job, pins, option="TOPIC"))[0])
+    return explained(find(load_job(job, pins, option="TOPIC"))[0], searches=False)
 
 
 def _compare(first: "PlanDocument", second: "PlanDocument", as_json: bool) -> None:
@@ -137,7 +137,7 @@ def _show(document: "PlanDocument", topic: str | None) -> None:
                 out.print(to_rich(view))
         for line in _advice(document)[name]:
             out.print(f"* {line}")
-    for line in engine_lines(plan):
+    for line in engine_lines(document):
         out.print(f"* {line}")
     if topic in (None, "limits"):
         costs = costs_of(plan) if plan.job.data.packing is None else None

@@ -4,7 +4,6 @@ import json
 import webbrowser
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -16,6 +15,8 @@ from farpipe.cli.options import JobKeys, job_with
 from farpipe.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
     from farpipe.core.spec import Job
 
 HOST: Final = "127.0.0.1"
@@ -45,8 +46,10 @@ def explore(
             typer.echo("")
 
 
-def server_of(job: "Job") -> ThreadingHTTPServer:
+def server_of(job: "Job") -> "ThreadingHTTPServer":
     """A server of the page of `job` and of its answers, for this machine alone."""
+    from http.server import ThreadingHTTPServer
+
     from farpipe.planning.explain.what_if import answer_at, dials_of
     from farpipe.report.page import policy, render
     from farpipe.report.views import RunReport
@@ -62,7 +65,7 @@ def server_of(job: "Job") -> ThreadingHTTPServer:
 
     sizes = [len(dial.values) for dial in dials]
     handler = type(
-        "Handler", (_Handler,), {"page": page, "policy": policy(True), "sizes": sizes, "answer": staticmethod(answer)}
+        "Handler", (_handler(),), {"page": page, "policy": policy(True), "sizes": sizes, "answer": staticmethod(answer)}
     )
     try:
         return ThreadingHTTPServer((HOST, PORT), handler)
@@ -70,45 +73,51 @@ def server_of(job: "Job") -> ThreadingHTTPServer:
         return ThreadingHTTPServer((HOST, 0), handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Serves one page, and answers at settings that are numbers within the dials' sizes."""
+def _handler() -> "type[BaseHTTPRequestHandler]":
+    """The class of the server's answers; made here, for what it inherits takes 20 ms to import."""
+    from http.server import BaseHTTPRequestHandler
 
-    page: str
-    policy: str
-    sizes: Sequence[int]
-    answer: Callable[[Sequence[int], bool], dict[str, Any]]
+    class Handler(BaseHTTPRequestHandler):
+        """Serves one page, and answers at settings that are numbers within the dials' sizes."""
 
-    def do_GET(self) -> None:
-        """The page or an answer; a request under another name than this machine's is refused."""
-        where = urlsplit(self.path)
-        if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
-            self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
-        elif where.path == "/":
-            self._send("text/html", self.page)
-        elif where.path == "/answer" and (asked := self._asked(where.query)) is not None:
-            self._send("application/json", json.dumps(type(self).answer(*asked)))
-        else:
-            self.send_error(HTTPStatus.NOT_FOUND)
+        page: str
+        policy: str
+        sizes: Sequence[int]
+        answer: Callable[[Sequence[int], bool], dict[str, Any]]
 
-    def _asked(self, query: str) -> tuple[list[int], bool] | None:
-        given = parse_qs(query)
-        words = given.get("at", [""])[0].split(",")
-        if len(words) != len(self.sizes) or not all(word.isascii() and word.isdecimal() for word in words):
-            return None
-        at = [int(word) for word in words]
-        is_there = all(index < size for index, size in zip(at, self.sizes, strict=True))
-        return (at, given.get("search") == ["1"]) if is_there else None
+        def do_GET(self) -> None:
+            """The page or an answer; a request under another name than this machine's is refused."""
+            where = urlsplit(self.path)
+            if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
+                self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+            elif where.path == "/":
+                self._send("text/html", self.page)
+            elif where.path == "/answer" and (asked := self._asked(where.query)) is not None:
+                self._send("application/json", json.dumps(type(self).answer(*asked)))
+            else:
+                self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _send(self, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(HTTPStatus.OK)
-        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
-        headers |= {"Content-Security-Policy": self.policy, "X-Content-Type-Options": "nosniff"}
-        headers |= {"Cache-Control": "no-store"}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        def _asked(self, query: str) -> tuple[list[int], bool] | None:
+            given = parse_qs(query)
+            words = given.get("at", [""])[0].split(",")
+            if len(words) != len(self.sizes) or not all(word.isascii() and word.isdecimal() for word in words):
+                return None
+            at = [int(word) for word in words]
+            is_there = all(index < size for index, size in zip(at, self.sizes, strict=True))
+            return (at, given.get("search") == ["1"]) if is_there else None
 
-    def log_message(self, *_: Any) -> None:
-        """Say nothing of requests."""
+        def _send(self, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(HTTPStatus.OK)
+            headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+            headers |= {"Content-Security-Policy": self.policy, "X-Content-Type-Options": "nosniff"}
+            headers |= {"Cache-Control": "no-store"}
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing of requests."""
+
+    return Handler

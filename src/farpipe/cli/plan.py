@@ -140,7 +140,7 @@ def plan(options: PlanOptions, words: FewWords) -> None:
     from farpipe.cli.compiling import compilation_announced
     from farpipe.cli.planned import errors_of, load_profiles
     from farpipe.planning import find
-    from farpipe.planning.explain import explained
+    from farpipe.planning.explain import explained, with_fastest
     from farpipe.report.shown import verdict_lines
 
     job, num_tokens, began_s = options.load_job(words), options.num_tokens, time.perf_counter()
@@ -151,9 +151,10 @@ def plan(options: PlanOptions, words: FewWords) -> None:
     job = _pinned_by(options.objective, job, profiles)
     with compilation_announced(), progress_bar("planning", "layout") as advance, errors_of(options.name):
         best, *others = find(job, profiles, advance, options.top)
-    found = explained(best)
+    found = explained(best, searches=False)
     if not options.as_json and not options.time_limit:
         console().print(*verdict_lines(found, num_tokens, ties=options.full), sep="\n")
+    found = with_fastest(found, best)
     if options.strategies is not False:
         found = _with_alternatives(found, best, others, options)
     found = _refined(_advised(found, learned), options.time_limit)

@@ -51,10 +51,12 @@ def load_step(path: Path, given: list[str] | None = None) -> tuple[Problem, Sche
     return problem, schedule, document.plan if document else None
 
 
-def load_explained(path: Path, given: list[str] | None = None) -> tuple[Problem, Schedule | None, PlanDocument | None]:
-    """The same, with the plan's explanation."""
+def load_explained(
+    path: Path, given: list[str] | None = None, *, searches: bool = False
+) -> tuple[Problem, Schedule | None, PlanDocument | None]:
+    """The same, with the plan's explanation; `searches` as for `explained`."""
     if path.suffix == ".toml":
-        document = explained(_planned(path, given))
+        document = explained(_planned(path, given), searches=searches)
     else:
         expect_job(path, given)
         text, _, name = read_named(path)

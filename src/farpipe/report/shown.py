@@ -25,7 +25,7 @@ from farpipe.planning.cost.profile import hidden_by_noise
 from farpipe.planning.explain.changes import WORTH_LISTING
 from farpipe.planning.explain.derivation import costs_of
 from farpipe.planning.explain.device_use import use_of
-from farpipe.planning.planner.engine import plan_obstacle
+from farpipe.planning.explain.trained import engine_words, obstacles_of
 from farpipe.planning.planner.plan import Change
 from farpipe.planning.planner.quote import money_data
 from farpipe.report.plan_tables import (
@@ -150,7 +150,7 @@ def show_brief(document: PlanDocument, out: Console) -> None:
     out.print(Text(_headline(document), "bold"), *spread, sep="\n")
     out.print(to_rich(site_table(document)))
     gains = gain_lines(document, 2) if document.explanation.strategies else ()
-    for line in (*filter(None, [trust_note(document)]), *gains, *engine_lines(document.plan)):
+    for line in (*filter(None, [trust_note(document)]), *gains, *engine_lines(document)):
         out.print(line)
 
 
@@ -161,7 +161,7 @@ def show_plan(document: PlanDocument, out: Console) -> None:
     out.print(Text(_headline(document), "bold"), *spread, use_line(plan), "", sep="\n")
     for view in filter(lambda view: view.rows, plan_tables(document)):
         out.print(to_rich(view))
-    for line in (*document.explanation.advice, *engine_lines(plan)):
+    for line in (*document.explanation.advice, *engine_lines(document)):
         out.print(f"* {line}")
 
 
@@ -171,11 +171,12 @@ def show_derivation(plan: Plan, costs: JobCosts, out: Console) -> None:
         out.print(to_rich(view))
 
 
-def engine_lines(plan: Plan) -> tuple[str, ...]:
-    """One line on why the engine can't run a plan and what to change in the job; none where it can."""
-    obstacle, change = plan_obstacle(plan)
-    line = f"farpipe's engine can't run this plan yet ({obstacle}); with {change} in the job it can."
-    return (line,) if obstacle else ()
+def engine_lines(document: PlanDocument) -> tuple[str, ...]:
+    """One line on why the engine can't run a plan, what to change in the job, and what it runs then; none where it
+    can."""
+    plan, found = document.plan, document.explanation.by_train
+    found = found if found is not None else obstacles_of(plan)
+    return () if found is None else (engine_words(found, plan.prediction.step_s),)
 
 
 def _headline(document: PlanDocument) -> str:
@@ -253,7 +254,7 @@ def plan_report(
         runs=tuple(runs),
         summary=_headline(document).splitlines()[1],
         plan_tables=tuple(view for view in (strategies, runners_up, changes, stages, links) if view.rows),
-        plan_text="\n".join((*rest, *gain, *said.advice, *engine_lines(plan))),
+        plan_text="\n".join((*rest, *gain, *said.advice, *engine_lines(document))),
         notices=notices,
         verdict=tuple(verdict),
         folded=why,

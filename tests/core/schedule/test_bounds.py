@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farpipe.core.schedule import check, peak_memory_bytes
-from farpipe.core.schedule.bounds import critical_path_s, link_work_s, lower_bound_s
+from farpipe.core.schedule.bounds import busiest_rank_bounds_s, critical_path_s, link_work_s, lower_bound_s
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate import simulate
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Sync, Transfer
@@ -37,6 +37,16 @@ def test_no_schedule_that_just_fits_memory_is_faster_than_the_bound(pair):
     tight = problem.model_copy(update={"ranks": ranks})
     check(tight, schedule)
     assert simulate(tight, schedule).makespan_s >= lower_bound_s(tight) * (1 - 1e-12)
+
+
+def test_alike_microbatches_have_the_bounds_of_each_with_its_own_figures():
+    problem = two_sites(4, 8, latency=1.5, size=0.7)
+    assert problem.is_uniform
+    each = [stage.model_copy(update={"forward_s": (stage.forward_s,) * 8}) for stage in problem.stages]
+    alike = problem.model_copy(update={"stages": tuple(each)})
+    assert not alike.is_uniform
+    for bound in (busiest_rank_bounds_s, critical_path_s, link_work_s, lower_bound_s):
+        assert bound(problem) == bound(alike)
 
 
 def test_little_memory_costs_a_round_trip_per_window():

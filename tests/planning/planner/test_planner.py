@@ -8,6 +8,7 @@ from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.schedule import check
 from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.simulate import simulate
+from farpipe.core.spec import Pins, parse_job
 from farpipe.core.spec.model import Experts
 from farpipe.planning import Explanation, Plan, refine
 from farpipe.planning.cost import JobCosts, PartTimes, Profile, model_shape
@@ -23,6 +24,24 @@ from planning.planner.jobs import TRAINING, both_ways, device, job, planned, sit
 
 def two_sites(pipeline=None, tensor=None, **options):
     return job([site("a"), site("b")], both_ways("a", "b", **options), pipeline=pipeline, tensor=tensor)
+
+
+DEEP = """
+[model]
+preset = "llama-3-405b"
+[training]
+sequence_length = 8192
+global_batch = {batch}
+matmul = "fp8"
+fp8_param_gather = true
+grad_reduce_in_fp32 = false
+tp_comm_overlap = true
+zero1 = true
+[[cluster.sites]]
+name = "zurich"
+device = "h100"
+num_devices = {num_devices}
+"""
 
 
 def costs_of(request):
@@ -362,3 +381,15 @@ def test_a_device_without_flash_attention_is_named_and_the_setting_is_not_advise
     assert not any("has no FlashAttention 2" in text for text in why(kept).advice)
     advised = [idea.what for idea in _ideas(kept, evaluate(kept, candidates(kept)[0], costs_of(kept)))]
     assert ("training.flash_attention = true" in advised) is not lacks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_devices", "batch", "most_s"), [(4096, 768, 4.84), (8192, 1024, 3.28)])
+def test_many_stages_on_every_rank_are_planned_where_microbatches_are_few(num_devices, batch, most_s):
+    asked = parse_job(DEEP.format(num_devices=num_devices, batch=batch))
+    plan = planning.plan(asked)
+    layout = {"pipeline": 8, "virtual": 8, "tensor": 8, "context": 2}
+    by_hand = planning.plan(asked.model_copy(update={"layout": Pins(**layout)}))
+    assert plan.prediction.step_s <= by_hand.prediction.step_s * 1.003
+    assert plan.prediction.step_s < most_s, "two in a V took 4.90 and 3.39 s"
+    assert plan.layout.virtual > 2

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -64,6 +65,8 @@ def critical_path_s(problem: Problem) -> float:
     """
     forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
     forth_s, back_s = problem.traffic.messages.arrives_after_s
+    if problem.is_uniform:
+        return _alone_s(*(table[:, 0].tolist() for table in (forward, inputs, weights, forth_s, back_s)))
     chains, done = problem.chains, np.zeros(problem.num_microbatches)
     for stage in range(problem.num_stages):
         there = done + forth_s[stage - 1] if stage else done
@@ -72,6 +75,19 @@ def critical_path_s(problem: Problem) -> float:
         there = done + back_s[stage + 1] if stage + 1 < problem.num_stages else done
         done = _one_by_one(there, inputs[stage], chains.next, reversed(range(problem.num_microbatches)))
     return float((done + weights[0]).max())
+
+
+def _alone_s(
+    forward: list[float], inputs: list[float], weights: list[float], forth_s: list[float], back_s: list[float]
+) -> float:
+    """`critical_path_s` where all microbatches are alike: any one of them."""
+    done = forward[0]
+    for stage in range(1, len(forward)):
+        done = done + forth_s[stage - 1] + forward[stage]
+    done += inputs[-1]
+    for stage in reversed(range(len(forward) - 1)):
+        done = done + back_s[stage + 1] + inputs[stage]
+    return done + weights[0]
 
 
 def _one_by_one(
@@ -262,6 +278,11 @@ def _links_used(link: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
 def _heads_s(problem: Problem) -> NDArray[np.float64]:
     """Per stage the earliest that any forward can start: [num_stages]."""
     forward = problem.table("forward_s")
+    if problem.is_uniform:
+        forth_s, first = problem.traffic.messages.arrives_after_s[0, :, 0].tolist(), forward[:, 0].tolist()
+        return np.array(
+            [*accumulate(range(problem.num_stages - 1), lambda s, i: s + first[i] + forth_s[i], initial=0.0)]
+        )
     reach = np.zeros((problem.num_stages, problem.num_microbatches))
     for index in range(problem.num_stages - 1):
         reach[index + 1] = reach[index] + forward[index] + problem.traffic.messages.arrives_after_s[0, index]
@@ -271,6 +292,11 @@ def _heads_s(problem: Problem) -> NDArray[np.float64]:
 def _tails_s(problem: Problem) -> NDArray[np.float64]:
     """Per stage the least time from the end of any I to the end of the step: [num_stages]."""
     inputs, weights = problem.table("input_grad_s"), problem.table("weight_grad_s")
+    if problem.is_uniform:
+        back_s, first = problem.traffic.messages.arrives_after_s[1, :, 0].tolist(), inputs[:, 0].tolist()
+        begin = float(weights[0, 0])
+        later = range(1, problem.num_stages)
+        return np.array([*accumulate(later, lambda s, i: s + first[i - 1] + back_s[i], initial=begin)])
     rest = np.zeros((problem.num_stages, problem.num_microbatches))
     rest[0] = weights[0]
     for index in range(1, problem.num_stages):

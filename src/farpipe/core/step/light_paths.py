@@ -65,7 +65,9 @@ def stagger(problem: Problem, num_replicas: int) -> Problem:
         for name, link in problem.links.items()
     }
     hops = tuple(hop and _one_replicas_hop(problem, hop, num_replicas, chosen) for hop in problem.hops)
-    staggered = problem.changed(links=changed, hops=hops)
+    staggered = problem.model_copy(update={"links": changed, "hops": hops})
+    if any(link.num_staggered > 1 for link in problem.links.values()):  # else nothing can be wrong, and checks are slow
+        staggered = problem.changed(links=changed, hops=hops)
     if not any(transfer.has_times for _, transfer in problem.transfers()):
         return staggered
     messages, of_link = problem.traffic.messages, [num_replicas if name in chosen else 1 for name in problem.links]
@@ -77,13 +79,15 @@ def _one_replicas_hop(problem: Problem, hop: Hop, num_replicas: int, chosen: fro
     def part(transfer: Transfer | None) -> Transfer | None:
         if transfer is None:
             return None
-        if isinstance(transfer.link, str) and isinstance(transfer.bytes, float):
-            return Transfer(link=transfer.link, bytes=transfer.bytes / (num_replicas if transfer.link in chosen else 1))
+        if isinstance(transfer.link, str) and not isinstance(transfer.bytes, tuple):
+            size = transfer.bytes / (num_replicas if transfer.link in chosen else 1)
+            return Transfer.computed(link=transfer.link, bytes=size)
         names = [transfer.link] * problem.num_microbatches if isinstance(transfer.link, str) else transfer.link
         sizes = zip(names, problem.row(transfer.bytes).tolist(), strict=True)
-        return Transfer(link=transfer.link, bytes=tuple(b / (num_replicas if n in chosen else 1) for n, b in sizes))
+        part_bytes = tuple(b / (num_replicas if n in chosen else 1) for n, b in sizes)
+        return Transfer.computed(link=transfer.link, bytes=part_bytes)
 
-    return Hop(forward=part(hop.forward), backward=part(hop.backward))
+    return Hop.computed(forward=part(hop.forward), backward=part(hop.backward))
 
 
 Direction = Literal["forward", "backward"]

@@ -7,7 +7,7 @@ microbatch (light paths, windows of RDMA, links that lose packets); staggered re
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from farpipe.core.step.links import Collective, Figure, Hop, Link, Transfer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
+Figures = float | Floats
 
 NOTHING: Final = -2
 """Instead of a link: nothing is sent (behind the last stage, before the first)."""
@@ -140,33 +141,44 @@ def _followed(messages: AnyMessages, num_staggered: NDArray[np.int64], stagger_s
     return replace(messages, occupies_s=messages.occupies_s + (num_staggered[messages.link] - 1) * stagger_s)
 
 
+Row = tuple[int | list[int], Figures, Figures, Figures, Figures]
+"""What a message is in `Messages`, field by field; one figure where all microbatches have the same."""
+_NOTHING: Final[Row] = (NOTHING, 0.0, 0.0, 0.0, 0.0)
+_FREE: Final[Row] = (FREE, 0.0, 0.0, 0.0, 0.0)
+
+
 class _Table:
-    """Fills rows of Messages from the Transfers of a document."""
+    """Makes rows of Messages from the Transfers of a document."""
 
     def __init__(self, links: Mapping[str, Link]) -> None:
         self.links, self.place = links, {name: index for index, name in enumerate(links)}
 
-    def empty(self, shape: tuple[int, ...]) -> Messages:
-        """Nothing on any link."""
-        return Messages(np.full(shape, NOTHING, np.int32), *(np.zeros(shape) for _ in range(4)))
-
-    def put(self, rows: Messages, at: tuple[int, ...], transfer: Transfer | None) -> None:
-        """Write a transfer into the row (or the one place) `at`; None: the tensor is there at once."""
+    def row(self, transfer: Transfer | None) -> Row:
+        """The row of a transfer; None: the tensor is there at once."""
         if transfer is None:
-            rows.link[at] = FREE
-            return
-        names, size = transfer.link, np.asarray(transfer.bytes, np.float64)
+            return _FREE
+        names, size = (
+            transfer.link,
+            np.array(transfer.bytes) if isinstance(transfer.bytes, tuple) else float(transfer.bytes),
+        )
+        place: int | list[int]
         if isinstance(names, str):
-            rows.link[at], occupied_s, travel_s = self.place[names], *_plain(self.links[names], size)
+            place, (occupied_s, travel_s) = self.place[names], _plain(self.links[names], size)
         else:
-            rows.link[at] = [self.place[name] for name in names]
+            place = [self.place[name] for name in names]
             sizes = np.broadcast_to(size, len(names))
-            plain = [_plain(self.links[name], size) for name, size in zip(names, sizes, strict=True)]
+            plain = [_plain(self.links[name], one) for name, one in zip(names, sizes, strict=True)]
             occupied_s, travel_s = np.array(plain).T
-        rows.bytes[at] = size
-        rows.occupies_s[at] = occupied_s if transfer.occupies_s is None else transfer.occupies_s
-        rows.arrives_after_s[at] = travel_s if transfer.arrives_after_s is None else transfer.arrives_after_s
-        rows.leaves_after_s[at] = np.minimum(rows.occupies_s[at], rows.arrives_after_s[at])
+        occupies_s = _given(transfer.occupies_s, occupied_s)
+        arrives_after_s = _given(transfer.arrives_after_s, travel_s)
+        if isinstance(occupies_s, float) and isinstance(arrives_after_s, float):
+            return place, size, min(occupies_s, arrives_after_s), occupies_s, arrives_after_s
+        return place, size, np.minimum(occupies_s, arrives_after_s), occupies_s, arrives_after_s
+
+
+def _given(figure: float | tuple[float, ...] | None, plain: Figures) -> Figures:
+    """`figure` of a Transfer, or where it has none the `plain` one."""
+    return plain if figure is None else np.array(figure) if isinstance(figure, tuple) else figure
 
 
 def _plain(link: Link, size: Figure) -> tuple[Figure, Figure]:
@@ -177,19 +189,33 @@ def _plain(link: Link, size: Figure) -> tuple[Figure, Figure]:
 def _between_stages(
     table: _Table, hops: Sequence[Hop | None], rank_of_stage: Sequence[int], num_microbatches: int
 ) -> Messages:
-    rows = table.empty((2, len(rank_of_stage), num_microbatches))
+    num_stages = len(rank_of_stage)
+    found = [[_NOTHING] * num_stages, [_NOTHING] * num_stages]
     for index, hop in enumerate(hops):
         is_free = hop is None or rank_of_stage[index] == rank_of_stage[index + 1]
-        table.put(rows, (FORWARD, index), None if is_free or hop is None else hop.forward)
-        table.put(rows, (BACKWARD, index + 1), None if is_free or hop is None else hop.backward)
-    return rows
+        found[FORWARD][index] = table.row(None if is_free or hop is None else hop.forward)
+        found[BACKWARD][index + 1] = table.row(None if is_free or hop is None else hop.backward)
+    link, *figures = zip(*found[FORWARD], *found[BACKWARD], strict=True)
+    shape = (2, num_stages, num_microbatches)
+    return Messages(_filled(link, shape, np.int32), *(_filled(each, shape, np.float64) for each in figures))
+
+
+def _filled(rows: Sequence[Any], shape: tuple[int, int, int], kind: type) -> NDArray[Any]:
+    """[2, S, M] of 2 x S rows, each one figure or one of each microbatch."""
+    if not any(isinstance(row, np.ndarray | list) for row in rows):
+        return np.repeat(np.array(rows, kind), shape[2]).reshape(shape)
+    filled: NDArray[Any] = np.empty((len(rows), shape[2]), kind)
+    for index, row in enumerate(rows):
+        filled[index] = row
+    return filled.reshape(shape)
 
 
 def _collectives(table: _Table, collectives: Sequence[Collective], num_stages: int) -> Collectives:
-    rows = table.empty((len(collectives),))
-    for index, one in enumerate(collectives):
-        table.put(rows, (index,), one.transfer)
+    rows: list[Row] = [table.row(one.transfer) for one in collectives]
+    link, *figures = zip(*rows, strict=True) if rows else [()] * len(_FREE)
     after = [-1 if one.after is None else one.after for one in collectives]
     begin = np.searchsorted(after, np.arange(num_stages + 1)).astype(np.int64)
     stage, target = (np.array([getattr(one, end) for one in collectives], np.int32) for end in ("stage", "target"))
-    return Collectives(**vars(rows), stage=stage, target=target, begin=begin)
+    size, leaves_after_s, occupies_s, arrives_after_s = (np.array(each, np.float64) for each in figures)
+    messages = (np.array(link, np.int32), size, leaves_after_s, occupies_s, arrives_after_s)
+    return Collectives(*messages, stage=stage, target=target, begin=begin)

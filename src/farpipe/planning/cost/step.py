@@ -41,8 +41,17 @@ class StepCost:
     """The optimizer's part of it."""
 
 
-def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], cluster: Cluster) -> StepCost:
+def step_cost(
+    costs: JobCosts,
+    layout: Layout,
+    placements: Sequence[Placement],
+    cluster: Cluster,
+    like: Problem | None = None,
+) -> StepCost:
     """One step of one replica of a job on `placements` (one per stage, in pipeline order).
+
+    `like`: the Problem of the same layout on the same sites with other layers or recomputation, where one is known; its
+    messages are taken from there.
 
     Gradients of the replicas are reduced after a stage's last W; with ZeRO-1 they are reduce-scattered, and the
     parameters gathered before the first F. Of both the Problem has what does not run beside the stage's own last
@@ -54,7 +63,7 @@ def step_cost(costs: JobCosts, layout: Layout, placements: Sequence[Placement], 
     when devices or a link are missing.
     """
     step = _Step(costs, layout, tuple(placements), cluster)
-    return StepCost(step.problem(), sum(step.overhead_parts().values()), step.optimizer_s())
+    return StepCost(step.problem(like), sum(step.overhead_parts().values()), step.optimizer_s())
 
 
 def overhead_parts(
@@ -82,9 +91,14 @@ class _Step:
     def training(self) -> Training:
         return self.costs.settled(self.layout)
 
-    def problem(self) -> Problem:
+    def problem(self, like: Problem | None = None) -> Problem:
         costs, links = self.stage_costs, self.links()
-        hops, sync = self.hops(links), self.sync(links, costs)
+        hops: Sequence[Hop | None]
+        if like is not None and not any(_has_times(hop) for hop in like.hops):  # times depend on what ranks compute
+            hops, links.links = like.hops, dict(like.links)
+        else:
+            hops = self.hops(links)
+        sync = self.sync(links, costs)
         return Problem.computed(
             num_microbatches=self.layout.num_microbatches,
             ranks=tuple(map(self.rank, range(self.layout.pipeline))),
@@ -365,6 +379,10 @@ class _Step:
 def _beside_s(kind: CollectiveKind, cost: StageCost) -> float:
     """Time of the pass that a collective runs beside: the one that waits for it, or that it waits for."""
     return cost.forward_s if kind == "gather" else cost.input_grad_s + cost.weight_grad_s
+
+
+def _has_times(hop: Hop | None) -> bool:
+    return hop is not None and any(one is not None and one.has_times for one in (hop.forward, hop.backward))
 
 
 def _stage(placement: Placement, cost: StageCost) -> Stage:

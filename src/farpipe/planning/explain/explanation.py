@@ -10,7 +10,6 @@ from farpipe.core.units import format_bytes, format_percent, format_seconds
 from farpipe.planning.cost import busy_notes
 from farpipe.planning.cost.trust import Trust, trust_of
 from farpipe.planning.explain.changes import LIMIT_S, RunsOn, changes_that_help, still_helping
-from farpipe.planning.explain.first_batch import better_layout, on_batch, trust_of_batch
 from farpipe.planning.explain.goodput import on_failures
 from farpipe.planning.explain.limits import (
     BETWEEN_SITES,
@@ -21,7 +20,7 @@ from farpipe.planning.explain.limits import (
     parts_of,
 )
 from farpipe.planning.explain.strategies import strategies_of
-from farpipe.planning.explain.trained import by_train, marked
+from farpipe.planning.explain.trained import fastest_by_train, marked, obstacles_of
 from farpipe.planning.explain.why_not import other_sites, runners_up, ties, use_of_sites
 from farpipe.planning.planner.candidates import left_out_note
 from farpipe.planning.planner.evaluate import Evaluated
@@ -33,11 +32,14 @@ from farpipe.planning.search import SEARCHES, FoundOrder
 
 
 def explain(planned: Planned) -> Explanation:
-    """The explanation of a plan without its alternatives, which take a search each (`with_alternatives`)."""
+    """The explanation of a plan without what takes a search: its alternatives (`with_alternatives`), and the fastest
+    plan that `train` runs (`with_fastest`)."""
     job, costs, busy = planned.found.job, planned.found.costs, tuple(busy_notes(planned.profiles))
     if planned.batch is not None:
+        from farpipe.planning.explain.first_batch import on_batch, trust_of_batch  # here, as other jobs need none of it
+
         told = tuple(on_batch(job, planned.batch))
-        instead = by_train(planned.plan)
+        instead = obstacles_of(planned.plan)
         more = _of_batch(planned.plan, trust_of_batch(job, planned.batch)) | _mark("", planned.plan, instead)
         return Explanation(advice=(*busy, *told), **more)
     ranked, named = planned.ranked, planned.named
@@ -52,7 +54,7 @@ def explain(planned: Planned) -> Explanation:
         limited_by=limit_of(best, costs, job.cluster, parts),
         advice=notes,
         **sure,
-        **_mark(use_of_sites(job, best, ranked), planned.plan, by_train(planned.plan, planned.profiles)),
+        **_mark(use_of_sites(job, best, ranked), planned.plan, obstacles_of(planned.plan)),
     )
     if job.schedule in SEARCHES:  # the others have named orders, with which this one can't be compared
         return first
@@ -77,9 +79,22 @@ def _of_batch(plan: Plan, trusted: Trust) -> dict[str, Any]:
     return how_sure(trusted, plan.problem, parts.get(BETWEEN_SITES, 0.0), expected.step_s)
 
 
-def explained(planned: Planned) -> PlanDocument:
-    """The plan with its explanation, as it is saved."""
-    return PlanDocument(plan=planned.plan, explanation=explain(planned))
+def explained(planned: Planned, *, searches: bool = True) -> PlanDocument:
+    """The plan with its explanation, as it is saved; unless it `searches`, without the fastest plan that `train` runs
+    instead."""
+    document = PlanDocument(plan=planned.plan, explanation=explain(planned))
+    return with_fastest(document, planned) if searches else document
+
+
+def with_fastest(document: PlanDocument, planned: Planned) -> PlanDocument:
+    """The same with the fastest plan that `train` runs, in the verdict too, where it can't run this one."""
+    why, plan = document.explanation, planned.plan
+    if why.by_train is None:
+        return document
+    found = fastest_by_train(why.by_train, plan, planned.found.costs, planned.profiles)
+    verdict = use_of_sites(planned.found.job, planned.ranked[0], planned.ranked) if planned.batch is None else ""
+    update = _mark(verdict, plan, found)
+    return document.model_copy(update={"explanation": why.model_copy(update=update)})
 
 
 def with_alternatives(
@@ -95,6 +110,8 @@ def with_alternatives(
     """
     plan, (job, costs, *_) = planned.plan, planned.found
     if planned.batch is not None:
+        from farpipe.planning.explain.first_batch import better_layout
+
         told = better_layout(plan, planned.batch)
         return explanation.model_copy(update={"advice": (*explanation.advice, *told)})
     strategies, unsearched = strategies_of(job, costs, planned.ranked, limit_s)

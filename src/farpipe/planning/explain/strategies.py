@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from farpipe.planning.explain.goodput import with_goodput
 from farpipe.planning.explain.limits import WORTH_NAMING, limit_of
 from farpipe.planning.explain.separate_sites import SeparateSites, planned_in_full, separate_sites
 from farpipe.planning.planner.bandwidth import link_bytes
-from farpipe.planning.planner.batches import plan_batch
 from farpipe.planning.planner.evaluate import Evaluated, whole
 from farpipe.planning.planner.plan import Strategy, StrategyKind
 from farpipe.planning.planner.refinement import alike_at_identical_sites, expected, refined
 from farpipe.planning.planner.search import search, small
-from farpipe.planning.workload import BatchPlan
-from farpipe.planning.workload.lengths import cut_lengths
+
+if TYPE_CHECKING:
+    from farpipe.planning.workload import BatchPlan
 
 PER_KIND: Final = 3
 """Largest number of site sets of each kind that are compared."""
@@ -178,12 +178,15 @@ def strategies_of_batch(job: Job, lengths: Sequence[int]) -> list[Strategy]:
 
     InfeasibleError where no layout fits.
     """
+    from farpipe.planning.planner.batches import plan_batch  # here, as strategies of a job need none of it
+    from farpipe.planning.workload.lengths import cut_lengths
+
     sizes = cut_lengths(np.asarray(lengths, np.int64), job.training.sequence_length)
     best = plan_batch(job, sizes)
     return [_strategy_of_batch(job, one) for one in (best, *best.others)]
 
 
-def _strategy_of_batch(job: Job, plan: BatchPlan) -> Strategy:
+def _strategy_of_batch(job: Job, plan: "BatchPlan") -> Strategy:
     kind = _KINDS[plan.use]
     cut = "whole" if plan.num_slices == 1 else f"in {plan.num_slices} slices"
     words = {
@@ -194,7 +197,7 @@ def _strategy_of_batch(job: Job, plan: BatchPlan) -> Strategy:
     return _priced(job, plan.step_s, plan.num_tokens, (plan.layout.devices, _inter_site_bytes(plan)), words)
 
 
-def _inter_site_bytes(plan: BatchPlan) -> dict[str, float]:
+def _inter_site_bytes(plan: "BatchPlan") -> dict[str, float]:
     """Per link between sites: the messages of every replica, and once what all of them exchange."""
     between = plan.layout.costs.base.between_sites
     total = dict.fromkeys((name for name, crosses in between.items() if crosses), 0.0)

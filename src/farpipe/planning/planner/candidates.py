@@ -254,7 +254,7 @@ def neighbours(job: Job, best: Candidate, everything: bool) -> Iterator[Candidat
             candidate = placed(job, order, layout, in_v)
             if candidate is not None and (layout.pipeline > 1 or virtual == 1):
                 yield candidate
-    for layout in _interleaved(job, best.layout) if everything else []:
+    for layout in interleaved(job, best.layout) if everything else []:
         candidate = placed(job, order, layout, in_v=False)
         if candidate is not None:
             yield candidate
@@ -276,7 +276,7 @@ def _resized(job: Job, layout: Layout) -> Iterator[Layout]:
         yield replace(layout, microbatch_size=size // 2, num_microbatches=2 * count)
 
 
-def _interleaved(job: Job, layout: Layout) -> Iterator[Layout]:
+def interleaved(job: Job, layout: Layout) -> Iterator[Layout]:
     """The same with more than two stages on every rank, as many layers in each, embedding and head aside or counted as
     one each."""
     pins, ranks, num_layers = job.layout, layout.pipeline, job.model.num_layers

@@ -17,7 +17,7 @@ from farpipe.planning.cost import JobCosts, Placement, StepCost, place_stages, s
 from farpipe.planning.planner.bandwidth import link_bytes
 from farpipe.planning.planner.candidates import Candidate
 from farpipe.planning.planner.in_flight import InFlight, in_flight_targets, minimum_in_flight
-from farpipe.planning.planner.orders import AUTO, QUICK, best_order, quick_orders
+from farpipe.planning.planner.orders import AUTO, QUICK, best_order, quick_orders, try_quickly
 from farpipe.planning.planner.partition import Division, StageModes, divide_layers, missing_bytes, stage_options
 
 ROUNDING: Final = 1e-9
@@ -194,17 +194,18 @@ def _extrapolated(
     short, long = (problem.part(slice(number)) for number in counts)
     wanted_s = _short_limit_s(problem, short, long, limit_s)
     schedule, timeline = best_order(short, QUICK, wanted_s)
-    pair = timeline, best_order(long, schedule.method)[1]
-    makespan_s = _steady_s(problem.num_microbatches, counts, pair)
+    outcome = try_quickly(schedule.method, long)
+    long_s = outcome.makespan_s if outcome.schedule is not None else best_order(long, schedule.method)[1].makespan_s
+    makespan_s = _steady_s(problem.num_microbatches, counts, (timeline.makespan_s, long_s))
     return Evaluated(candidate, placements, problem, schedule, timeline, step.overhead_s, makespan_s)
 
 
-def _steady_s(num_microbatches: int, counts: tuple[int, int], pair: tuple[Timeline, Timeline]) -> float:
+def _steady_s(num_microbatches: int, counts: tuple[int, int], pair: tuple[float, float]) -> float:
     """The makespan of so many: a microbatch more of the steady state takes what it takes between `counts`.
 
     What the periods of the order round off is less than a pace for each of the steps that are compared.
     """
-    (fewer, more), (short_s, long_s) = counts, (timeline.makespan_s for timeline in pair)
+    (fewer, more), (short_s, long_s) = counts, pair
     return long_s + (num_microbatches - more) * (long_s - short_s) / (more - fewer)
 
 
@@ -213,13 +214,12 @@ def _short_limit_s(problem: Problem, short: Problem, long: Problem, limit_s: flo
 
     An order that is faster than 1F1B by its pace alone gains least in the shorter step.
     """
-    try:
-        pair = best_order(short, "1f1b")[1], best_order(long, "1f1b")[1]
-    except (InfeasibleError, InputError):
+    pair = try_quickly("1f1b", short).makespan_s, try_quickly("1f1b", long).makespan_s
+    if math.inf in pair:
         return math.inf
     whole_s = _steady_s(problem.num_microbatches, (short.num_microbatches, long.num_microbatches), pair)
     wanted_s = min(limit_s, whole_s)
-    return pair[0].makespan_s - (whole_s - wanted_s) * short.num_microbatches / problem.num_microbatches
+    return pair[0] - (whole_s - wanted_s) * short.num_microbatches / problem.num_microbatches
 
 
 def whole(found: Evaluated) -> Evaluated:
@@ -258,6 +258,8 @@ class _Divisions:
         self._stages = StageModes(costs, candidate)
         self._modes = self._stages.open if method == AUTO else self._stages.coarse
         self._first = self._divide(minimum_in_flight(candidate))
+        self._problem: Problem | None = None
+        """The first Problem that was made of it."""
 
     def steps(self, limit_s: float) -> list[tuple[float, tuple[Placement, ...], StepCost]]:
         """Steps of all divisions, replicas sending together and staggered, each with its bound, the lowest first.
@@ -268,13 +270,14 @@ class _Divisions:
         enough_s, alone = limit_s * (1 - ROUNDING), self._candidate.layout.virtual == 1
         if alone and self._first.slowest_s * self._candidate.layout.num_microbatches >= enough_s:
             return []
-        problem = self._costed(self._first)[1].problem
+        known, problem = self._costed(self._first), self._problem
+        assert problem is not None
         divisions = dict.fromkeys([self._first, *self._others(in_flight_targets(self._candidate, problem))])
         found = []
         for division in divisions:
             busiest_s = self._busiest_s(division)
             if busiest_s < enough_s:
-                placements, together = self._costed(division)
+                placements, together = known if division is self._first else self._costed(division)
                 found += [
                     (max(busiest_s, self._quick_bound_s(step, limit_s)), placements, step)
                     for step in staggerings(self._candidate, together, self._costs)
@@ -319,13 +322,16 @@ class _Divisions:
         return many if alone and self._divide(fewest, self._modes) == many else None
 
     def _busiest_s(self, division: Division) -> float:
-        """All that the busiest rank computes in a step."""
-        work = [0.0] * self._candidate.layout.pipeline
+        """All that the busiest rank computes in a step, after the forwards of one microbatch that lead to it."""
+        at = self._candidate.layout
+        work, began_s, reached_s = [0.0] * at.pipeline, [math.inf] * at.pipeline, 0.0
         each = zip(division.layers, division.recompute, self._candidate.ranks, strict=True)
         for index, (num_layers, recompute, rank) in enumerate(each):
             part = self._stages.of(index, recompute)
             work[rank] += part.none.seconds + num_layers * part.layer_s
-        return max(work) * self._candidate.layout.num_microbatches
+            began_s[rank] = min(began_s[rank], reached_s)
+            reached_s += part.none.forward_s + num_layers * (part.one.forward_s - part.none.forward_s)
+        return max(head + each * at.num_microbatches for head, each in zip(began_s, work, strict=True)) * (1 - ROUNDING)
 
     def _divide(self, in_flight: InFlight, modes: tuple[Recompute, ...] | None = None) -> Division:
         """Best split of layers. Modes per operation are tried only if a coarse mode already recomputes."""
@@ -342,7 +348,9 @@ class _Divisions:
         candidate = self._candidate
         sites = [site.name for site in candidate.sites]
         placements = place_stages(candidate.ranks, sites, division.layers, division.recompute)
-        return placements, step_cost(self._costs, candidate.layout, placements, self._job.cluster)
+        step = step_cost(self._costs, candidate.layout, placements, self._job.cluster, self._problem)
+        self._problem = self._problem or step.problem
+        return placements, step
 
 
 def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, float]:

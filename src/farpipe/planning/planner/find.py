@@ -3,16 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from farpipe.core.arguments import expect_kind, expect_list
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts, Layout, Profile
 from farpipe.planning.cost.chunk_profile import ChunkProfile
-from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.planner.candidates import expect_devices, largest_sites
-from farpipe.planning.planner.chunked import FirstBatch, plan_first_batch
 from farpipe.planning.planner.evaluate import Evaluated
 from farpipe.planning.planner.infeasible import explain_infeasible
 from farpipe.planning.planner.orders import AUTO, best_order, expect_known, find_order
@@ -27,6 +25,10 @@ from farpipe.planning.planner.refinement import (
 )
 from farpipe.planning.planner.search import Advance, Found, search_job
 from farpipe.planning.search import SEARCHES, FoundOrder, Progress
+
+if TYPE_CHECKING:
+    from farpipe.planning.cost.chunks import ChunkCosts
+    from farpipe.planning.planner.chunked import FirstBatch
 
 MeasuredDevices = Sequence[Profile | ChunkProfile]
 """Profile of every measured device; ChunkProfile for a job with `data.packing`."""
@@ -44,7 +46,7 @@ class Planned:
     profiles: MeasuredDevices = ()
     named: Evaluated | None = None
     """The plan's candidate in the best named order, which a short search may have made faster."""
-    batch: FirstBatch | None = None
+    batch: "FirstBatch | None" = None
     """The batch that was planned with `data.packing`."""
 
     @property
@@ -53,7 +55,7 @@ class Planned:
         return self.found.costs
 
     @property
-    def chunk_costs(self) -> tuple[ChunkCosts, ...]:
+    def chunk_costs(self) -> "tuple[ChunkCosts, ...]":
         """What chunks cost, in groups of devices for each size; none without `data.packing`."""
         return self.batch.costs if self.batch is not None else ()
 
@@ -76,23 +78,30 @@ def plan(job: Job, profiles: MeasuredDevices = (), progress: Advance | None = No
 
 
 def find(
-    job: Job, profiles: MeasuredDevices = (), progress: Advance | None = None, num_plans: int = 1
+    job: Job,
+    profiles: MeasuredDevices = (),
+    progress: Advance | None = None,
+    num_plans: int = 1,
+    costs: JobCosts | None = None,
 ) -> list[Planned]:
     """The plan of `plan`, and after it up to `num_plans` - 1 of the next best layouts, each as good as it gets.
 
     The bound that leaves candidates out may leave fewer than were asked for. Explanations come later, by
-    `farpipe.planning.explain`: a person waits for the plan first. Errors as for `plan`.
+    `farpipe.planning.explain`: a person waits for the plan first. `costs` of an earlier plan of the same model with the
+    same profiles spare computing those of stages again. Errors as for `plan`.
     """
     expect_kind("plan: job", job, Job, "a Job, such as farpipe.load_job(FILE) reads")
     expect_list("plan: profiles", profiles, (Profile, ChunkProfile), "a profile, such as Profile.load(FILE) reads")
     _expect_kind(job, profiles)
     if job.data.packing is not None:
+        from farpipe.planning.planner.chunked import plan_first_batch  # here, as other jobs need none of it
+
         first, batch = plan_first_batch(job, cast("Sequence[ChunkProfile]", profiles))
         nothing = Found(job, JobCosts(job.model, job.training), [], [])
         return [Planned(first, nothing, len(job.cluster.sites), profiles, batch=batch)]
     _expect_known_schedule(job)
     known = _by_device(job, cast("Sequence[Profile]", profiles))
-    found = search_job(largest_sites(job), known, progress)
+    found = search_job(largest_sites(job), known, progress, costs)
     if not found.evaluated:
         raise InfeasibleError(explain_infeasible(found.job, found.rejected, found.costs))
     # A single plan lets the next best compete for it, see `best_refined`. Of several each is refined for itself: a

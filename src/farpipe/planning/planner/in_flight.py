@@ -6,6 +6,7 @@ here; the division of layers and recomputation follows from it, and the simulato
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,23 +51,28 @@ def _filling(layout: Layout) -> InFlight:
 
 
 def _hiding(layout: Layout, problem: Problem) -> list[int]:
-    """Extra ones by stage: the sum over the hops downstream. One microbatch is enough: the last, whose messages
-    find warm connections."""
-    problem = problem.part(slice(-1, None))
-    pace_s = _pace_s(problem)
-    hops = [math.ceil(_round_trip_s(problem, hop) / pace_s - 1e-9) for hop in range(len(problem.hops))]
+    """Extra ones by stage: the sum over the hops downstream, for the last microbatch, whose messages find warm
+    connections."""
+    names = ("forward_s", "input_grad_s", "weight_grad_s")
+    each_s = _busiest_s(problem, sum(problem.table(name)[:, -1] for name in names))
+    hops = [math.ceil(_round_trip_s(problem, hop) / each_s - 1e-9) for hop in range(len(problem.hops))]
     return [min(layout.num_microbatches, sum(hops[stage:])) for stage in range(problem.num_stages)]
 
 
-def _pace_s(problem: Problem) -> float:
-    """Seconds that the slowest rank computes for one microbatch."""
-    seconds = sum(problem.table(name).mean(axis=1) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
-    return max(float(np.take(seconds, stages).sum()) for stages in problem.stages_of_rank)
+def pace_s(problem: Problem) -> float:
+    """Seconds that the slowest rank computes for one microbatch, in the mean."""
+    names = ("forward_s", "input_grad_s", "weight_grad_s")
+    return _busiest_s(problem, sum(problem.table(name).mean(axis=1) for name in names))
+
+
+def _busiest_s(problem: Problem, stages_s: Any) -> float:
+    """The most of these seconds of stages that any rank has: [S]."""
+    return max(float(np.take(stages_s, stages).sum()) for stages in problem.stages_of_rank)
 
 
 def _round_trip_s(problem: Problem, index: int) -> float:
     """A message over a hop and one back, alone on their links; a plan's hops have one link and one size."""
-    there_s, back_s = problem.traffic.messages.arrives_after_s[:, [index, index + 1], 0]
+    there_s, back_s = problem.traffic.messages.arrives_after_s[:, [index, index + 1], -1]
     return float(there_s[0] + back_s[1])
 
 

@@ -212,19 +212,38 @@ def new_scratch(layer_s: Floats, num_sites: int) -> Scratch:
 def rows_of(job: Job, sites: Sequence[Site], table: dict[Split, int]) -> Rows:
     """Every combination of degrees that pins, batch and devices allow; fills `table`: the row of every split."""
     homes = sorted({1, *range(2, min(len(sites), MAX_SITES) + 1)} if job.layout.replicas != "inside" else {1})
-    found: set[tuple[int, ...]] = set()
+    found: list[tuple[int, ...]] = []
+    pipelines: list[list[int]] = []
+    known: dict[int, list[int]] = {}
     for tensor, context in _shared_degrees(job, sites):
         width, num_devices = tensor * context, sum(site.num_devices // context for site in sites) * context
         for data in data_degrees(job, num_devices // width):
+            most = num_devices // (width * data)
+            if most not in known:
+                known[most] = _pipeline_degrees(job, sites, most)
             for (size, count), expert in product(_microbatches(job, data, context), expert_degrees(job)):
                 shared = partial(shares_experts, job, tensor=tensor, expert=expert)
                 for times in (h for h in homes if data % h == 0 and shared(data // h * context)):
                     row = table.setdefault(Split(tensor, context, expert, size), len(table))
-                    for p in _pipeline_degrees(job, sites, num_devices // (width * data)):
-                        found.add((tensor, data // times, count, p, data, row, width))
-    by_devices = sorted(found, key=lambda r: (-r[6] * r[4] * r[3], r))[:MAX_ROWS]
-    columns = np.array(by_devices, np.int64).reshape(-1, 7).T
-    return Rows(*(np.ascontiguousarray(column) for column in columns))
+                    found.append((tensor, data // times, count, data, row, width))
+                    pipelines.append(known[most])
+    return _by_devices(found, pipelines)
+
+
+def _by_devices(found: Sequence[tuple[int, ...]], pipelines: Sequence[Sequence[int]]) -> Rows:
+    """The rows of degrees (tensor, inside, number of microbatches, data, table, width), each with each of its numbers
+    of ranks, those with the most devices first."""
+    each = (
+        np.array(found, np.int64)
+        .reshape(-1, 6)
+        .repeat(np.array([len(ranks) for ranks in pipelines], np.int64), axis=0)
+        .T
+    )
+    tensor, inside, count, data, row, width = each
+    ranks = np.array([p for some in pipelines for p in some], np.int64)
+    columns = (tensor, inside, count, ranks, data, row, width)
+    chosen = np.lexsort((*columns[::-1], -width * data * ranks))[:MAX_ROWS]
+    return Rows(*(np.ascontiguousarray(column[chosen]) for column in columns))
 
 
 def _shared_degrees(job: Job, sites: Sequence[Site]) -> list[tuple[int, int]]:
@@ -339,8 +358,9 @@ def _ends_params(model: Model) -> Floats:
 
 def _by_degrees(table: Ints, replicas: Ints, figures: Callable[[int, int], tuple[float, ...]]) -> Floats:
     """[V, n]: `figures` of each row's split and number of replicas, computed once each."""
-    pairs, row = np.unique(np.stack([table, replicas], axis=1), axis=0, return_inverse=True)
-    known = [figures(int(t), int(r)) for t, r in pairs]
+    most = int(replicas.max(initial=0)) + 1
+    pairs, row = np.unique(table * most + replicas, return_inverse=True)
+    known = [figures(*divmod(pair, most)) for pair in pairs.tolist()]
     return np.array(known, np.float64).reshape(len(known), -1)[row.ravel()]
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Final, NamedTuple
 
@@ -49,7 +49,7 @@ class StageMode:
     one: StageCost
     """Costs with one layer."""
 
-    @property
+    @cached_property
     def layer_s(self) -> float:
         """Seconds that a layer adds to forward and backward of one microbatch."""
         return self.one.seconds - self.none.seconds
@@ -95,6 +95,7 @@ class StageModes:
         self.coarse = coarse_modes(costs, candidate.sites)
         self._costs, self._last = costs, candidate.layout.num_stages - 1
         self._known: dict[tuple[str, bool, bool, Recompute], StageMode] = {}
+        self._all: dict[Recompute, list[StageMode]] = {}
 
     def of(self, index: int, recompute: Recompute) -> StageMode:
         """Stage `index` if it recomputes so."""
@@ -108,7 +109,9 @@ class StageModes:
 
     def all(self, recompute: Recompute) -> list[StageMode]:
         """Every stage if it recomputes so."""
-        return [self.of(index, recompute) for index in range(self._last + 1)]
+        if recompute not in self._all:
+            self._all[recompute] = [self.of(index, recompute) for index in range(self._last + 1)]
+        return self._all[recompute]
 
 
 def stage_options(

@@ -169,6 +169,8 @@ class ByTrain(Table):
     """Step of the fastest plan that it can run; None where the job itself has to be changed first."""
     fastest: str = ""
     """Degrees of that plan."""
+    quick: Annotated[bool, Field(exclude_if=lambda quick: not quick)] = False
+    """True if that plan is a quick search's, since any is far slower: the fastest may be faster."""
 
 
 class Explanation(Table):

@@ -76,23 +76,31 @@ def best_refined(job: Job, found: Sequence[Evaluated], costs: JobCosts) -> tuple
     others = [one for one in found[1:] if one.candidate.layout != found[0].candidate.layout]
     near = [one for one in others if one.step_s <= found[0].step_s * (1 + NEARLY) and one.extrapolated_s is None]
     open_ones = (one for one in near if lower_bound_s(one.problem) + one.overhead_s < most_s)
-    rivals = [one for one in islice(open_ones, MAX_RIVALS) if improve_order(one).step_s < most_s]
-    best_rival = min((refined(job, one, costs) for one in rivals), key=lambda pair: pair[1].step_s, default=first)
+    rivals = [(one, improve_order(one)) for one in islice(open_ones, MAX_RIVALS)]
+    able = (refined(job, one, costs, improved) for one, improved in rivals if improved.step_s < most_s)
+    best_rival = min(able, key=lambda pair: pair[1].step_s, default=first)
     return best_rival if best_rival[1].step_s < best.step_s * (1 - WORTH) else first
 
 
-def refined(job: Job, found: Evaluated, costs: JobCosts) -> tuple[Evaluated, Evaluated]:
+def refined(
+    job: Job, found: Evaluated, costs: JobCosts, improved: Evaluated | None = None
+) -> tuple[Evaluated, Evaluated]:
     """`found` with its best recomputation and a named order, and the same with the order that a plan gets.
 
     That is the short search's, unless the job names an order, and the one of the best merit where steps differ.
+    `improved` is `improve_order` of `found`, where that is known.
     """
     even = refine_recomputation(job, whole(found), costs)
     named = refine_ends(job, even, costs)
     if job.schedule not in (None, AUTO):
         return named, choose_robustly(job, named)
-    best = improve_order(named)
+
+    def improved_of(one: Evaluated) -> Evaluated:
+        return improved if improved is not None and one is found else improve_order(one)
+
+    best = improved_of(named)
     if named is not even and lower_bound_s(even.problem) + even.overhead_s < best.step_s * (1 - WORTH):
-        named, best = min((named, best), (even, improve_order(even)), key=lambda pair: pair[1].step_s)
+        named, best = min((named, best), (even, improved_of(even)), key=lambda pair: pair[1].step_s)
     return named, choose_robustly(job, best)
 
 

@@ -8,14 +8,16 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts, Layout, Profile
-from farpipe.planning.planner.candidates import Candidate, decided, neighbours, stages_of_zero
+from farpipe.planning.planner.candidates import Candidate, decided, interleaved, neighbours, placed, stages_of_zero
 from farpipe.planning.planner.evaluate import ROUNDING, Evaluated, Rejected, evaluate, reject, whole
-from farpipe.planning.planner.in_flight import minimum_in_flight
+from farpipe.planning.planner.in_flight import minimum_in_flight, pace_s
 from farpipe.planning.planner.lattice import Estimate, Lattice
 from farpipe.planning.planner.no_layout import why_none
 from farpipe.planning.planner.orders import AUTO, QUICK, best_order
@@ -31,6 +33,9 @@ Kind = tuple[SiteSet, bool]
 
 MARGIN: Final = 0.12
 """Relative distance of an estimate to the best step, up to which a candidate is evaluated."""
+FAR: Final = 1.6
+"""Ratio of an estimate to the least beyond which a search for the best alone does not look at it: estimates err by up
+to 0.3, and kinds of site sets differ by more as a rule."""
 MAX_EVALUATED: Final = 20
 """Largest number of candidates besides the first of every site set."""
 MAX_WORK: Final = 3e6
@@ -43,6 +48,8 @@ MAX_SMALL_DEVICES: Final = 12
 """Largest number of devices for which every named order is simulated and more neighbours are evaluated."""
 MAX_VARIED: Final = 5
 """Number of candidates, the best first, whose neighbours are evaluated in each round of hill climbing."""
+MAX_DEEP: Final = 6
+"""Largest number of layouts with many stages on every rank that are evaluated besides the neighbours of the best."""
 MAX_CLIMBS: Final = 8
 """Largest number of rounds of hill climbing."""
 MAX_FINISHED: Final = 3
@@ -119,17 +126,19 @@ def search(
     return Found(job, costs, sorted(found.evaluated.values(), key=lambda e: e.step_s), found.rejected)
 
 
-def search_job(job: Job, profiles: dict[str, Profile], progress: Advance | None = None) -> Found:
+def search_job(
+    job: Job, profiles: dict[str, Profile], progress: Advance | None = None, costs: JobCosts | None = None
+) -> Found:
     """The findings of a large search, by the first stage of ZeRO that works if the job names none; by the best where
     activations are offloaded, for one rank has all layers then.
 
-    Nothing is found where no stage works.
+    Nothing is found where no stage works. `costs` are those of an earlier search with the same model and profiles.
     """
     answers: list[Found] = []
     for zero in stages_of_zero(job):
         settled = decided(job, zero)
-        costs = JobCosts(settled.model, settled.training, profiles)
-        answers.append(search(settled, costs, progress=progress))
+        costs = costs or JobCosts(settled.model, settled.training, profiles)
+        answers.append(search(settled, costs.trained(settled.training), progress=progress))
         if answers[-1].evaluated and not job.training.cpu_offloading_num_layers:
             return answers[-1]
     return min(reversed(answers), key=lambda answer: answer.best.step_s if answer.best else math.inf)
@@ -162,10 +171,12 @@ class Search:
         budget = self._budget
         for candidate in also:
             self._try(candidate)
-        estimates = self.lattice.estimates(self.lattice.whole, budget.points, every_order=budget.climbs)
-        site_sets = self._chosen(estimates)
+        site_sets = self._chosen(shared=budget.best_only)
         for of_set in site_sets:
             self._first(of_set[: budget.tries])
+        if budget.best_only and not self.evaluated:  # those near the best do not fit
+            for of_set in self._chosen(shared=False):
+                self._first(of_set[: budget.tries])
         if budget.climbs:
             self._climb(site_sets)
 
@@ -192,10 +203,15 @@ class Search:
         if not self.evaluated:
             self._lacking_least()
         self._neighbours()
+        if self._deeper():
+            self._neighbours()
         self._finish()
 
-    def _chosen(self, estimates: Sequence[list[Estimate]]) -> list[list[Estimate]]:
-        """The best site sets of each kind."""
+    def _chosen(self, *, shared: bool) -> list[list[Estimate]]:
+        """The best site sets of each kind; `shared`: only those with an estimate within FAR of the best of all."""
+        wanted = {"slack": FAR, "shared": True} if shared else {}
+        all_orders = self._budget.climbs
+        estimates = self.lattice.estimates(self.lattice.whole, self._budget.points, every_order=all_orders, **wanted)
         by_set = {of_set[0].site_set: of_set for of_set in sorted(estimates, key=lambda of_set: of_set[0].step_s)}
         budget = self._budget
         return [by_set[one] for one in self.lattice.chosen(by_set, budget.per_kind, for_large=budget.climbs)]
@@ -268,6 +284,27 @@ class Search:
                     self._vary(found.candidate, everything=not index or self._is_small)
             if self.best_s >= before_s * (1 - ROUNDING):
                 return
+
+    def _deeper(self) -> bool:
+        """Evaluate layouts with many stages on every rank whose pipelines are at one site; True if one is the best now.
+
+        Those with the degrees of what was evaluated that many stages would bring nearest to the best, or below it.
+        """
+        # Neighbours have many stages of the best layout's ranks alone. Where microbatches are few, half of the ranks
+        # with as many stages each fill sooner: 405B in FP8 on 8,192 H100 took 32 x 2 in a V, and 8 x 8 is 4 % faster.
+        # Between sites each stage more is another message, so pipelines over several stay with the neighbours.
+        found = [
+            (_deep_s(one, layout.virtual), one.candidate, layout)
+            for one in self.evaluated.values()
+            if one.candidate.kind != "pipelines"
+            for layout in interleaved(self._job, one.candidate.layout)
+        ]
+        before_s = self.best_s
+        near = (one for one in sorted(found, key=itemgetter(0)) if one[0] < self.best_s * (1 + NEARLY_BEST))
+        for _, like, layout in islice(near, MAX_DEEP):
+            if self._work < MAX_WORK:
+                self._try(placed(self._job, like.sites[:1], layout, in_v=False), self.best_s)
+        return self.best_s < before_s * (1 - ROUNDING)
 
     def _vary(self, candidate: Candidate, everything: bool) -> None:
         for other in neighbours(self._job, candidate, everything):
@@ -343,6 +380,14 @@ def _kind(estimate: Estimate) -> Kind:
 def _corrected_s(estimate: Estimate, scales: dict[Kind, float]) -> float:
     """Estimate times the scale of its kind; times the least of all, and never up, where that is not known."""
     return estimate.step_s * scales.get(_kind(estimate), min(1.0, *scales.values(), 1.0))
+
+
+def _deep_s(found: Evaluated, virtual: int) -> float:
+    """About what a step takes with `virtual` stages on every rank, whose pipeline fills and drains in (p - 1) / virtual
+    microbatches (Megatron-LM, arXiv 2104.04473, section 2.2)."""
+    at, each_s = found.candidate.layout, pace_s(found.problem)
+    fill_s = found.step_s - found.overhead_s - at.num_microbatches * each_s
+    return found.step_s - max(0.0, fill_s - each_s * (at.pipeline - 1) / virtual)
 
 
 def _key(candidate: Candidate) -> Key:

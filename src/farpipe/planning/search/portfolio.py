@@ -16,7 +16,6 @@ from farpipe.core.step import Problem, Schedule
 from farpipe.core.step.codes import B, F, kind_of
 from farpipe.core.step.player import CodedSchedule, Player
 from farpipe.core.strict import nearest
-from farpipe.planning.search.exact import solve
 from farpipe.planning.search.greedy import greedy_orders, one_by_one
 from farpipe.planning.search.local import improve
 from farpipe.planning.search.periodic import extended, find_periods, short_microbatches, shortened
@@ -307,6 +306,8 @@ def _split(step: SearchStep, makespan_s: float, orders: CodedSchedule) -> tuple[
 
 
 def _exact(best: _Best, time_limit_s: float, seed: int, split: bool) -> None:
+    from farpipe.planning.search.exact import solve  # here, as few searches come to it
+
     result = solve(
         best.step,
         _hint(best, split),
