@@ -210,7 +210,7 @@ def rank() -> None:
             depth[0] += 1
             begin_s = time.perf_counter()
             try:
-                if work.__name__ != "forward" or counted["held"]:
+                if work.__name__ != "forward" or microbatch < NUM_MICROBATCHES - 1 or counted["held"]:
                     return work(stage, microbatch, *arguments, **options)
                 held = Held(stage.module)
                 with held.hooks:

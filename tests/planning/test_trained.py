@@ -33,10 +33,11 @@ precision = "bf16"
 name = "zurich"
 device = "h100"
 num_devices = 8
+{sites}
 [layout]
 {layout}
 """
-PLAIN = {"model": "", "training": "", "layout": ""}
+PLAIN = {"model": "", "training": "", "layout": "", "sites": ""}
 EXPERTS = "experts = { num_experts = 8, per_token = 2, ffn_hidden = 2048 }"
 TRAINED = {
     "plain": {},
@@ -91,21 +92,41 @@ def test_the_verdict_says_what_train_refuses(name):
     assert (by_train(job_of((TRAINED | REFUSED)[name])) is not None) is (name in REFUSED)
 
 
+SECOND_SITE = """
+[[cluster.sites]]
+name = "lugano"
+device = "h100"
+num_devices = 8
+[[cluster.links]]
+source = "zurich"
+target = "lugano"
+latency = "6 ms"
+bandwidth = "100 Gbit/s"
+"""
 ANY = {
     "model": ["", EXPERTS, 'module = "stages:build"', "sliding_window = 512", "qk_norm = true"],
     "training": [
         *("", "dropout = true", "zero = 3", "zero = 1", 'recompute = "layernorm"', 'recompute = "full"'),
         *('wire_type = "int8"', "lora = { rank = 8, dropout = 0.1 }", 'lora = { rank = 8, base_weights = "nf4" }'),
         *("lora = { rank = 8, target_modules = ['linear_qkv'] }", 'matmul = "fp8"', "elastic = true"),
-        *("barrier = false", "sequence_parallel = true", "moe_router_bias_update_rate = 0.001"),
+        *(
+            "local_steps = { steps = 10 }",
+            "barrier = false",
+            "sequence_parallel = true",
+            "moe_router_bias_update_rate = 0.001",
+        ),
     ],
-    "layout": ["", "tensor = 2", "context = 2", "data = 2", "pipeline = 2", "tensor = 2\ndata = 1\nexpert = 2"],
+    "layout": [
+        *("", "tensor = 2", "context = 2", "data = 2", "pipeline = 2", "tensor = 2\ndata = 1\nexpert = 2"),
+        'replicas = "across"',
+    ],
+    "sites": ["", SECOND_SITE],
 }
 """Any of them together, where the job allows it."""
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.fixed_dictionaries({part: st.sampled_from(lines) for part, lines in ANY.items()}), st.data())
 def test_no_plan_that_train_refuses_is_without_the_word_in_its_verdict(parts, data):
     more = data.draw(st.sampled_from(ANY["training"]))

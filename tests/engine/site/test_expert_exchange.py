@@ -113,6 +113,7 @@ def test_a_training_with_shared_experts_over_two_sites_is_that_of_one_process_a_
         assert row == pytest.approx(other, rel=1e-4)
     for name in ("alone", "run"):
         export_to_hugging_face(tmp_path / name, tmp_path / f"{name} out")
+    assert (tmp_path / "run out" / "tokenizer.json").exists(), "of bytes, or of the folder that it began with"
     found, expected = ({**load_file(tmp_path / f"{name} out" / "model.safetensors")} for name in ("run", "alone"))
     assert found.keys() == expected.keys()
     assert max(relative_error(found[name], expected[name]) for name in found) < 1e-3

@@ -130,8 +130,7 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
         model[f"data.packing with {'model.module' if kind is None else f'a model of type {kind!r}'}"] = (
             "no data.packing"
         )
-    if plan.job.training.local_steps is not None and len(plan.layout.replica_sites) < 2:
-        layout["training.local_steps with no replicas at two sites"] = 'layout.replicas = "across"'
+    layout |= _of_separate_sites(training, plan.layout)
     layout |= _without_barrier(plan.job, training, plan.layout)
     if plan.job.model.is_of_transformers and plan.job.model.hugging_face is None:
         model |= _of_experts(plan)
@@ -139,6 +138,18 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
         model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | _of_dropout(plan.job) | layout | of_training
     )
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
+
+
+def _of_separate_sites(training: Training, layout: Layout) -> dict[str, str]:
+    """Obstacles to sites that are runs of their own, and what to say instead."""
+    key = "local_steps" if training.local_steps is not None else "elastic" if training.elastic else ""
+    has_one_each = layout.data_inside == 1
+    able = {"local_steps": (0, 1, 2, 3), "elastic": (0, 2, 3)} if has_one_each else dict.fromkeys([key], (2, 3))
+    if key and len(layout.replica_sites) < 2:
+        return {f"training.{key} with no replicas at two sites": 'layout.replicas = "across"'}
+    if key and training.zero not in able[key]:
+        return {f"training.{key} with training.zero = {training.zero}": f"training.zero = {able[key][0]}"}
+    return {}
 
 
 def _without_barrier(job: Job, training: Training, layout: Layout) -> dict[str, str]:
