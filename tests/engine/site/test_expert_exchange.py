@@ -102,8 +102,11 @@ def test_a_training_with_shared_experts_over_two_sites_is_that_of_one_process_a_
     shared = a_run(text_file, model, SITES[tensor - 1 :], tensor, checkpoint_every_steps=2)
     run(shared, tmp_path / "run")
     expected = losses(tmp_path / "alone")
+    limit = (
+        1e-5 if tensor == 1 else 1e-4
+    )  # float32 sums over parts round otherwise, and a close choice of experts flips
     for row, other in zip(losses(tmp_path / "run"), expected, strict=True):
-        assert row == pytest.approx(other, rel=1e-5)
+        assert row == pytest.approx(other, rel=limit)
     again = a_run(text_file, model, SITES[:1]).model_copy(update={"resume": str(tmp_path / "run"), "num_steps": 6})
     longer = a_run(text_file, model, SITES[:1]).model_copy(update={"num_steps": 6})
     with one_thread():
@@ -113,7 +116,7 @@ def test_a_training_with_shared_experts_over_two_sites_is_that_of_one_process_a_
         assert row == pytest.approx(other, rel=1e-4)
     for name in ("alone", "run"):
         export_to_hugging_face(tmp_path / name, tmp_path / f"{name} out")
-    assert (tmp_path / "run out" / "tokenizer.json").exists(), "of bytes, or of the folder that it began with"
+    assert (tmp_path / "run out" / "tokenizer.json").exists() is (origin == "numbers"), "that of bytes"
     found, expected = ({**load_file(tmp_path / f"{name} out" / "model.safetensors")} for name in ("run", "alone"))
     assert found.keys() == expected.keys()
     assert max(relative_error(found[name], expected[name]) for name in found) < 1e-3
