@@ -126,7 +126,7 @@ ANY = {
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.fixed_dictionaries({part: st.sampled_from(lines) for part, lines in ANY.items()}), st.data())
 def test_no_plan_that_train_refuses_is_without_the_word_in_its_verdict(parts, data):
     more = data.draw(st.sampled_from(ANY["training"]))

@@ -155,9 +155,9 @@ def test_experts_by_numbers_that_no_class_has_are_named(changes, obstacle):
         (
             "llama",
             {},
-            {"lora": Lora(rank=8, dropout=0.1, base_weights="nf4"), "elastic": True},
-            'training.lora.dropout with training.elastic, training.lora.base_weights = "nf4"',
-            'training.elastic = false, training.lora.base_weights = "same"',
+            {"lora": Lora(rank=8, dropout=0.1, base_weights="nf4")},
+            'training.lora.base_weights = "nf4"',
+            'training.lora.base_weights = "same"',
         ),
         ("llama", {}, {"lora": Lora(rank=8), "zero": 3}, "training.zero = 3", "training.zero = 1"),
         (

@@ -68,16 +68,17 @@ def divide(module: HuggingFaceSlice, mesh: DeviceMesh) -> None:
     _keep_local_boundaries(module, mesh)
 
 
-def expect_all_divided(module: HuggingFaceSlice) -> None:
+def expect_all_divided(module: nn.Module) -> None:
     """InputError where `divide` left a parameter out: a run would not know whose gradient counts in the norm.
 
     Gains of norms over all heads at once (olmo2) are such: every process computes them, and their gradients, whole.
     """
     left = [name for name, parameter in module.named_parameters() if not isinstance(parameter, DTensor)]
     if left:
+        name = type(getattr(module, "inner", module)).__name__
         raise InputError(
-            f"layout.tensor: {type(module.inner).__name__} can't be divided over tensor-parallel processes: nothing "
-            f"is known of {left[0]}; say layout.tensor = 1"
+            f"layout.tensor: {name} can't be divided over tensor-parallel processes: nothing is known of {left[0]}; "
+            "say layout.tensor = 1"
         )
 
 
