@@ -42,8 +42,8 @@ RANK_WORD = "--as-a-rank"
 METHODS = ("1f1b", "auto")
 KINDS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")
 BESIDE_TENSOR = KINDS[:2]
-ACTION_S = 0.05
-"""Time of every F, I and W; a B takes two of them."""
+ACTION_S = float(os.environ.get("FARPIPE_ACTION_S", "0.05"))
+"""Time of every F, I and W; a B takes two of them. Processes of a run inherit it."""
 NUM_STEPS, NUM_SKIPPED_STEPS, SEARCH_S = 12, 3, 10.0
 NUM_MICROBATCHES: Final = 12
 SHAPES = {"tensor 2": (12 * 16, 16, 128), "FSDP 2": (2 * 12 * 8, 8, 128), "context 2": (12 * 16, 16, 128)}
@@ -57,8 +57,10 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS)
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--kind", choices=("qwen3", *KINDS))
+    parser.add_argument("--action-s", type=float, default=ACTION_S, help="longer ones for a busy machine")
     only = parser.parse_args()
     shares, methods = ([value] if value else every for value, every in ((only.shares, SHARES), (only.method, METHODS)))
+    os.environ["FARPIPE_ACTION_S"] = str(only.action_s)
     cases = [(way, kind, method) for way, method in product(shares, methods) for kind in kinds(way, only.kind)]
 
     def measure_all() -> dict[str, Any]:
@@ -116,7 +118,7 @@ def measure(folder: Path, shares: str, kind: str, method: str, num_steps: int) -
 
 def with_times(problem: Any) -> Any:
     """The problem with known times of actions."""
-    seconds = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), ACTION_S)
+    seconds = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), float(os.environ["FARPIPE_ACTION_S"]))
     return problem.model_copy(update={"stages": tuple(stage.model_copy(update=seconds) for stage in problem.stages)})
 
 
