@@ -62,6 +62,7 @@ CHOICES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "`layout.context`, by Ulysses": {"layout": {"context": 2, "context_exchange": "ulysses"}},
     "`layout.context`, by a ring": {"layout": {"context": 2, "context_exchange": "ring"}},
     "`layout.expert`": {"layout": {"expert": 2}},
+    "`layout.expert` over all of data x tensor": {"layout": {"expert": 8, "tensor": 2}},
     "`training.zero` 1": {"training": {"zero": 1}},
     "`training.zero` 2 and 3": {"training": {"zero": 3}},
     "`training.zero_group_size`": {"training": {"zero": 1, "zero_group_size": 2}},
@@ -76,6 +77,7 @@ CHOICES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "`training.dropout`": {"training": {"dropout": True}},
     "`training.lora` beside attention": {"training": {"lora": Lora(rank=8, target_modules=("linear_qkv",))}},
     "`training.lora` beside MLP or experts": {"training": {"lora": Lora(rank=8, target_modules=("linear_fc1",))}},
+    "`training.lora.dropout`": {"training": {"lora": Lora(rank=8, dropout=0.1, target_modules=("linear_qkv",))}},
     "`training.local_steps`": {
         "training": {"local_steps": LocalSteps()},
         "layout": {"data": 2, "replica_sites": ("zurich", "lugano")},

@@ -25,7 +25,7 @@ from farpipe.engine.launch.reports import leave_result
 from farpipe.engine.rendezvous import store_from_env
 from farpipe.engine.site import tensor_plans
 from farpipe.engine.site.context import heads_for_tokens
-from farpipe.engine.site.expert_exchange import EXPERT, SAME, divide_experts, expert_mesh, experts_of
+from farpipe.engine.site.expert_exchange import SAME, divide_experts, expert_mesh, experts_of
 from farpipe.engine.site.mesh import DATA, TENSOR, join_site, shares_in, stage_mesh
 from farpipe.engine.site.self_check import check_divided, check_divided_chunks
 from farpipe.engine.site.sharding import StepReduction, is_counted, settle, shard
@@ -92,7 +92,7 @@ class Site:
                 divide(module, mesh[TENSOR])
             if expert > 1:
                 owners = expert_mesh(mesh, expert)
-                divide_experts(module, owners[EXPERT], mesh[TENSOR])
+                divide_experts(module, owners)
                 for experts in experts_of(module):
                     shard(experts, [], owners[SAME], **sharding)
             options = {"share": 1 / NUM_MICROBATCHES}

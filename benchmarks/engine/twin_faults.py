@@ -30,7 +30,7 @@ if __package__ is None or __package__ == "":  # a rank is started by its path
     sys.path[0] = str(Path(__file__).parents[2])
 
 from benchmarks.engine.soak import result_of
-from benchmarks.shared.twins import REPLICAS, SHARES, SITES, plan_of, write_model
+from benchmarks.shared.twins import OF_EXPERTS, OF_FOUR, REPLICAS, SITES, plan_of, write_model
 
 RANK_WORD, FAULT = "--as-a-rank", "FARPIPE_TWIN_FAULT"
 OUTAGE_S, LIMIT_S, LEFT_S = 5.0, 10.0, 6.0
@@ -52,7 +52,7 @@ FAULTS = tuple(Fault(p, s, where) for where in ("forward", "collective") for s i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shares", choices=SHARES)
+    parser.add_argument("--shares", choices=OF_FOUR)
     parser.add_argument("--faults", default="", help="PROCESS:SIGNAL:WHERE, ...; all by default")
     parser.add_argument("--no-cut", action="store_true", help="leave the cut link out, which needs root")
     given = parser.parse_args()
@@ -60,10 +60,11 @@ def main() -> None:
     faults = [Fault(int(process), kind, where) for process, kind, where in words] or FAULTS
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder) / "model")
-        found = [break_all(Path(folder), shares, faults) for shares in ([given.shares] if given.shares else SHARES)]
-        cuts = [] if given.no_cut else [cut(Path(folder), shares) for shares in SHARES]
+        write_model(Path(folder) / "experts", kind="mixtral")
+        found = [break_all(Path(folder), shares, faults) for shares in ([given.shares] if given.shares else OF_FOUR)]
+        cuts = [] if given.no_cut else [cut(Path(folder), shares) for shares in OF_FOUR]
     rows = [row for rows, _ in found for row in rows]
-    equal = {shares: same for shares, (_, same) in zip(SHARES, found, strict=False)}
+    equal = {shares: same for shares, (_, same) in zip(OF_FOUR, found, strict=False)}
     print(json.dumps({"faults": rows, "equal to the undisturbed run": equal, "cuts": cuts}))
     is_kept = all(row["kept"] for row in rows) and all(equal.values()) and all(c["equal"] for c in cuts)
     sys.exit(0 if is_kept else 1)
@@ -100,7 +101,8 @@ def spec_of(folder: Path, shares: str, num_steps: int, outage_s: float = OUTAGE_
     from farpipe.engine.run_settings import TransportSettings
 
     keys = f"checkpoint_every_steps = 1\ncheckpoint_every_minutes = 0\nkeep_checkpoints = {num_steps}"
-    plan = plan_of(folder, shares, (8, 1 if shares in REPLICAS else 2, 16), "zb-h1", keys)
+    model = folder / ("experts" if shares in OF_EXPERTS else "model")
+    plan = plan_of(model, shares, (8, 1 if shares in REPLICAS else 2, 16), "zb-h1", keys)
     transport = TransportSettings(timeout_s=60, outage_s=outage_s)
     return run_spec_of(plan, num_steps=num_steps, emulate_links=emulate, transport=transport)
 

@@ -1,5 +1,9 @@
 import json
 
+import pytest
+from typer.testing import CliRunner
+
+from farpipe.cli.app import app
 from farpipe.core.step import Schedule
 
 
@@ -34,3 +38,20 @@ def test_what_can_not_be_exported_is_told(farpipe, problem_file):
     run = farpipe("export", ".", "--format", "hugging-face", "-o", "out")
     assert run.returncode == 3
     assert "neither a run with a whole checkpoint" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("config.json", True), ("tokenizer.json", False), ("adapter_config.json", False)]
+)
+def test_weights_without_a_tokenizer_are_told_so(name, said, tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+
+    def write(source, folder, *, dtype):
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        return 4
+
+    monkeypatch.setattr("farpipe.engine.checkpoint.export.export_to_hugging_face", write)
+    shown = CliRunner().invoke(app, ["export", str(tmp_path), "--format", "hugging-face", "-o", str(folder)]).stdout
+    assert f"weights after 4 steps written to {folder}" in shown
+    assert ("no tokenizer in" in shown) is said

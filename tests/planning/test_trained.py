@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
-from farpipe.core.errors import InputError
+from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.spec import load_job, parse_job
 from farpipe.engine.launch.runs import run_spec_of
 from farpipe.planning import find
@@ -32,10 +34,11 @@ precision = "bf16"
 name = "zurich"
 device = "h100"
 num_devices = 8
+{sites}
 [layout]
 {layout}
 """
-PLAIN = {"model": "", "training": "", "layout": ""}
+PLAIN = {"model": "", "training": "", "layout": "", "sites": ""}
 EXPERTS = "experts = { num_experts = 8, per_token = 2, ffn_hidden = 2048 }"
 TRAINED = {
     "plain": {},
@@ -43,16 +46,17 @@ TRAINED = {
     "norms": {"training": 'recompute = "layernorm"'},
     "experts": {"model": EXPERTS},
     "adapters": {"training": 'lora = { rank = 8, target_modules = ["linear_qkv"] }'},
+    "adapters with dropout": {"training": "lora = { rank = 8, dropout = 0.1 }"},
+    "dropout": {"model": 'module = "stages:build"', "training": "dropout = true"},
 }
 REFUSED = {
     "tensor": {"layout": "tensor = 2"},
     "ring": {"layout": "context = 2"},
     "expert parallelism": {"model": EXPERTS, "layout": "expert = 2\ndata = 2"},
-    "dropout": {"training": "dropout = true"},
+    "dropout of no known layers": {"training": "dropout = true"},
     "fp8": {"training": 'matmul = "fp8"'},
     "zero 3": {"training": "zero = 3", "layout": "data = 2"},
     "biases": {"training": "moe_router_bias_update_rate = 0.001"},
-    "adapters with dropout": {"training": "lora = { rank = 8, dropout = 0.1 }"},
 }
 FOLDERS = {"mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}, "llama": {}}
 
@@ -101,6 +105,54 @@ def by_train(job):
 @pytest.mark.parametrize("name", [*TRAINED, *REFUSED])
 def test_the_verdict_says_what_train_refuses(name):
     assert (by_train(job_of((TRAINED | REFUSED)[name])) is not None) is (name in REFUSED)
+
+
+SECOND_SITE = """
+[[cluster.sites]]
+name = "lugano"
+device = "h100"
+num_devices = 8
+[[cluster.links]]
+source = "zurich"
+target = "lugano"
+latency = "6 ms"
+bandwidth = "100 Gbit/s"
+"""
+ANY = {
+    "model": ["", EXPERTS, 'module = "stages:build"', "sliding_window = 512", "qk_norm = true"],
+    "training": [
+        *("", "dropout = true", "zero = 3", "zero = 1", 'recompute = "layernorm"', 'recompute = "full"'),
+        *('wire_type = "int8"', "lora = { rank = 8, dropout = 0.1 }", 'lora = { rank = 8, base_weights = "nf4" }'),
+        *("lora = { rank = 8, target_modules = ['linear_qkv'] }", 'matmul = "fp8"', "elastic = true"),
+        *(
+            "local_steps = { steps = 10 }",
+            "barrier = false",
+            "sequence_parallel = true",
+            "moe_router_bias_update_rate = 0.001",
+        ),
+    ],
+    "layout": [
+        *("", "tensor = 2", "context = 2", "data = 2", "pipeline = 2", "tensor = 2\ndata = 1\nexpert = 2"),
+        'replicas = "across"',
+    ],
+    "sites": ["", SECOND_SITE],
+}
+"""Any of them together, where the job allows it."""
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.fixed_dictionaries({part: st.sampled_from(lines) for part, lines in ANY.items()}), st.data())
+def test_no_plan_that_train_refuses_is_without_the_word_in_its_verdict(parts, data):
+    more = data.draw(st.sampled_from(ANY["training"]))
+    if more.partition(" ")[0] != parts["training"].partition(" ")[0]:
+        parts = parts | {"training": f"{parts['training']}\n{more}"}
+    try:
+        job = job_of(parts)
+        find(job)
+    except (InputError, InfeasibleError):  # of the job itself: it can't be planned
+        assume(False)
+    by_train(job)
 
 
 @pytest.mark.slow

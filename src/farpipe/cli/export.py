@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -18,6 +18,11 @@ from farpipe.core.units import counted
 if TYPE_CHECKING:
     from farpipe.core.step import Schedule
     from farpipe.planning import Plan
+
+
+_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
+_ADAPTERS: Final = "adapter_config.json"
+"""File of peft's folder, whose base model has the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,8 @@ def _export_weights(source: Path, folder: Path | None, dtype: str) -> None:
     with status("reading and writing weights"):
         num_steps = export_to_hugging_face(source, folder, dtype=dtype)
     typer.echo(f"weights after {counted(num_steps, 'step')} written to {folder}")
+    if not any((folder / name).exists() for name in (*_TOKENIZERS, _ADAPTERS)):
+        typer.echo(f"no tokenizer in {folder}: copy the files of the one that made the text's tokens there")
 
 
 def load_schedule(path: Path) -> "Schedule":

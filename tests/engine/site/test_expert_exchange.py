@@ -1,5 +1,7 @@
 """Experts that processes of a site share: loss and gradients of the whole model, checkpoints and exports whole."""
 
+import re
+
 import pytest
 from safetensors.torch import load_file
 
@@ -10,30 +12,37 @@ from farpipe.engine.checkpoint.export import export_to_hugging_face
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.stages.self_check import one_thread
-from farpipe.planning.planner.engine import WITH_EXPERT
+from farpipe.planning.planner.engine import TENSOR_WITH_EXPERT, WITH_EXPERT
 from site_processes import run_processes
 from small_models import relative_error
 from trainings import losses, make_run, train
 
-NAMES = (*WITH_EXPERT, "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe")
 ORDERS = ("1f1b", "zb-h1", "zb-2p")
 TWO, FOUR = (2, 1, 1), (4, 1, 1)
 """(data, tensor, context)"""
+FLOAT32_ROUTERS = ("glm4_moe",)
+"""Classes whose router multiplies in float32: sums over a part of the tokens round otherwise."""
 
 
 def cases_of(num_processes):
     """(name, degrees, order, options)"""
     options = [{}, {"recompute": "full"}, {"zero": 3, "reshard_after_forward": True}, {"recompute": "moe"}]
     if num_processes == 2:
-        for at, name in enumerate(NAMES):
+        for at, name in enumerate(WITH_EXPERT):
             yield name, TWO, ORDERS[at % 3], {"expert": 2} | options[at % 4]
         yield from (("mixtral", TWO, method, {"expert": 2}) for method in ORDERS)
         yield "qwen3_moe", (1, 1, 2), "zb-h1", {"expert": 2}
+        for at, name in enumerate(TENSOR_WITH_EXPERT):
+            yield name, (1, 2, 1), ORDERS[at % 3], {"expert": 2} | [{}, {"recompute": "full"}, {"recompute": "moe"}][at]
         return
-    for at, name in enumerate(NAMES):
+    for at, name in enumerate(WITH_EXPERT):
         yield name, FOUR, ORDERS[at % 3], {"expert": 2 + 2 * (at % 2)} | options[at % 4]
     yield "mixtral", (2, 1, 2), "zb-2p", {"expert": 2, "recompute": "full"}
     yield "mixtral", FOUR, "zb-h1", {"expert": 2, "zero": 3, "reshard_after_forward": True}
+    yield "mixtral", (1, 4, 1), "1f1b", {"expert": 4, "recompute": "moe"}
+    yield "qwen3_moe", (2, 2, 1), "zb-2p", {"expert": 4, "zero": 3, "reshard_after_forward": True}
+    yield "qwen3_moe", (1, 2, 2), "zb-h1", {"expert": 4, "recompute": "full"}
+    yield "glm4_moe", (2, 2, 1), "zb-h1", {"expert": 4}
 
 
 @pytest.mark.slow
@@ -41,15 +50,28 @@ def cases_of(num_processes):
 def test_shared_experts_have_the_gradients_of_the_whole_in_every_order(num_processes):
     cases = list(cases_of(num_processes))
     found = run_processes(num_processes, [("errors", *case) for case in cases])
-    wrong = {str(case): one for case, one in zip(cases, found, strict=True) if not one.get("error", 1.0) < 1e-10}
-    assert not wrong
+    limits = [1e-6 if name in FLOAT32_ROUTERS and degrees[1] > 1 else 1e-10 for name, degrees, *_ in cases]
+    rows = zip(cases, found, limits, strict=True)
+    assert not {str(case): one for case, one, limit in rows if not one.get("error", 1.0) < limit}
+
+
+@pytest.mark.slow
+def test_classes_that_tensor_parallel_processes_cant_share_say_why():
+    names = {
+        "olmoe": r"nothing is known of \S+\.q_norm\.weight",
+        "deepseek_v3": "its plan divides no attention",
+        "gpt_oss": "transformers has no plan for it",
+    }
+    said = [row["said"] for row in run_processes(2, [("checks", name, 2, {}) for name in names])]
+    for reason, found in zip(names.values(), said, strict=True):
+        assert re.search(f"^layout.tensor: .*{reason}; say layout.tensor = 1", found)
 
 
 SITES = (("site0", "site1"),) * 2
 """Of the ranks of two replicas: a pipeline over two sites, whose two processes at each share the experts."""
 
 
-def a_run(text_file, model, homes, **options):
+def a_run(text_file, model, homes, tensor=1, **options):
     fields = {"transport": TransportSettings(outage_s=5.0, timeout_s=60), "emulate_links": False}
     run = make_run(
         text_file,
@@ -61,22 +83,30 @@ def a_run(text_file, model, homes, **options):
         zero=1,
         **options,
     )
-    return run.with_plan(model=model, sites=homes[0], replicas=homes, expert=len(homes))
+    return run.with_plan(model=model, sites=homes[0], replicas=homes, expert=len(homes) * tensor, tensor=tensor)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("origin", ["numbers", "files"])
-def test_a_training_with_shared_experts_over_two_sites_is_that_of_one_process_a_rank(origin, text_file, tmp_path):
-    model = MODELS["mixtral"]
+@pytest.mark.parametrize(
+    ("origin", "name", "tensor"),
+    [("numbers", "mixtral", 2), ("numbers", "deepseek_v3", 1), ("files", "mixtral", 1)],
+)
+def test_a_training_with_shared_experts_over_two_sites_is_that_of_one_process_a_rank(
+    origin, name, tensor, text_file, tmp_path
+):
+    model = MODELS[name]
     if origin == "files":
-        model = read_model(write_model(tmp_path / "model", "mixtral"))
+        model = read_model(write_model(tmp_path / "model", name))
     with one_thread():
         train(a_run(text_file, model, SITES[:1]), tmp_path / "alone")
-    shared = a_run(text_file, model, SITES, checkpoint_every_steps=2)
+    shared = a_run(text_file, model, SITES[tensor - 1 :], tensor, checkpoint_every_steps=2)
     run(shared, tmp_path / "run")
     expected = losses(tmp_path / "alone")
+    limit = (
+        1e-5 if tensor == 1 else 1e-4
+    )  # float32 sums over parts round otherwise, and a close choice of experts flips
     for row, other in zip(losses(tmp_path / "run"), expected, strict=True):
-        assert row == pytest.approx(other, rel=1e-5)
+        assert row == pytest.approx(other, rel=limit)
     again = a_run(text_file, model, SITES[:1]).model_copy(update={"resume": str(tmp_path / "run"), "num_steps": 6})
     longer = a_run(text_file, model, SITES[:1]).model_copy(update={"num_steps": 6})
     with one_thread():
@@ -86,6 +116,7 @@ def test_a_training_with_shared_experts_over_two_sites_is_that_of_one_process_a_
         assert row == pytest.approx(other, rel=1e-4)
     for name in ("alone", "run"):
         export_to_hugging_face(tmp_path / name, tmp_path / f"{name} out")
+    assert (tmp_path / "run out" / "tokenizer.json").exists() is (origin == "numbers"), "that of bytes"
     found, expected = ({**load_file(tmp_path / f"{name} out" / "model.safetensors")} for name in ("run", "alone"))
     assert found.keys() == expected.keys()
     assert max(relative_error(found[name], expected[name]) for name in found) < 1e-3

@@ -27,6 +27,14 @@ def build(part):
     return Stack(part)
 
 
+def without_dropout(part):
+    """A slice that drops nothing out."""
+    module = Stack(part)
+    for layer in module.layers.values():
+        layer[1] = nn.Identity()
+    return module
+
+
 def broken(part):
     """Raise."""
     raise RuntimeError(f"no layer {part.first_layer}")

@@ -154,7 +154,7 @@ def test_every_second_product_is_planned_alone_and_not_for_experts():
     with pytest.raises(ValueError, match="'op layernorm'"):
         training(recompute="op layernorm")
     assert 'training.recompute = "op"' in training_obstacles(
-        training(recompute="op"), shares_weights=True, has_router_bias=False
+        training(recompute="op"), shares_weights=True, has_router_bias=False, is_own_module=False
     )
     with pytest.raises(InputError, match="the layers of mixtral-8x7b have no op"):
         parse_job(in_job("mixtral-8x7b"))

@@ -92,6 +92,27 @@ def test_experts_are_shared_by_plan_and_train_alike(of_transformers, kind):
 
 
 @pytest.mark.parametrize(
+    ("kind", "pins", "obstacle"),
+    [
+        ("mixtral", {"data": 1, "expert": 2}, ("", "")),
+        ("mixtral", {"data": 2, "expert": 4}, ("", "")),
+        ("mixtral", {"data": 1, "expert": 1}, ("experts that layout.tensor = 2 processes divide", "layout.expert = 2")),
+        ("mixtral", {"data": 2, "expert": 2}, ("experts that layout.tensor = 2 processes divide", "layout.tensor = 1")),
+        ("olmoe", {"data": 1, "expert": 2}, ("tensor = 2", "layout.tensor = 1")),
+    ],
+)
+def test_experts_beside_divided_layers_are_whole(of_transformers, kind, pins, obstacle):
+    request = of_transformers(kind, TRAINING.model_copy(update={"sequence_parallel": True}), tensor=2)
+    num_experts = 6 if pins["expert"] == pins["data"] == 2 else 4
+    experts = {"experts": Experts(num_experts=num_experts, per_token=2, ffn_hidden=512)}
+    changes = {"model": request.model.model_copy(update=experts), "layout": request.layout.model_copy(update=pins)}
+    request = request.model_copy(update=changes)
+    assert plan_obstacle(planning.plan(request)) == obstacle
+    is_open = request.model_copy(update={"layout": request.layout.model_copy(update={"tensor": None})})
+    assert "layout.tensor = 1" in within_engine(is_open)[1]
+
+
+@pytest.mark.parametrize(
     ("changes", "obstacle"),
     [
         (
@@ -135,8 +156,8 @@ def test_experts_by_numbers_that_no_class_has_are_named(changes, obstacle):
             "llama",
             {},
             {"lora": Lora(rank=8, dropout=0.1, base_weights="nf4")},
-            'training.lora.dropout = 0.1, training.lora.base_weights = "nf4"',
-            'training.lora.dropout = 0, training.lora.base_weights = "same"',
+            'training.lora.base_weights = "nf4"',
+            'training.lora.base_weights = "same"',
         ),
         ("llama", {}, {"lora": Lora(rank=8), "zero": 3}, "training.zero = 3", "training.zero = 1"),
         (

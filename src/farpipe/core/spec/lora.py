@@ -47,7 +47,7 @@ class Lora(Part):
     alpha: Annotated[Positive | None, Field(exclude_if=lambda alpha: alpha is None)] = None
     """An adapter's output is scaled by `alpha / rank` (peft's `lora_alpha`). Default: `rank`, a scale of 1."""
     dropout: Share = 0.0
-    """Share of the adapters' inputs that is dropped out. Planned only: the engine drops nothing."""
+    """Share of the adapters' inputs that is dropped out."""
     base_weights: Literal["same", "fp8", "nf4"] = "same"
     """Format of the layers' frozen weights: `"same"` (as `precision`, and what `matmul` keeps), `"fp8"` (once, without
     a transpose), `"nf4"` (QLoRA, double quantization). Planned only but for `"same"`."""

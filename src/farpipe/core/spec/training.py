@@ -153,7 +153,8 @@ class Training(Part):
     """Replay layers from CUDA graphs, so that the host's launches never delay them; `"part"`: all of a layer but its
     experts (Megatron-Core's scopes `attn`, `moe_router` and `moe_preprocess`). Planned only."""
     dropout: Flag = False
-    """Drop out activations and attention, which takes masks. Planned only."""
+    """Drop out activations and attention, which takes masks. The engine trains it in `torch.nn.Dropout` of your own
+    module only; masks follow from seed, step and microbatch, so orders and cuts train alike."""
     overlap: Flag = True
     """Replicas' collectives run beside the rank's own computation where the device allows it, and messages between
     stages beside the next stage's (Megatron-LM's `--overlap-grad-reduce`, `--overlap-param-gather` and, with several

@@ -145,6 +145,7 @@ class Trainer:
         self._syncs = self._shared | _replica_syncs(run, peers, others, self._tied, parameters)
         self._replicas = ReplicaSync(run, peers, self._syncs)
         self._num_replicas, self._complete_after = run.num_replicas, -1
+        self._first_microbatch = self._place.replica * run.plan.problem.num_microbatches
         self._counts = _counts_in_norm(run, peers.rank)
         self._is_writer = run.places.is_first_at_site(peers.rank) and mesh is None
         self.shards = [*_shards(self.torch_stages, self._syncs)]
@@ -182,6 +183,8 @@ class Trainer:
         batch = self._batch(step)
         for stage in self.torch_stages.values():
             stage.begin_step(batch)
+            if stage.masks is not None:
+                stage.masks.begin_step(step % AGAIN, self._first_microbatch)
         self._replicas.begin_step(step)
 
     def _batch(self, step: int) -> Batch | None:

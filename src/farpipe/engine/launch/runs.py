@@ -151,7 +151,7 @@ def chunk_settings(job: Job, costs: tuple[ChunkCosts, ...]) -> dict[str, Any]:
 def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
     """The run of `plan` with these settings; by default the job's steps and ``[run]``, and the device of its sites.
 
-    InputError for what the engine can't run yet: mixtures of experts of its own, expert parallelism, dropout.
+    InputError names what the engine can't run, and what to change in the job.
     """
     device = settings.pop("device", None) or device_of(plan.job)
     obstacle, change = plan_obstacle(plan)

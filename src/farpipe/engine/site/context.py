@@ -38,15 +38,35 @@ class _Shared(NamedTuple):
     attend: Any
 
 
-class SharedSequences(WholeSequences):
+class DividedTokens(WholeSequences):
+    """Whole sequences whose tokens tensor-parallel processes have in parts between attention and MLP."""
+
+    def __init__(self, twins: Sequence[dist.ProcessGroup]) -> None:
+        """`twins`: groups of the processes that see different tokens of a microbatch, one for each way to divide."""
+        self._twins = twins
+
+    def summed(self, balance: Balance) -> Balance:
+        for group in self._twins:
+            for numbers in balance:
+                dist.all_reduce(numbers, group=group)
+        return balance
+
+
+class SharedSequences(DividedTokens):
     """One of equally long parts of every sequence; other processes have the rest."""
 
     def __init__(
-        self, module: HuggingFaceSlice, group: dist.ProcessGroup, part: slice, device: torch.device | str = "cpu"
+        self,
+        module: HuggingFaceSlice,
+        group: dist.ProcessGroup,
+        part: slice,
+        device: torch.device | str,
+        twins: Sequence[dist.ProcessGroup],
     ) -> None:
-        """`part`: this process's tokens; those of `group` are in its order. InputError where nothing can be put around
-        the attention of `module`.
+        """`part`: this process's tokens; those of `group` are in its order. `twins` as of DividedTokens. InputError
+        where nothing can be put around the attention of `module`.
         """
+        super().__init__(twins)
         kind = module.inner.config._attn_implementation
         functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
         if kind not in functions:
@@ -56,18 +76,13 @@ class SharedSequences(WholeSequences):
             )
         functions.register(_ATTENTION, _attention)
         module.inner.set_attn_implementation(_ATTENTION)
-        self._part, self._group, self.num_processes = part, group, group.size()
+        self._part, self.num_processes = part, group.size()
         positions = torch.arange(part.start, part.stop, device=device)[None]
         shared = _Shared(group, functions[kind])
         self.options = {"position_ids": positions, "attention_mask": None, "farpipe_context": shared}
 
     def share(self, batch: Batch) -> Batch:
         return batch.of_tokens(self._part)
-
-    def summed(self, balance: Balance) -> Balance:
-        for numbers in balance:
-            dist.all_reduce(numbers, group=self._group)
-        return balance
 
 
 def _attention(

@@ -15,7 +15,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from transformers.distributed.expert_parallel import AllToAllEP
 
 from farpipe.core.errors import InputError
-from farpipe.engine.site.mesh import TENSOR, shares_in
 from farpipe.engine.stages.experts import ExpertsForward, has_grouped_experts
 from farpipe.engine.stages.weight_grads import WeightGradStore
 
@@ -25,13 +24,20 @@ EXPERT: Final = "expert"
 """Mesh dimension of the processes that share the experts of a layer; neighbours."""
 
 
+ALONE: Final = "alone"
+"""Mesh dimension of this process alone."""
+
+
 @cache
 def expert_mesh(mesh: DeviceMesh, degree: int) -> DeviceMesh:
-    """The mesh ``(SAME, EXPERT)`` in a stage's `mesh`; all processes of the world make it at once."""
-    shares = shares_in(mesh)
-    if shares.size() % degree or mesh[TENSOR].size() > 1:
-        raise InputError(f"layout.expert = {degree}: does not divide {shares.size()} processes with whole layers each")
-    return shares._unflatten(0, (shares.size() // degree, degree), (SAME, EXPERT))
+    """The mesh ``(SAME, EXPERT, ALONE)`` of the processes in `mesh`; all processes of the world make it at once.
+
+    Experts are whole on each process: tensor-parallel ones, which have different tokens between layers, share them too.
+    """
+    processes = mesh._flatten(" x ".join(mesh.mesh_dim_names or ()))
+    if processes.size() % degree:
+        raise InputError(f"layout.expert = {degree}: does not divide {processes.size()} processes of a stage")
+    return processes._unflatten(0, (processes.size() // degree, degree, 1), (SAME, EXPERT, ALONE))
 
 
 def experts_of(module: nn.Module) -> Iterator[Any]:
@@ -39,12 +45,12 @@ def experts_of(module: nn.Module) -> Iterator[Any]:
     return (leaf for leaf in module.modules() if has_grouped_experts(leaf))
 
 
-def divide_experts(module: nn.Module, mesh: DeviceMesh, alone: DeviceMesh) -> None:
-    """Divide the experts in `module` over the one dimension of `mesh`, in place; their tokens are exchanged.
+def divide_experts(module: nn.Module, owners: DeviceMesh) -> None:
+    """Divide the experts in `module` over EXPERT of `owners` (`expert_mesh`), in place; their tokens are exchanged.
 
-    Parameters may be on the meta device; others must be equal on all processes. `alone`: a mesh of this process alone.
-    InputError where experts don't divide.
+    Parameters may be on the meta device; others must be equal on all processes. InputError where experts don't divide.
     """
+    mesh = owners[EXPERT]
     for experts in experts_of(module):
         if experts.num_experts % mesh.size():
             raise InputError(f"layout.expert = {mesh.size()}: does not divide the {experts.num_experts} experts")
@@ -52,7 +58,7 @@ def divide_experts(module: nn.Module, mesh: DeviceMesh, alone: DeviceMesh) -> No
             own = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
             experts.register_parameter(name, nn.Parameter(own, parameter.requires_grad))
         experts.num_experts //= mesh.size()
-        experts.forward = ExchangedTokens(experts, AllToAllEP(experts, mesh, alone))
+        experts.forward = ExchangedTokens(experts, AllToAllEP(experts, mesh, owners[ALONE]))
 
 
 class ExchangedTokens:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from farpipe.core.spec.recompute import Recompute
 from farpipe.engine.data.batches import Batch
+from farpipe.engine.site.expert_exchange import divide_experts, expert_mesh, experts_of
 from farpipe.engine.site.mesh import CONTEXT, TENSOR
 from farpipe.engine.site.sharding import settle
 from farpipe.engine.site.tensor_plans import divide, expect_all_divided
@@ -73,6 +74,8 @@ def _error(config: PreTrainedConfig, twins: DeviceMesh, recompute: Recompute) ->
     modules = [HuggingFaceSlice(copy.deepcopy(whole), part, recompute) for part in slices(tuple(pairwise(cuts)))]
     for module in modules if twins[TENSOR].size() > 1 else ():
         divide(module, twins[TENSOR])
+        if next(experts_of(module), None) is not None:
+            divide_experts(module, expert_mesh(twins, twins[TENSOR].size()))
         expect_all_divided(module)
     stages = [twin_stage(module, boundary, twins, twins.device_type, share=1 / len(tokens)) for module in modules]
     for stage in stages:

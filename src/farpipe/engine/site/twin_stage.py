@@ -4,7 +4,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from farpipe.core.errors import InputError
-from farpipe.engine.site.context import SharedSequences
+from farpipe.engine.site.context import DividedTokens, SharedSequences
 from farpipe.engine.site.context_chunks import Groups, SharedChunks
 from farpipe.engine.site.mesh import CONTEXT, TENSOR
 from farpipe.engine.stages.balanced_stage import torch_stage
@@ -24,11 +24,13 @@ def twin_stage(
     """
     size, length, *rest = boundary.shape
     own = Boundary((size, length // twins.size(), *rest), boundary.dtype)
+    groups = [twins[name].get_group() for name in (CONTEXT, TENSOR) if twins[name].size() > 1]
     if (context := twins[CONTEXT]).size() == 1:
-        return torch_stage(module, own, device, share=share)
+        return torch_stage(module, own, device, DividedTokens(groups), share=share)
     num_tokens, place = length // context.size(), context.get_local_rank()
     part = slice(place * num_tokens, (place + 1) * num_tokens)
-    return torch_stage(module, own, device, SharedSequences(module, context.get_group(), part, device), share=share)
+    shared = SharedSequences(module, context.get_group(), part, device, groups)
+    return torch_stage(module, own, device, shared, share=share)
 
 
 def twin_chunk_stage(

@@ -91,12 +91,11 @@ def divide_module(
 
     shares = shares_in(mesh)
     if mesh[TENSOR].size() > 1:
-        from farpipe.engine.site.tensor_plans import divide, expect_all_divided
+        from farpipe.engine.site.tensor_plans import divide
         from farpipe.engine.stages.hugging_face import HuggingFaceSlice
 
         assert isinstance(module, HuggingFaceSlice)
         divide(module, mesh[TENSOR])
-        expect_all_divided(module)
     parameters = next(module.parameters()).dtype
     narrow = None if compute == parameters else compute
     shard_over = partial(
@@ -106,12 +105,16 @@ def divide_module(
         reshard_after_forward=reshard_after_forward,
     )
     if expert > 1:
-        from farpipe.engine.site.expert_exchange import EXPERT, SAME, divide_experts, expert_mesh, experts_of
+        from farpipe.engine.site.expert_exchange import SAME, divide_experts, expert_mesh, experts_of
 
         owners = expert_mesh(mesh, expert)
-        divide_experts(module, owners[EXPERT], mesh[TENSOR])
+        divide_experts(module, owners)
         for experts in experts_of(module):
             shard_over(experts, [], owners[SAME])
+    if mesh[TENSOR].size() > 1:
+        from farpipe.engine.site.tensor_plans import expect_all_divided
+
+        expect_all_divided(module)
     if shares.size() > 1 or narrow is not None:
         shard_over(module, module.blocks, shares)
 

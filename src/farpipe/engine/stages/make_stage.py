@@ -16,6 +16,7 @@ from farpipe.engine.stages.balanced_stage import torch_stage
 from farpipe.engine.stages.chunk_stage import ChunkStage
 from farpipe.engine.stages.decoder import Decoder, Numerics, compute_dtype, initialise
 from farpipe.engine.stages.divided_stages import divide_module, twins_in
+from farpipe.engine.stages.dropout import OF_ADAPTERS, seed_dropout
 from farpipe.engine.stages.own_module import check_outputs, own_module
 from farpipe.engine.stages.slices import SliceModule, StageSlice
 from farpipe.engine.stages.stage import Boundary, TorchStage
@@ -90,6 +91,31 @@ def make_stage(
     processes that have the stage in parts; not for farpipe's own decoder. `expert`: how many of them share a layer's
     experts. `groups`: those that share chunks.
     """
+    stage = _make(model, training, part, numerics, device, on_chunks, only_times, mesh, expert, groups)
+    if training.dropout:
+        stage.masks = seed_dropout(stage.module, training.seed)
+        if stage.masks is None and part.first_layer < part.end_layer:
+            raise InputError(
+                f"training.dropout = true: in its slice {part} the module of {model.module} has not one "
+                "torch.nn.Dropout; leave it out"
+            )
+    elif training.lora is not None and training.lora.dropout:
+        stage.masks = seed_dropout(stage.module, training.seed, only=OF_ADAPTERS)
+    return stage
+
+
+def _make(
+    model: Model,
+    training: Training,
+    part: StageSlice,
+    numerics: Numerics,
+    device: str,
+    on_chunks: bool,
+    only_times: bool,
+    mesh: "DeviceMesh | None",
+    expert: int,
+    groups: "Groups | None",
+) -> TorchStage:
     assert training.microbatch_size is not None
     boundary = Boundary((training.microbatch_size, training.sequence_length, model.hidden), numerics.compute)
     share = training.microbatch_size / training.global_batch

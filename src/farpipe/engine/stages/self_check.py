@@ -27,6 +27,8 @@ wrong splits were off by more than 1e-3."""
 NUM_LAYERS: Final = 6
 _SHAPE: Final = (2, 2, 16)
 """Microbatches, sequences of each, tokens of each: more than the shrunk windows of attention."""
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of how many experts a layer has."""
 _SMALL: Final = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -35,7 +37,7 @@ _SMALL: Final = {
     "head_dim": 8,
     "max_position_embeddings": 64,
     "sliding_window": 8,
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(EXPERTS, 4),
     **dict.fromkeys(("num_experts_per_tok", "first_k_dense_replace"), 2),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 24),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
@@ -52,7 +54,7 @@ _SMALL: Final = {
 def shrunk(config: PreTrainedConfig, num_twins: int = 1) -> PreTrainedConfig:
     """A small copy of a config: the same class, the same kinds of layers, NUM_LAYERS of them, a width of 32.
 
-    It has as many heads as `num_twins` can share.
+    It has as many heads and experts as `num_twins` can share.
     """
     num_layers, data = config.num_hidden_layers, config.to_dict()
     data.pop("model_type", None)
@@ -61,6 +63,8 @@ def shrunk(config: PreTrainedConfig, num_twins: int = 1) -> PreTrainedConfig:
         name = names.get(key, key)
         if name == "num_attention_heads":
             data[key] = min(value, max(_SMALL[name], 2 * num_twins))
+        elif name in EXPERTS:
+            data[key] = min(value, max(_SMALL[name], num_twins))
         elif name in _SMALL and isinstance(value, int) and not isinstance(value, bool):
             data[key] = min(value, _SMALL[name])
         elif name.endswith("token_id") and value is not None:

@@ -16,6 +16,7 @@ from farpipe.core.step import Problem
 from farpipe.engine.data.batches import IGNORED, Batch
 from farpipe.engine.stages.balancing import Balance
 from farpipe.engine.stages.deferred import defer
+from farpipe.engine.stages.dropout import Masks
 from farpipe.engine.stages.slices import SliceModule
 from farpipe.engine.stages.weight_grads import WeightGradStore
 
@@ -102,6 +103,8 @@ class TorchStage:
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._batch: Batch | None = None
         self._losses: list[Tensor] = []
+        self.masks: Masks | None = None
+        """Masks of its dropout layers; None without any."""
 
     @property
     def message(self) -> Boundary:
@@ -122,6 +125,8 @@ class TorchStage:
     def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
         """Output activation of a microbatch; on the last stage the loss is computed and nothing is returned."""
         self.store.forward_begins(microbatch, in_parts=in_parts)
+        if self.masks is not None:
+            self.masks.begin(microbatch)
         x = self._input(microbatch, x)
         y = self._compute(microbatch, x)
         if self.module.part.has_head:
@@ -139,6 +144,8 @@ class TorchStage:
 
     def backward(self, microbatch: int, gy: Tensor | None) -> Tensor | None:
         self.store.backward_begins(microbatch)
+        if self.masks is not None:
+            self.masks.begin(microbatch)
         x, y = self._saved.pop(microbatch)
         if not self.module.part.has_head:
             gy = self._boundary(microbatch).expect(gy, "gradient").to(self.device)

@@ -29,8 +29,10 @@ WITH_TENSOR: Final = (
 """Types of transformers' models whose layers the engine divides over tensor-parallel processes, each tested."""
 WITH_CONTEXT: Final = (*WITH_TENSOR, "mixtral", "qwen3_moe", "deepseek_v3", "olmo2", "olmoe", "gpt2")
 """Types whose sequences the engine divides over context-parallel processes, by Ulysses, each tested."""
-WITH_EXPERT: Final = ("mixtral", "qwen3_moe")
+WITH_EXPERT: Final = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe")
 """Types whose experts the engine divides over processes of a site, each tested."""
+TENSOR_WITH_EXPERT: Final = ("mixtral", "qwen3_moe", "glm4_moe")
+"""Those of them whose attention it divides over tensor-parallel processes, beside whole experts; each tested."""
 WITH_ROUTER_BIAS: Final = (
     *("deepseek_v3", "axk1", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "hy_v3", "minimax_m2", "solar_open"),
 )
@@ -57,11 +59,14 @@ PLANNED_ONLY: Final = (
 """Keys of a model without experts that only the cost model knows; transformers and users' modules know more."""
 
 
-def training_obstacles(training: Training, *, shares_weights: bool, has_router_bias: bool) -> dict[str, str]:
+def training_obstacles(
+    training: Training, *, shares_weights: bool, has_router_bias: bool, is_own_module: bool
+) -> dict[str, str]:
     """The part of a training that the engine can't run, as ``training.dropout = true``, and what to say instead.
 
     `shares_weights`: whether replicas of this model can share its weights, as with ZeRO-2 and 3. `has_router_bias`:
-    whether its routers have biases that can be moved.
+    whether its routers have biases that can be moved. `is_own_module`: whether it is the user's, whose dropout layers
+    are known; attention's kernels in models of transformers draw by themselves.
     """
     found = {}
     if training.precision not in TRAINABLE:
@@ -75,7 +80,7 @@ def training_obstacles(training: Training, *, shares_weights: bool, has_router_b
     if training.moe_router_bias_update_rate and not has_router_bias:
         found["training.moe_router_bias_update_rate"] = "training.moe_router_bias_update_rate = 0"
     for key, able in ABLE.items():
-        if getattr(training, key) != able:
+        if getattr(training, key) != able and not (key == "dropout" and is_own_module):
             remedy = f"no training.{key}" if able is None else f"training.{key} = {json.dumps(able)}"
             found[f"training.{key} = {json.dumps(getattr(training, key))}"] = remedy
     return found
@@ -92,8 +97,6 @@ def _adapter_obstacles(lora: Lora | None, model: Model) -> dict[str, str]:
         if lora.target_modules is None:
             others = [name for name in others if name not in PARTS]
         found["adapters beside experts"] = f"training.lora.target_modules = {json.dumps(others)}"
-    if lora.dropout:
-        found[f"training.lora.dropout = {lora.dropout:g}"] = "training.lora.dropout = 0"
     if lora.base_weights != "same":
         found[f'training.lora.base_weights = "{lora.base_weights}"'] = 'training.lora.base_weights = "same"'
     return found
@@ -109,7 +112,12 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
     shares_weights = not is_ours and plan.job.data.packing is None and plan.job.training.lora is None
     training = settle(plan.job.training, plan.layout)
     has_bias = _type_of(plan.job.model) in WITH_ROUTER_BIAS
-    of_training = training_obstacles(training, shares_weights=shares_weights, has_router_bias=has_bias)
+    of_training = training_obstacles(
+        training,
+        shares_weights=shares_weights,
+        has_router_bias=has_bias,
+        is_own_module=plan.job.model.module is not None,
+    )
     of_training |= _adapter_obstacles(training.lora, plan.job.model)
     layout = {f"{key} = {getattr(plan.layout, key)}": f"layout.{key} = {RUNNABLE[key]}" for key in degrees}
     at = plan.layout
@@ -122,13 +130,26 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
         model[f"data.packing with {'model.module' if kind is None else f'a model of type {kind!r}'}"] = (
             "no data.packing"
         )
-    if plan.job.training.local_steps is not None and len(plan.layout.replica_sites) < 2:
-        layout["training.local_steps with no replicas at two sites"] = 'layout.replicas = "across"'
+    layout |= _of_separate_sites(training, plan.layout)
     layout |= _without_barrier(plan.job, training, plan.layout)
     if plan.job.model.is_of_transformers and plan.job.model.hugging_face is None:
         model |= _of_experts(plan)
-    changes = model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | layout | of_training
+    changes = (
+        model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | _of_dropout(plan.job) | layout | of_training
+    )
     return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
+
+
+def _of_separate_sites(training: Training, layout: Layout) -> dict[str, str]:
+    """Obstacles to sites that are runs of their own, and what to say instead."""
+    key = "local_steps" if training.local_steps is not None else "elastic" if training.elastic else ""
+    has_one_each = layout.data_inside == 1
+    able = {"local_steps": (0, 1, 2, 3), "elastic": (0, 2, 3)} if has_one_each else dict.fromkeys([key], (2, 3))
+    if key and len(layout.replica_sites) < 2:
+        return {f"training.{key} with no replicas at two sites": 'layout.replicas = "across"'}
+    if key and training.zero not in able[key]:
+        return {f"training.{key} with training.zero = {training.zero}": f"training.zero = {able[key][0]}"}
+    return {}
 
 
 def _without_barrier(job: Job, training: Training, layout: Layout) -> dict[str, str]:
@@ -160,6 +181,15 @@ def _of_experts(plan: "Plan") -> dict[str, str]:
     if plan.job.training.lora is not None:
         found["training.lora beside random weights"] = "model.hugging_face, the folder of a trained model"
     return found
+
+
+def _of_dropout(job: Job) -> dict[str, str]:
+    """Obstacles to masks that follow from a microbatch's number, and what to say instead."""
+    lora = job.training.lora
+    what = "training.dropout" if job.training.dropout else "training.lora.dropout" if lora and lora.dropout else ""
+    others = {"data.packing": job.data.packing is not None, "training.elastic": job.training.elastic}
+    remedies = {"data.packing": "no data.packing", "training.elastic": "training.elastic = false"}
+    return {f"{what} with {key}": remedies[key] for key, is_set in others.items() if what and is_set}
 
 
 def _narrow(model: Model) -> dict[str, str]:
@@ -225,7 +255,8 @@ def divided(job: Job) -> tuple[str, ...]:
     if job.training.lora is not None:
         return ()
     kind, is_whole = _type_of(job.model), job.data.packing is None
-    by = {"context": WITH_CONTEXT} | ({"tensor": WITH_TENSOR, "expert": WITH_EXPERT} if is_whole else {})
+    tensor = (*WITH_TENSOR, *TENSOR_WITH_EXPERT)
+    by = {"context": WITH_CONTEXT} | ({"tensor": tensor, "expert": WITH_EXPERT} if is_whole else {})
     return tuple(key for key, kinds in by.items() if kind in kinds)
 
 
@@ -255,12 +286,28 @@ def _twin_obstacles(job: Job, training: Training, layout: Layout) -> dict[str, s
             found[f"{' x '.join(degrees)} = {size}, which does not divide {name} = {count}"] = change
     if layout.context > 1 and layout.context_exchange != "ulysses" and job.model.divides_heads(size):
         found['context_exchange = "ring"'] = 'layout.context_exchange = "ulysses"'
+    if layout.tensor > 1 and job.model.experts is not None:
+        found |= _beside_tensor(job.model.experts.num_experts, training, layout)
+    return found
+
+
+def _beside_tensor(num_experts: int, training: Training, layout: Layout) -> dict[str, str]:
+    """Obstacles to experts beside layers that `layout.tensor` processes share, and what to say instead."""
+    found, shares = {}, layout.num_shares * layout.tensor
+    if layout.expert_tensor > 1:
+        by_expert = f"layout.expert = {shares}"
+        change = "layout.tensor = 1" if num_experts % shares else by_expert
+        found[f"experts that layout.tensor = {layout.tensor} processes divide"] = change
+    if training.moe_router_bias_update_rate:
+        found[f"training.moe_router_bias_update_rate with layout.tensor = {layout.tensor}"] = "layout.tensor = 1"
     return found
 
 
 def _runs_all(job: Job, tensor: Sequence[int], context: Sequence[int]) -> bool:
     """True if the engine can run each of these degrees with each, as far as the planner may choose them."""
     free, training = divided(job), job.training.model_copy(update={"sequence_parallel": True})
+    if max(tensor) > 1 and job.layout.tensor is None and job.model.experts is not None:
+        return False  # the planner would divide each expert as well
     if max(tensor) > 1 and ("tensor" not in free or job.training.sequence_parallel is False):
         return False
     pairs = [(t, c) for t, c in product(tensor, context) if c == 1 or job.model.divides_heads(t * c)]
