@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from benchmarks.gpu.backend import backend
-from benchmarks.gpu.kernels import added_product, rounding_ms
+from benchmarks.gpu.kernels import added_product, rounded_bytes, rounding_ms
 from benchmarks.gpu.machine import Machine, Run, largest_difference, ranks_of
 
 NUM_STEPS: Final = 5
@@ -95,7 +95,8 @@ def predicted_step(bench: Bench) -> Outcome:
     step_s, bubble = (statistics.median(line[key] for line in steady) for key in ("makespan_s", "bubble"))
     prediction = run.plan["prediction"]
     error, points = prediction["makespan_s"] / step_s - 1, 100 * (prediction["bubble_ratio"] - bubble)
-    figure = f"{num_ranks} ranks: {100 * error:+.1f} %, bubble {points:+.1f} points"
+    beside_ms = 1e3 * statistics.median(line["step_s"] - line["makespan_s"] for line in steady)
+    figure = f"{num_ranks} ranks: {100 * error:+.1f} %, bubble {points:+.1f} points, {beside_ms:.0f} ms beside actions"
     return Outcome(figure, abs(error) <= 0.1 and abs(points) <= 3)
 
 
@@ -152,7 +153,8 @@ def lost_rank(bench: Bench) -> Outcome:
     figure = f"ended {took_s:.1f} s after, exit code {killed.exit_code}, {len(left)} processes left"
     if took_s > 15 or killed.exit_code != 6 or left:
         return Outcome(figure, False)
-    options = ("--steps", STOPPED_STEPS, "--timeout-s", STOPPED_S / 2, "--outage-s", 4 * STOPPED_S)
+    limits = ("--set", f"run.timeout_s={STOPPED_S / 2}", "--set", f"run.outage_s={4 * STOPPED_S}")
+    options = ("--steps", STOPPED_STEPS, *limits)
     stopped = machine.train(job, "stopped", *options, kill=signal.SIGSTOP, pause_s=STOPPED_S)
     went_on = stopped.exit_code == 0 and len(stopped.lines) == STOPPED_STEPS
     return Outcome(f"{figure}; stopped for {STOPPED_S:.0f} s: exit code {stopped.exit_code}", went_on)
@@ -196,8 +198,10 @@ def narrow_messages(bench: Bench) -> Outcome:
     begin_s = time.monotonic()
     run = bench.trained("narrow", tables, num_steps=8, wire_type="int8", precision=precision(bench))
     ratio = run.lines[-1]["makespan_s"] / run.plan["prediction"]["makespan_s"]
-    took_s, rounding = time.monotonic() - begin_s, rounding_ms(machine.device)
-    figure = f"{ratio:.2f} of the predicted step, {took_s:.0f} s in all; 64 MB rounded and back in {rounding:.1f} ms"
+    took_s, rounding = time.monotonic() - begin_s, rounding_ms(machine.device, rounded_bytes(machine.device))
+    figure = (
+        f"{ratio:.2f} of the predicted step, {took_s:.0f} s in all; a message rounded and back in {rounding:.1f} ms"
+    )
     return Outcome(figure, ratio <= 1.1 and (machine.device == "cpu" or rounding <= 5))
 
 
@@ -234,6 +238,6 @@ CHECKS: Final = (
     Check(8, "a rank killed; one stopped for 20 s", "15 s, exit code 6, none left; 0", lost_rank),
     Check(9, "gradients of two replicas", "2 x bytes / 2 GB/s", reduced_gradients),
     Check(10, "a checkpoint every two steps, and resumed", "10 GB/s, + 1.2 x state, equal", checkpoints),
-    Check(11, "int8 messages over 100 ms, 1 Gbit/s", "within 10 % of the plan; 5 ms", narrow_messages),
+    Check(11, "int8 messages over 100 ms, 1 Gbit/s", "within 10 % of the plan; 64 MB in 5 ms", narrow_messages),
     Check(12, "messages of 128 MB over 50 ms, eager", "within 10 % of the plan", large_messages),
 )
