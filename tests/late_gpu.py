@@ -52,6 +52,9 @@ class LateStream(torch.Stream):
         place = other.end
         self.add(lambda: other.reach(place))
 
+    def wait_event(self, event):
+        self.add(lambda: event.stream.reach(event.place))
+
     def record_event(self, event):
         event.happen(self)
         return event
@@ -138,6 +141,8 @@ class LateGpu(TorchFunctionMode):
             return hasattr(args[0], "is_in_pinned_memory")
         if func is torch.Tensor.pin_memory:
             return pinned(args[0].clone())
+        if func is torch.Tensor.__getitem__ and hasattr(args[0], "is_in_pinned_memory"):
+            return pinned(func(*args, **kwargs))
         if func is torch.Tensor.record_stream:
             return self._keep(*args)
         if func is torch.Tensor.copy_ and kwargs.get("non_blocking"):
@@ -153,9 +158,11 @@ class LateGpu(TorchFunctionMode):
         stream.add(lambda: tensor)
 
     def _copy(self, target, source, *, keeps=False):
-        """torch keeps page-locked memory (`keeps`) until it is copied, but not that of the GPU."""
+        """torch keeps page-locked memory (`keeps`) until it is copied, but not that of the GPU; of a part of a tensor
+        the rest is taken to be kept by others."""
         assert hasattr(source if keeps else target, "is_in_pinned_memory"), "CUDA would not copy it beside computing"
-        kept, reference = source if keeps else None, weakref.ref(source)
+        is_part = source.nbytes < source.untyped_storage().nbytes()
+        kept, reference = source if keeps or is_part else None, weakref.ref(source)
 
         def work():
             found = kept if keeps else reference()

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from farpipe.core.spec import Training
 from farpipe.engine.checkpoint.checkpointer import state_pieces
-from farpipe.engine.checkpoint.files import Checkpoint, Piece, write_file
+from farpipe.engine.checkpoint.files import Checkpoint, Piece
 from farpipe.engine.checkpoint.manifest import Manifest, Trained
 from farpipe.engine.executor.optimizer import Optimizer
 from farpipe.engine.replicas.collectives import Rings, whole_shards
@@ -22,6 +22,7 @@ from farpipe.engine.stages.self_check import random_model, shrunk
 from farpipe.engine.stages.slices import slices
 from farpipe.engine.stages.stage import Boundary, TorchStage
 from small_models import TIED
+from snapshots import write_tensors
 
 TRAINING = Training(sequence_length=12, global_batch=8, microbatch_size=2, precision="fp32", zero=1)
 
@@ -95,9 +96,9 @@ def state_of(division, seed):
 
 def write(folder, state):
     """A checkpoint of what all processes have."""
-    mine, rank = {piece.key: piece.snapshot() for piece in state if piece.is_mine}, dist.get_rank()
+    mine, rank = {piece.key: piece.stored for piece in state if piece.is_mine}, dist.get_rank()
     entries = [None] * dist.get_world_size()
-    dist.all_gather_object(entries, write_file(folder, rank, "zurich", mine) if mine else None)
+    dist.all_gather_object(entries, write_tensors(folder, rank, "zurich", mine) if mine else None)
     if rank == 0:
         trained = Trained(model=TIED, sequence_length=12, global_batch=8, seed=0)
         files = tuple(entry for entry in entries if entry is not None)

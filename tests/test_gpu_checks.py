@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import two_hosts
+from benchmarks.gpu import checks, two_hosts
 from benchmarks.gpu.busy import busy, covered
 from benchmarks.gpu.checks import CHECKS, Bench, Check, Outcome
+from benchmarks.gpu.kernels import added_product, rounding_ms
 from benchmarks.gpu.machine import SMALL, Machine, Run, largest_difference
 
 
@@ -25,7 +26,8 @@ class Recorded(Machine):
         lines = [json.dumps({"loss": loss, "cuda_peak_max_bytes": 95}) + "\n" for loss in self._losses.get(name, [])]
         (folder / "metrics.jsonl").write_text("".join(lines))
         (folder / "plan.json").write_text(json.dumps({"prediction": {"peak_memory_bytes": [90, 100]}}))
-        return Run(folder, self._exit_code, 1.0, "it said why", self._ended_after_s, self._gpus)
+        exit_code = 0 if name == "stopped" else self._exit_code
+        return Run(folder, exit_code, 1.0, "it said why", self._ended_after_s, self._gpus)
 
 
 def outcome(number, machine):
@@ -57,13 +59,38 @@ def test_verdicts_by_losses(tmp_path, number, losses, is_good):
     ("gpus", "is_good"),
     [({1: {"a"}, 2: {"b"}}, True), ({1: {"a"}, 2: {"a"}}, False), ({1: {"a", "b"}}, False), ({}, False)],
 )
-def test_each_process_has_a_gpu_of_its_own(tmp_path, gpus, is_good):
+def test_each_process_has_a_gpu_of_its_own(tmp_path, monkeypatch, gpus, is_good):
+    monkeypatch.setattr(checks, "backend", lambda device: ({3: {"a"}, 4: {"b"}}, True))
     assert outcome(1, Recorded(tmp_path, GOOD, gpus=gpus)).is_good is is_good
 
 
-@pytest.mark.parametrize(("took_s", "exit_code", "is_good"), [(2.0, 6, True), (16.0, 6, False), (2.0, 0, False)])
-def test_a_killed_rank_ends_all_soon(tmp_path, took_s, exit_code, is_good):
-    assert outcome(8, Recorded(tmp_path, {}, exit_code=exit_code, ended_after_s=took_s)).is_good is is_good
+@pytest.mark.parametrize("found", [({3: {"a", "b"}}, True), ({3: {"a"}}, False)])
+def test_the_backend_has_no_context_elsewhere_and_its_tensors_arrive(tmp_path, monkeypatch, found):
+    monkeypatch.setattr(checks, "backend", lambda device: found)
+    assert outcome(1, Recorded(tmp_path, GOOD, gpus={1: {"a"}, 2: {"b"}})).is_good is False
+
+
+STOPPED = {"stopped": [5.0] * checks.STOPPED_STEPS}
+
+
+@pytest.mark.parametrize(
+    ("took_s", "exit_code", "losses", "is_good"),
+    [
+        (2.0, 6, STOPPED, True),
+        (16.0, 6, STOPPED, False),
+        (2.0, 0, STOPPED, False),
+        (2.0, 6, {"stopped": [5.0] * 20}, False),
+    ],
+)
+def test_a_killed_rank_ends_all_soon_and_a_stopped_one_goes_on(tmp_path, took_s, exit_code, losses, is_good):
+    assert outcome(8, Recorded(tmp_path, losses, exit_code=exit_code, ended_after_s=took_s)).is_good is is_good
+
+
+def test_kernels_run_where_no_gpu_is_there():
+    assert rounding_ms("cpu", 1 << 20) > 0
+    times, error = added_product("cpu", 64)
+    assert times > 0
+    assert error < 0.01
 
 
 def test_a_run_that_fails_is_in_the_table_with_its_reason(tmp_path):

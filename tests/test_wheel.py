@@ -72,6 +72,12 @@ def test_the_sample_script_and_its_log_agree(run):
     assert "Measured and predicted" in run("-m", "farpipe", "check", "job.toml", "--log", "megatron/train.log")
 
 
+def test_pip_is_told_which_python_is_too_old(installed):
+    """By this line pip on 3.10 says: requires a different Python: 3.10.13 not in '>=3.11'."""
+    (metadata,) = installed.glob("farpipe-*.dist-info/METADATA")
+    assert "\nRequires-Python: >=3.11\n" in metadata.read_text()
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)  # it compiles every kernel: a minute of CPU
 def test_a_wheel_with_kernels_answers_the_same_and_compiles_nothing(tmp_path, tmp_path_factory):

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from farpipe.core.errors import InputError
 from farpipe.engine.checkpoint.boxes import boxes_of_run, common, within, without
-from farpipe.engine.checkpoint.files import Checkpoint, Piece, write_file
+from farpipe.engine.checkpoint.files import Checkpoint, Piece
 from farpipe.engine.checkpoint.manifest import Manifest, Trained
 from small_models import TIED
+from snapshots import write_tensors
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -65,7 +66,7 @@ cuts = st.tuples(st.sampled_from(["runs", "boxes"]), st.integers(1, 30), st.inte
 
 def written(folder, found):
     """A checkpoint in which every piece is in a file of its own."""
-    files = [write_file(folder, rank, "zurich", {piece.key: piece.snapshot()}) for rank, piece in enumerate(found)]
+    files = [write_tensors(folder, rank, "zurich", {piece.key: piece.stored}) for rank, piece in enumerate(found)]
     trained = Trained(model=TIED, sequence_length=8, global_batch=2, seed=0)
     manifest = Manifest(step=1, farpipe="0", trained=trained, batches_sha256="", files=tuple(files))
     return Checkpoint(folder, manifest)

@@ -15,10 +15,11 @@ from chosen import chosen
 from farpipe.core.errors import DivergedError, InputError, RunError, RunStoppedError
 from farpipe.core.units import counted
 from farpipe.engine.checkpoint import folders
-from farpipe.engine.checkpoint.files import Checkpoint, Piece, write_file
+from farpipe.engine.checkpoint.files import Checkpoint, Piece
 from farpipe.engine.checkpoint.folders import folder_of, remove_incomplete, whole_checkpoints
 from farpipe.engine.checkpoint.manifest import Manifest, Trained
 from farpipe.engine.checkpoint.resume import choose
+from farpipe.engine.checkpoint.writing import write_file
 from farpipe.engine.executor.optimizer import learning_rate
 from farpipe.engine.executor.work import Trainer
 from farpipe.engine.figures.metrics import MetricsFile
@@ -27,6 +28,7 @@ from farpipe.engine.train import train_rank
 from in_process import run_ranks
 from small_disks import small_disk
 from small_models import LLAMA, TIED
+from snapshots import write_tensors
 from trainings import checkpoints, equal_states, folder, losses, make_run, metrics, state, train
 from waiting import wait_until
 
@@ -56,7 +58,7 @@ TRAINED = Trained(model=LLAMA, sequence_length=6, global_batch=8, seed=7)
 
 def write(folder, tensors, step=3):
     """A checkpoint of one file."""
-    entry = write_file(folder, 0, "here", tensors)
+    entry = write_tensors(folder, 0, "here", tensors)
     Manifest(step=step, farpipe="0", trained=TRAINED, batches_sha256="", files=(entry,)).save(folder)
 
 
@@ -77,7 +79,7 @@ def test_what_was_written_is_read_to_the_last_bit(tmp_path):
 def test_a_tensor_in_pieces_is_read_in_other_pieces(cuts, wanted, tmp_path):
     values = torch.randn(15)
     pieces = [Piece("weight/a", (3, 5), a, values[a:b]) for a, b in pairwise(cuts)]
-    write(tmp_path / "step-3", {piece.key: piece.snapshot() for piece in pieces})
+    write(tmp_path / "step-3", {piece.key: piece.stored for piece in pieces})
     out = torch.zeros(wanted[1] - wanted[0])
     read(tmp_path / "step-3", Piece("weight/a", (3, 5), wanted[0], out))
     assert torch.equal(out, values[slice(*wanted)])
@@ -141,13 +143,13 @@ def test_what_is_no_piece_of_a_tensor_is_named(start, tmp_path):
 
 def test_numbers_that_are_not_finite_are_never_written(tmp_path):
     with pytest.raises(RunError, match="weight/a has numbers that are not finite"):
-        write_file(tmp_path / "step-3", 0, "here", {"weight/a": torch.tensor([1.0, torch.nan])})
+        write_tensors(tmp_path / "step-3", 0, "here", {"weight/a": torch.tensor([1.0, torch.nan])})
     assert not (tmp_path / "step-3" / "rank-0.safetensors").exists()
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
     write(tmp_path / "step-10", {"weight/a": torch.zeros(10)})
-    write_file(tmp_path / "step-20", 0, "here", {"weight/a": torch.zeros(10)})
+    write_tensors(tmp_path / "step-20", 0, "here", {"weight/a": torch.zeros(10)})
     assert whole_checkpoints(tmp_path) == [10]
     remove_incomplete(tmp_path, before=20)
     assert (tmp_path / "step-20").exists()

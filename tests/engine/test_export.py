@@ -6,11 +6,12 @@ from transformers import AutoModelForCausalLM
 from farpipe import __version__
 from farpipe.core.errors import InputError
 from farpipe.engine.checkpoint.export import CheckpointWeights, export_to_hugging_face
-from farpipe.engine.checkpoint.files import Checkpoint, write_file
+from farpipe.engine.checkpoint.files import Checkpoint
 from farpipe.engine.checkpoint.folders import folder_of
 from farpipe.engine.checkpoint.manifest import Manifest, Trained
 from farpipe.engine.stages.decoder_weights import their_name
 from small_models import GPT, LLAMA, SEED, SEQUENCE_LENGTH, TIED, whole_model
+from snapshots import write_tensors
 from trainings import make_run
 
 
@@ -24,7 +25,7 @@ def write_checkpoint(run_dir, model, *, step=4, shift=0.0):
     halves[0]["weight/layers.3.mlp.up.weight@0"] = split[:100].clone()
     halves[1]["weight/layers.3.mlp.up.weight@100"] = split[100:].clone()
     folder = folder_of(run_dir / "checkpoints", step)
-    files = tuple(write_file(folder, rank, "here", half) for rank, half in enumerate(halves))
+    files = tuple(write_tensors(folder, rank, "here", half) for rank, half in enumerate(halves))
     trained = Trained(model=model, sequence_length=SEQUENCE_LENGTH, global_batch=8, seed=SEED)
     Manifest(step=step, farpipe=__version__, trained=trained, batches_sha256="", files=files).save(folder)
     return folder

@@ -8,17 +8,22 @@ import torch
 
 from farpipe.core.errors import RunError
 from farpipe.core.schedule.library import order
-from farpipe.engine import train
-from farpipe.engine.executor import staging
+from farpipe.engine.checkpoint import checkpointer
+from farpipe.engine.checkpoint.snapshot import Pieces
+from farpipe.engine.executor import messengers, staging
 from farpipe.engine.executor.executor import Executor, stage_ranks
 from farpipe.engine.executor.peers import TensorMessage, describe, tensor_of
 from farpipe.engine.executor.staging import Staging, host_tensor, message_memory
+from farpipe.engine.executor.wire_types import Form, NarrowMessenger
 from farpipe.engine.figures.metrics import read_metrics
+from farpipe.engine.replicas import replicas
+from farpipe.engine.replicas.collectives import Line, Rings
+from farpipe.engine.replicas.ring_stream import RingStream
 from farpipe.engine.train import train_rank
 from farpipe.engine.transport import MessageTimes, Tag
 from farpipe.engine.transport.clock import Clock
 from in_process import run_ranks
-from late_gpu import INDEX, LIMIT_S, LateGpu, nonsense, pinned
+from late_gpu import INDEX, LIMIT_S, LateGpu, LateStream, nonsense, pinned
 from small_models import (
     LLAMA,
     make_batch,
@@ -147,6 +152,40 @@ def test_page_locked_memory_that_waits_is_bounded(gpu, outlet, staged, monkeypat
     assert [tensor[0] for *_, tensor in outlet.sent] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_the_bound_is_what_the_plan_has_in_flight_where_that_is_more(gpu, outlet, monkeypatch):
+    monkeypatch.setattr(staging, "WAITING_BYTES", 16)
+    staged = Staging(outlet, outlet.abort, cuda=gpu, leaving_bytes=64)
+    gpu.may_go.clear()
+    for microbatch in range(4):
+        staged.send(2, "forward", tag(microbatch), computed(gpu, float(microbatch)))
+    assert not outlet.sent, "four messages are on their way, and none was waited for"
+    gpu.may_go.set()
+    ended(staged)
+    assert len(outlet.sent) == 4
+
+
+def test_page_locked_memory_is_taken_before_the_first_step(gpu, monkeypatch):
+    made = []
+    monkeypatch.setattr(staging, "host_tensor", lambda shape, *args, **kw: made.append(*shape) or torch.empty(shape))
+    staging.take_page_locked({16: 2, 64: 1})
+    assert made == [16, 16, 64]
+
+
+def test_messages_are_rounded_on_the_gpu_and_copied_narrow(gpu, outlet, staged):
+    narrowed = NarrowMessenger(staged, ("zurich", "zurich", "lugano"), "bf16")
+    gpu.computing.eager = True
+    x = torch.randn(6)
+    narrowed.send(2, "forward", tag(0), x)
+    ended(staged)
+    (*_, sent), form = outlet.sent[0], Form(torch.float32, "bf16", (6,))
+    assert sent.nbytes == 12 + form.head_bytes, "what is copied to the host is narrow"
+    outlet.arriving = pinned(sent)
+    message = narrowed.receive(2, "forward", tag(0), waiting_for="x")
+    assert torch.equal(message.tensor, x.bfloat16().float())
+    assert message.num_bytes == 12
+    assert narrowed.rounding.num_messages == 1
+
+
 def test_a_message_longer_than_the_bound_is_sent_alone(gpu, outlet, staged, monkeypatch):
     monkeypatch.setattr(staging, "WAITING_BYTES", 8)
     for microbatch in range(3):
@@ -241,6 +280,8 @@ def test_actions_are_timed_where_they_are_computed_and_told_in_the_host_s_time()
                 gpu.compute(lambda: hours.pass_ms(1))  # nobody's
             assert hours.now == begin, "nothing has been waited for"
             found = (staged.in_ns(np.array(stamps)) - begin) * 1e-6
+            assert hours.now == begin + 14_000_000, "what comes after the last action has not been waited for"
+            gpu.computing.synchronize()
             assert found == pytest.approx(np.array([[0, 3], [4, 8], [9, 14]]), abs=1e-3)
         assert len(staged._events) == 6
 
@@ -343,9 +384,26 @@ def test_training_through_staging_is_training(options, tmp_path, monkeypatch):
     run_ranks(num_ranks, lambda peers: train_rank(run, peers, tmp_path / "plain"))
     staged_ranks = []
 
-    def make_staging(peers, abort):
+    def make_staging(peers, abort, **options):
         staged_ranks.append(peers.rank)
-        return Staging(peers, abort, cuda=gpu_of_thread.gpu)
+        return Staging(peers, abort, cuda=gpu_of_thread.gpu, **options)
+
+    class RingOfThread(RingStream):
+        """A ring on the GPU of the thread that makes it."""
+
+        def __init__(self, peers):
+            super().__init__(peers, gpu_of_thread.gpu)
+            self.gpu = gpu_of_thread.gpu
+            self._stream = LateStream(self.gpu, eager=True)
+
+        def after_actions(self, work):
+            run = super().after_actions(work)
+
+            def in_its_thread(line):
+                with self.gpu:
+                    run(line)
+
+            return in_its_thread
 
     def work(peers):
         gpu_of_thread.gpu = LateGpu(eager=True)
@@ -353,8 +411,9 @@ def test_training_through_staging_is_training(options, tmp_path, monkeypatch):
             return train_rank(run.model_copy(update={"device": "cuda"}), peers, tmp_path / "staged")
 
     gpu_of_thread = threading.local()
-    monkeypatch.setattr(train, "Staging", make_staging)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(messengers, "Staging", make_staging)
+    monkeypatch.setattr(replicas, "RingStream", RingOfThread)
+    monkeypatch.setattr(checkpointer, "Pieces", lambda pinned: Pieces(pinned=pinned, cuda=gpu_of_thread.gpu))
     (tmp_path / "staged").mkdir()
     run_ranks(num_ranks, work)
     assert len(staged_ranks) == num_ranks
@@ -384,6 +443,7 @@ def test_what_is_used_of_cuda_is_there():
         (torch.cuda.current_device, ()),
         (torch.cuda.set_device, ("device",)),
         (stream.wait_stream, ("self", "stream")),
+        (stream.wait_event, ("self", "event")),
         (stream.record_event, ("self", "event")),
         (stream.synchronize, ("self",)),
         (event.record, ("self",)),
@@ -403,3 +463,25 @@ def test_a_stage_has_the_tokens_of_the_step_where_it_computes():
     stage.begin_step(batch)
     assert {stage._batch.tokens.device.type, stage._batch.targets.device.type} == {"meta"}
     assert stage._batch.num_target_tokens == batch.num_target_tokens
+
+
+def test_replicas_sum_beside_the_actions_on_a_stream_of_their_own():
+    """Two members; what the actions still have to do does not keep the ring from its turn, nor the other way round."""
+
+    def work(peers):
+        with LateGpu() as gpu:
+            ring = RingStream(peers, gpu)
+            ring._stream = LateStream(gpu, eager=True)  # what torch adds on a CPU is done at once
+            grads = nonsense(torch.empty(128))
+            gpu.compute(lambda: grads.fill_(peers.rank + 1.0))
+            run = ring.after_actions(lambda line: Rings([(0, 1)], peers.rank).all_reduce(grads, line))
+            gpu.compute(lambda: pytest.fail("the ring has waited for an action that came after"))
+            line = Line(ring.messenger, 0, 0, "the sum")
+            with torch.no_grad():
+                run(line)
+            ring._stream.synchronize()
+            assert gpu.computing.num_done == 2, "the gradient, and the place where it was complete"
+            return grads
+
+    for grads in run_ranks(2, work):
+        assert grads.tolist() == [3.0] * 128

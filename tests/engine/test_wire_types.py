@@ -4,7 +4,7 @@ import torch
 from farpipe import planning
 from farpipe.core.errors import RunError
 from farpipe.core.spec import Training, parse_job
-from farpipe.engine.executor.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, widen
+from farpipe.engine.executor.wire_types import WIRE_TYPES, NarrowMessenger, Rounding, narrow, narrowed_form, widen
 from farpipe.engine.launch.runs import run_spec_of
 from farpipe.engine.transport import Tag
 from farpipe.planning.cost.transfer import wire_bytes
@@ -17,13 +17,17 @@ ERRORS = {"bf16": 4e-3, "fp8": 4e-2, "int8": 2e-2}
 """Of normally distributed numbers, generously: half a unit in the last place, and of the block's largest for int8."""
 
 
+def wide(sent):
+    return widen(sent, narrowed_form(sent))
+
+
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
 @pytest.mark.parametrize("shape", [(0,), (), (1,), (127,), (128,), (3, 5, 77)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_what_arrives_is_nearly_what_was_sent(wire_type, shape, dtype):
     x = torch.randn(shape).to(dtype)
     sent = narrow(x, wire_type)
-    y = widen(sent)
+    y = wide(sent)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert sent.nbytes == wire_bytes(x.numel(), x.itemsize, wire_type, x.dim())
     if x.numel() > 100:
@@ -36,7 +40,7 @@ def test_what_arrives_is_nearly_what_was_sent(wire_type, shape, dtype):
 def test_a_large_number_costs_only_its_own_block_precision(wire_type):
     x = torch.randn(1280)
     x[0] = 1e6
-    y = widen(narrow(x, wire_type))
+    y = wide(narrow(x, wire_type))
     assert (y[128:] - x[128:]).norm() / x[128:].norm() < ERRORS[wire_type]
     assert y[0] == pytest.approx(1e6, rel=0.01)
 
@@ -44,7 +48,7 @@ def test_a_large_number_costs_only_its_own_block_precision(wire_type):
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
 def test_zeros_and_very_large_and_small_numbers_survive(wire_type):
     for x in (torch.zeros(300), torch.full((300,), 3e37), torch.full((300,), 1e-30)):
-        assert torch.allclose(widen(narrow(x, wire_type)), x, rtol=0.01, atol=0)
+        assert torch.allclose(wide(narrow(x, wire_type)), x, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
@@ -52,7 +56,7 @@ def test_zeros_and_very_large_and_small_numbers_survive(wire_type):
 def test_what_is_not_finite_does_not_pass_for_a_number(wire_type, bad):
     x = torch.randn(10)
     x[3] = bad
-    assert not widen(narrow(x, wire_type)).isfinite().all()
+    assert not wide(narrow(x, wire_type)).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,9 @@ def test_what_is_not_finite_does_not_pass_for_a_number(wire_type, bad):
 )
 def test_bytes_that_were_not_narrowed_are_refused(data):
     with pytest.raises(RunError, match="not a narrowed message"):
-        widen(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8))
+        narrowed_form(
+            torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+        )
 
 
 def test_only_messages_between_sites_are_narrowed_and_their_error_is_measured():

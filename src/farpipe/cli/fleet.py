@@ -88,11 +88,20 @@ def simulate(options: FleetOptions) -> None:
 def compare(
     path: FleetFile,
     jobs: Jobs,
-    policy: Annotated[str, typer.Option(metavar="NAMES", help="Policies with commas between them, or all.")] = "all",
+    policy: Annotated[
+        str, typer.Option(metavar="NAMES", help="Policies with commas between them, today's first, or all.")
+    ] = "all",
     plot: Pictures = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page: the verdict, and every policy beside the first.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the figures of every policy to this CSV.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate the same trace under several policies, side by side."""
+    """Simulate the same trace under several policies, side by side.
+
+    --html and --csv give the money and carbon of every policy beside those of the first.
+    """
     from farpipe.fleet.play import play, quotes_of
     from farpipe.fleet.policies import POLICIES, policy_of
     from farpipe.fleet.scenario import load_scenario
@@ -101,7 +110,7 @@ def compare(
     names = list(POLICIES) if policy == "all" else [name.strip() for name in policy.split(",")]
     for name in names:
         policy_of(name)
-    _check_outputs(path, jobs, plot)
+    _check_outputs(path, jobs, plot, html, csv)
     scenario = load_scenario(path)
     trace = read_jobs(jobs, scenario.start)
     quotes, outcomes = quotes_of(scenario), []
@@ -110,6 +119,7 @@ def compare(
             outcomes.append(play(scenario, trace, name, quotes=quotes))
     _print_series_ends(scenario, max(outcome.end_s for outcome in outcomes))
     _draw(outcomes, scenario, plot)
+    _write_files(outcomes, scenario, html, csv)
     if as_json:
         print_json([{k: v for k, v in outcome.to_data().items() if k != "jobs"} for outcome in outcomes])
     else:
@@ -158,9 +168,20 @@ def _charts(plot: Path) -> Path:
     return plot.with_name(f"{plot.stem}.charts{plot.suffix}")
 
 
-def _check_outputs(path: Path, jobs: Path, plot: Path | None, events: Path | None = None) -> None:
+def _check_outputs(path: Path, jobs: Path, plot: Path | None, *files: Path | None) -> None:
     check_picture(plot)
-    check_folder(plot, plot and _charts(plot), events, keeping=(path, jobs))
+    check_folder(plot, plot and _charts(plot), *files, keeping=(path, jobs))
+
+
+def _write_files(outcomes: "list[FleetOutcome]", scenario: "Scenario", html: Path | None, csv: Path | None) -> None:
+    """The page and the figures of several policies."""
+    from farpipe.report.fleet_page import fleet_csv, fleet_page
+
+    if html is not None:
+        notices = [line for line in (_left_out(outcomes[0]), _one_site_only(outcomes[0])) if line]
+        write_text(html, fleet_page(outcomes, notices, scenario.locations, _table(outcomes).view))
+    if csv is not None:
+        write_text(csv, fleet_csv(outcomes))
 
 
 def _draw(outcomes: "list[FleetOutcome]", scenario: "Scenario", plot: Path | None) -> None:

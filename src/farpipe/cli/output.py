@@ -101,7 +101,7 @@ _RESULTS: Final = re.compile(
     rb"""|(\x89PNG|<\?xml)(?s:.*)farpipe"""
     rb"""|\{"traceEvents":\[\{"ph":"M\""""
     rb"""|\{\s*"format": ?"farpipe/|\{"time_s": """
-    rb"""|request,arrival_s,src,dst,gbit_s,accepted,|owner,nodes,first_slot,slots,from_s|\d+[A-Z_]+\d+(,|\s|$)"""
+    rb"""|policy,finished,jobs,|request,arrival_s,src,dst,gbit_s,accepted,|owner,nodes,first_slot,slots,from_s|\d+[A-Z_]+\d+(,|\s|$)"""
 )
 """Beginnings of pages, pictures (farpipe's own and matplotlib's), traces, documents, logs and orders of farpipe."""
 _HEAD_BYTES: Final = 4096

@@ -19,9 +19,9 @@ from farpipe.engine.executor.commands import CHECKPOINT, STOP, Commands, MakeWat
 from farpipe.engine.executor.evaluation import evaluation_of
 from farpipe.engine.executor.executor import Executor
 from farpipe.engine.executor.free_steps import FreeSteps
-from farpipe.engine.executor.peers import Messenger, Peers, TensorPeers
+from farpipe.engine.executor.messengers import pipeline_of, staging_of
+from farpipe.engine.executor.peers import Peers, TensorPeers
 from farpipe.engine.executor.rehearsal import SleepTrainer
-from farpipe.engine.executor.staging import Staging
 from farpipe.engine.executor.step_plans import MakePlanner, StepPlans
 from farpipe.engine.executor.wire_types import NarrowMessenger
 from farpipe.engine.executor.work import Trainer, Work
@@ -35,7 +35,7 @@ from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
 from farpipe.engine.outer.local_trainer import LocalTrainer
 from farpipe.engine.outgoing import Log, Outgoing, outgoing_of
 from farpipe.engine.publish.publisher import MakePublisher
-from farpipe.engine.replicas.replicas import PipelinePeers, has_barrier
+from farpipe.engine.replicas.replicas import has_barrier
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.chunk_work import ChunkSleeper, ChunkTrainer
 from farpipe.engine.versions import untested, versions_of
@@ -162,8 +162,8 @@ class _Loop:
         self._order_switch, self._plans, self._outgoing = order_switch, plans, outgoing
         self._run, self._work, self._peers = run, work, peers
         self._checkpointer, self._log, self._recorder = checkpointer, log, log.recorder
-        self._pipeline = _pipeline(run, peers)
-        self._staging = Staging(self._pipeline, peers.abort) if run.device == "cuda" else None
+        self._staging = staging_of(run, peers, work) if run.device == "cuda" else None
+        self._pipeline = pipeline_of(run, peers, self._staging)
         self._executor = self._executor_of(run.plan.schedule)
         self._evaluation = evaluation_of(run, work, peers, plans)
         minutes = run.plan.training.checkpoint_every_minutes if run.plan.training and checkpointer.keep else 0
@@ -176,8 +176,8 @@ class _Loop:
             self._elastic.run_actions = lambda tag: self._executor.run(tag)
 
     def _executor_of(self, schedule: Schedule) -> Executor:
-        work, peers = self._work, self._staging or self._pipeline
-        return Executor(schedule, work.stages, peers, work.stage_done, work.stage_begins, self._staging)
+        work = self._work
+        return Executor(schedule, work.stages, self._pipeline, work.stage_done, work.stage_begins, self._staging)
 
     def run(self, first_step: int) -> None:
         """All steps from `first_step` on, and the last checkpoint."""
@@ -366,16 +366,6 @@ class _Loop:
         self._peers.exchange("stop", b"", waiting_for="rank 0 to write the figures of the last step")
 
 
-def _pipeline(run: RunSpec, peers: Peers) -> Messenger:
-    """The ranks of this process's replica; with a wire type, messages between its sites are narrowed."""
-    pipeline = PipelinePeers(peers, run.places)
-    if run.device == "sleep" or run.plan.training is None or run.plan.training.wire_type == "none":
-        return pipeline  # a rehearsal sends the Problem's bytes, whatever they stand for
-    return NarrowMessenger(
-        pipeline, run.places.replicas[run.places.of(peers.rank).replica], run.plan.training.wire_type
-    )
-
-
 def run_step(
     step: int,
     begin_ns: int,
@@ -389,9 +379,10 @@ def run_step(
     ``before_exchange(step)`` comes after the last action, ahead of the exchange that ends the step on all ranks.
     """
     work.begin_step(step)
-    events = executor.run(step)
+    performed = executor.perform(step)
     before_exchange(step)
     grad_norm, sync = work.finish_step(step)
+    events = executor.timed(performed)  # only now: a GPU has ended its actions, since their norm is known
     end_ns, sent = peers.clock.now_ns(), work.link_bytes
     share = events.cpu_share
     return StepReport(step, begin_ns, end_ns, work.loss, grad_norm, events, sync, cpu_share=share, link_bytes=sent)

@@ -1,7 +1,7 @@
 """The report page: one HTML file that needs nothing else: no network, and no script but that of its dials."""
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
@@ -44,7 +44,7 @@ def render(report: RunReport) -> str:
     rows = [step_row(view) for view in report.runs]
     sections = [
         _section("Step time", list(_step_time(rows, report.step_s))),
-        *(_section(picture.title, list(_picture(picture))) for picture in report.pictures),
+        *(_section(picture.title, list(draw_picture(picture))) for picture in report.pictures),
         _section("Timeline", list(_timelines(report.runs))),
         _section("What if", list(what_if_section(report.what_if)) if report.what_if else []),
         _section("Plan", list(_plan(report))),
@@ -53,14 +53,26 @@ def render(report: RunReport) -> str:
         _section("Links", [*_groups(report.runs, link_charts), *_link_events(report.runs)]),
         _section("Training", list(_training(report.runs))),
     ]
-    notices = [tag("pre", notice, class_="notice", role="status") for notice in report.notices]
-    verdict = [tag("p", line, class_="verdict") for line in report.verdict]
-    summary = tag("p", report.summary) if report.summary else ""
-    header = tag("header", tag("h1", report.title), *verdict, summary, *notices)
+    header = _header(report.title, report.verdict, report.summary, report.notices)
     script = tag("script", Markup(_text_of("what_if.js"))) if report.what_if else Markup("")
     body = tag("body", header, tag("main", *sections), script)
     is_served = report.what_if is not None and report.what_if["cells"] is None
     return f"<!doctype html>\n{tag('html', _head(report.title, policy(is_served)), body, lang='en')}\n"
+
+
+def render_sections(
+    title: str, verdict: Sequence[str], sections: Mapping[str, Sequence[Markup]], notices: Sequence[str] = ()
+) -> str:
+    """A page like a report's about something else, as HTML text; sections without content are left out."""
+    main = tag("main", *(_section(name, content) for name, content in sections.items()))
+    body = tag("body", _header(title, verdict, "", notices), main)
+    return f"<!doctype html>\n{tag('html', _head(title, policy()), body, lang='en')}\n"
+
+
+def _header(title: str, verdict: Sequence[str], summary: str, notices: Sequence[str]) -> Markup:
+    lines = [tag("p", line, class_="verdict") for line in verdict]
+    shown = [tag("pre", notice, class_="notice", role="status") for notice in notices]
+    return tag("header", tag("h1", title), *lines, tag("p", summary) if summary else "", *shown)
 
 
 def policy(is_served: bool = False) -> str:
@@ -111,7 +123,7 @@ def _step_time(rows: Sequence[StepRow], step_s: float | None) -> Iterator[Markup
         view = step_time_view(rows)
         table = draw_table(turned(view) if len(rows) <= MAX_TURNED else view, captioned=False)
         is_alone = len(rows) == 1 and rows[0].measured_s is None
-        yield _folded("All figures of the step", table) if is_alone else table
+        yield folded("All figures of the step", table) if is_alone else table
 
 
 def _key_figures(row: StepRow, named: bool) -> list[tuple[str, str]]:
@@ -134,7 +146,7 @@ def described(figures: Sequence[tuple[str, str]], whose: str) -> Markup:
     return tag("dl", *cells, class_="key-figures", aria_label=f"Key figures of {whose}")
 
 
-def _folded(title: str, *content: str) -> Markup:
+def folded(title: str, *content: str) -> Markup:
     """What is there for who opens it."""
     return tag("details", tag("summary", title), *content)
 
@@ -175,10 +187,11 @@ def _plan(report: RunReport) -> Iterator[Markup]:
     for view in report.plan_tables:
         yield draw_table(view)
     if report.folded:
-        yield _folded("What every second is made of", *map(draw_table, report.folded))
+        yield folded("What every second is made of", *map(draw_table, report.folded))
 
 
-def _picture(picture: Picture) -> Iterator[Markup]:
+def draw_picture(picture: Picture) -> Iterator[Markup]:
+    """A picture, and below it what is to be seen."""
     yield _image(picture.svg, picture.title, "wide")
     if picture.note:
         yield tag("p", picture.note, class_="note")

@@ -206,6 +206,21 @@ def test_the_cause_is_shown_even_when_its_effects_come_first(tmp_path, monkeypat
         )
 
 
+def test_what_nccl_ends_is_an_effect_of_the_rank_that_was_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("farpipe.engine.launch.launcher.SETTLE_S", 5.0)
+    text = "the cause comes later, as from a rank that waits for its own reasons"
+    body = f"""
+    if RANK == 0:
+        print("[rank0]: ProcessGroupNCCL's watchdog: taking the entire process down", flush=True)
+        os.abort()
+    time.sleep(0.5)
+    sys.exit({text!r})
+    """
+    with pytest.raises(RunError, match="rank 1 ended with exit code 1") as caught:
+        run(body, log_dir=tmp_path)
+    assert text in str(caught.value)
+
+
 def test_a_report_is_only_written_under_the_launcher(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError), reporting_errors():

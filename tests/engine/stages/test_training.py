@@ -20,6 +20,7 @@ from farpipe.engine.stages.self_check import one_thread, shrunk
 from farpipe.engine.stages.slices import StageSlice
 from farpipe.engine.stages.stack_times import ChunkStacks, Stacks
 from small_models import relative_error
+from snapshots import write_tensors
 from trainings import make_run, train
 
 
@@ -182,7 +183,7 @@ def test_checkpoints_from_before_transformers_computed_are_read(text_file, tmp_p
         for key, place in places:
             kind, _, name = key.partition("/")
             tensors[f"{kind}/{named[name]}"] = files._read(place).clone()
-        entries.append(files.write_file(old, rank, entry.site, tensors))
+        entries.append(write_tensors(old, rank, entry.site, tensors))
     Manifest(**dict(manifest) | {"files": tuple(entries)}).save(old)
     for place in (checkpoint, old):
         export_to_hugging_face(place, tmp_path / f"from-{place.name}")

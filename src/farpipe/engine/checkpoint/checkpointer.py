@@ -7,6 +7,7 @@ has written does all that, since the main thread may be in a long step, or hang,
 
 import json
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -14,12 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
-from torch import Tensor
-
 from farpipe import __version__
 from farpipe.core.errors import FarpipeError, RunError
 from farpipe.core.units import counted
-from farpipe.engine.checkpoint.files import Piece, write_file
+from farpipe.engine.checkpoint.files import Piece
 from farpipe.engine.checkpoint.folders import (
     folder_of,
     remove,
@@ -28,8 +27,11 @@ from farpipe.engine.checkpoint.folders import (
     whole_checkpoints,
 )
 from farpipe.engine.checkpoint.manifest import FileEntry, Manifest, ModelFacts, trained_by
+from farpipe.engine.checkpoint.snapshot import Pieces, Snapshot
+from farpipe.engine.checkpoint.writing import write_file
 from farpipe.engine.executor.optimizer import Optimizer
 from farpipe.engine.executor.peers import Peers
+from farpipe.engine.launch.host_memory import free_memory
 from farpipe.engine.replicas.collectives import Shard
 from farpipe.engine.run_spec import RunSpec
 
@@ -39,6 +41,8 @@ LIMIT_S: Final = 600.0
 _POLL_S: Final = 0.01
 _GRACE_S: Final = 1.0
 """Time for reports that were on their way when the run broke."""
+_MEMORY_SHARE: Final = 0.25
+"""Part of the free memory that all ranks of a machine may fill with what waits for the disk."""
 END_S: Final = 30.0
 """Longest wait of a rank that ends early for its checkpoint; the others wait for its messages meanwhile."""
 
@@ -91,6 +95,7 @@ class Checkpointer:
         self._still_needed = still_needed
         self.keep = run.plan.training.keep_checkpoints if run.plan.training and run.device != "sleep" else 0
         """Number of checkpoints that are kept; 0: none is written."""
+        self._pieces = Pieces(pinned=run.device == "cuda")
         self._written: list[dict[str, Any]] = []
         """Outcomes of this rank's files that were not yet reported to the other ranks."""
         self._writing: _Writing | None = None
@@ -121,17 +126,22 @@ class Checkpointer:
     def save(self, step: int) -> None:
         """Begin the checkpoint after `step` steps; an earlier one that is still being written is waited for."""
         self._unreported.extend(self._wait(lambda: self._writing is None, "the checkpoint before to be written"))
-        tensors = {piece.key: piece.snapshot() for piece in self._state() if piece.is_mine}
+        tensors = {piece.key: piece.stored for piece in self._state() if piece.is_mine}
+        snapshot = Snapshot(tensors, self._pieces, _share_of_memory())
         self._outcomes.setdefault(step, {})
-        self._writing = _Writing(step, lambda: self._write(step, tensors), self._follow)
+        self._writing = _Writing(step, lambda: self._write(step, snapshot), self._follow)
         self._threads = [*(thread for thread in self._threads if thread.is_alive()), self._writing]
+        snapshot.fill()
 
-    def _write(self, step: int, tensors: dict[str, Tensor]) -> FileEntry | None:
+    def _write(self, step: int, snapshot: Snapshot) -> FileEntry | None:
         """None where other replicas write all that this process holds."""
-        if not tensors:
+        if not snapshot.tensors:
             return None
         rank = self._peers.rank
-        return write_file(folder_of(self._folder, step), rank, self._run.places.site(rank), tensors)
+        try:
+            return write_file(folder_of(self._folder, step), rank, self._run.places.site(rank), snapshot)
+        finally:
+            snapshot.end()
 
     def collect(self) -> list[str]:
         """Pass on what has been written here and take note of what has been written elsewhere; what went wrong."""
@@ -232,6 +242,12 @@ class Checkpointer:
             if not done():
                 time.sleep(_POLL_S)
         return problems + self._news()
+
+
+def _share_of_memory() -> float:
+    """Memory in bytes that this rank may fill with a snapshot."""
+    free = free_memory()
+    return math.inf if free is None else _MEMORY_SHARE * free[0] / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def state_pieces(

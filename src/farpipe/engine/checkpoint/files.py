@@ -12,11 +12,9 @@ it is complete and on the disk, and the manifest comes last: a folder without on
 pickled; torch's own distributed checkpoints keep their index in a pickled file.
 """
 
-import contextlib
 import hashlib
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,14 +22,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from farpipe.core.errors import InputError, RunError
+from farpipe.core.errors import InputError
 from farpipe.core.spec import Model
 from farpipe.core.spec.hugging_face_count import read_header
 from farpipe.engine.checkpoint.boxes import Box, box_at, boxes_of_run, common, sizes_of, within, without
-from farpipe.engine.checkpoint.folders import MANIFEST_NAME, sync_folder
 from farpipe.engine.checkpoint.manifest import FileEntry, Manifest
 from farpipe.engine.checkpoint.whole_file import is_here
 from farpipe.engine.stages.decoder_weights import is_own_name, their_name
@@ -67,10 +63,11 @@ class Piece:
         """True if it is the whole tensor."""
         return self.values.numel() == prod(self.shape)
 
-    def snapshot(self) -> Tensor:
-        """A copy in the host's memory, in the tensor's shape if it is whole."""
-        values = self.values.detach().to("cpu", copy=True).contiguous()
-        return values.view(self.shape) if self.is_whole else values
+    @property
+    def stored(self) -> Tensor:
+        """A live view as files have it: in the tensor's shape if it is whole."""
+        values = self.values.detach()
+        return values.reshape(self.shape) if self.is_whole else values
 
     def parts(self) -> list[tuple[Box, Tensor]]:
         """The piece as boxes, with views of their values."""
@@ -84,32 +81,6 @@ def _parts(shape: Sequence[int], offset: Sequence[int], values: Tensor) -> list[
     boxes = boxes_of_run(shape, offset[0], offset[0] + values.numel())
     views = torch.split(values.view(-1), [prod(sizes_of(box)) for box in boxes]) if boxes else ()
     return [(box, view.view(sizes_of(box))) for box, view in zip(boxes, views, strict=True)]
-
-
-def write_file(folder: Path, rank: int, site: str, tensors: Mapping[str, Tensor]) -> FileEntry:
-    """Write one rank's tensors, by key; RunError when the disk is full or a number is not finite.
-
-    When this returns, the file is complete and on the disk.
-    """
-    path = folder / f"rank-{rank}.safetensors"
-    temporary = path.with_name(f".{path.name}.part")
-    for key, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise RunError(f"{path}: {key} has numbers that are not finite; the training has diverged")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MANIFEST_NAME).unlink(missing_ok=True)  # of an earlier attempt: it would no longer be true
-        save_file(dict(tensors), temporary, metadata={key: digest(tensor) for key, tensor in tensors.items()})
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        header, num_bytes = read_header(temporary), temporary.stat().st_size
-        temporary.replace(path)
-        sync_folder(folder)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise RunError(f"{path}: can't be written: {getattr(error, 'strerror', None) or error}") from None
-    return FileEntry(name=path.name, site=site, num_bytes=num_bytes, header_sha256=hashlib.sha256(header).hexdigest())
 
 
 def digest(tensor: Tensor) -> str:

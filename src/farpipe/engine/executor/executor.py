@@ -77,6 +77,14 @@ def received(program: tuple[Instruction, ...], rank: int) -> list[Instruction]:
     return [item for item in program if item.source not in (NOBODY, rank)]
 
 
+class Performed(NamedTuple):
+    """A step whose actions have been handed over: stamps of them, messages, and the CPU time of the thread in them."""
+
+    stamps: list[tuple[int, int]]
+    messages: list[MessageRow]
+    cpu_ns: int
+
+
 @dataclass(frozen=True)
 class StepEvents:
     """Times of events on one rank in one step, in ns of this rank's clock."""
@@ -126,7 +134,14 @@ class Executor:
         self._process = os.getpid()
 
     def run(self, step: int) -> StepEvents:
-        """Run the whole order once; RunError names the action at which it broke, and so does a note on other errors."""
+        """Run the whole order once: `perform` and `timed`."""
+        return self.timed(self.perform(step))
+
+    def perform(self, step: int) -> Performed:
+        """Run the whole order once; RunError names the action at which it broke, and so does a note on other errors.
+
+        On a GPU its actions may still be computed when this returns.
+        """
         actions: list[tuple[int, int]] = []
         cpu_ns = 0
         messages: list[MessageRow] = []
@@ -157,9 +172,14 @@ class Executor:
                 self._pass_on(item, step, y)
             if is_last:
                 self._stage_done(step, item.action.stage)
-        stamps = self._stamps.in_ns(np.array(actions, np.int64).reshape(-1, 2))
+        return Performed(actions, messages, cpu_ns)
+
+    def timed(self, performed: Performed) -> StepEvents:
+        """The times of a step's actions; waits until a GPU has computed them. At most one step is waiting for this."""
+        stamps = self._stamps.in_ns(np.array(performed.stamps, np.int64).reshape(-1, 2))
         wall_ns = int(stamps[:, 1].sum() - stamps[:, 0].sum())
-        return StepEvents(stamps, message_table(messages), min(1.0, cpu_ns / wall_ns) if wall_ns else math.nan)
+        share = min(1.0, performed.cpu_ns / wall_ns) if wall_ns else math.nan
+        return StepEvents(stamps, message_table(performed.messages), share)
 
     def _input(self, item: Instruction, step: int, messages: list[MessageRow]) -> Tensor | None:
         if item.source == NOBODY:

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from farpipe.engine.executor.executor import Executor, StepEvents
+from farpipe.engine.executor.executor import Executor, Performed
 from farpipe.engine.executor.optimizer import global_norm
 from farpipe.engine.executor.peers import Peers
 from farpipe.engine.executor.work import AGAIN, Work
@@ -57,7 +57,7 @@ class FreeSteps:
         `waits`: for its own norm. The report's norm is NaN where it is not known yet. DivergedError where the step
         before had no finite loss or gradient, or this one.
         """
-        events, sync = self._attempt(step, executor)
+        performed, sync = self._attempt(step, executor)
         commands = set[bytes]()
         if self._norm is not None:
             norm = self._take_norm(step - 1, commands)
@@ -65,7 +65,7 @@ class FreeSteps:
                 self._work.take_back()
                 self._work.update(step - 1, norm)
                 self.num_again += 1
-                events, sync = self._attempt(AGAIN + step, executor)
+                performed, sync = self._attempt(AGAIN + step, executor)
         self._before_norm(step)
         self._norm = self._background.start(partial(global_norm, self._work.share_of_norm(), self._peers, step))
         if waits or commands or self._may_clip:
@@ -76,6 +76,7 @@ class FreeSteps:
             if self._clips:
                 self._work.keep()
             self._work.update(step, 0.0)
+        events = executor.timed(performed)
         end_ns, sent, loss = self._peers.clock.now_ns(), self._work.link_bytes, self._work.loss
         share = events.cpu_share
         report = StepReport(step, begin_ns, end_ns, loss, norm, events, sync, cpu_share=share, link_bytes=sent)
@@ -86,10 +87,10 @@ class FreeSteps:
         """True if the newest norm is near the limit; at first, as none is known, too."""
         return self._clips and self._work.is_clipped(self._last_norm / self._caution)
 
-    def _attempt(self, tag: int, executor: Executor) -> tuple[StepEvents, NDArray[np.int64]]:
+    def _attempt(self, tag: int, executor: Executor) -> tuple[Performed, NDArray[np.int64]]:
         self._work.begin_step(tag)
-        events = executor.run(tag)
-        return events, self._work.sum_gradients(tag)
+        performed = executor.perform(tag)
+        return performed, self._work.sum_gradients(tag)
 
     def _take_norm(self, step: int, commands: set[bytes]) -> float:
         """The norm of `step`, which all ranks wait for; to `commands` come those that were asked for in it."""

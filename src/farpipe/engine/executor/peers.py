@@ -41,12 +41,14 @@ MessageRow = tuple[int, int, int, int, int]
 
 
 class TensorMessage(NamedTuple):
-    """A received tensor (in CPU memory, the receiver's own) and the times of its journey."""
+    """A received tensor, the receiver's own, and the times of its journey; in CPU memory unless Staging gives it."""
 
     tensor: Tensor
     times: MessageTimes
     wire_bytes: int | None = None
     """Bytes that went over the link, if that is not the tensor as it is."""
+    on_host: Tensor | None = None
+    """The same in the host's memory, where `tensor` is on a GPU."""
 
     @property
     def num_bytes(self) -> int:
@@ -62,8 +64,8 @@ class TensorMessage(NamedTuple):
 class Messenger(Protocol):
     """Tensors to and from other ranks.
 
-    Those of a training are one around the other, each there only where it is needed: Staging (tensors on a GPU),
-    NarrowMessenger (`wire_type`), PipelinePeers (ranks to processes), TensorPeers (over a Transport).
+    Those of a training are one around the other, each there only where it is needed: NarrowMessenger (`wire_type`),
+    Staging (tensors on a GPU), PipelinePeers (ranks to processes), TensorPeers (over a Transport).
     """
 
     @property

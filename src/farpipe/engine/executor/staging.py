@@ -10,7 +10,7 @@ The host can't see when an action begins and ends. Events on the computing strea
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -29,7 +29,7 @@ from farpipe.engine.transport.clock import Clock
 from farpipe.engine.transport.inbox import Allocate
 
 WAITING_BYTES: Final = 256 << 20
-"""Bound of the messages that wait for their copy or for room in the transport; a single one may be longer."""
+"""Least bound of the messages that wait for their copy or for room in the transport; a single one may be longer."""
 _NUM_LOOKS: Final = 5
 """Number of GPU/host clock comparisons after each step; the quickest counts."""
 
@@ -41,7 +41,7 @@ class Stamps(Protocol):
         """A time stamp of now; called in the order of the actions."""
 
     def in_ns(self, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The stamps taken since the last call, in ns of the rank's clock; once per step, when all is under way."""
+        """The stamps taken since the last call, in ns of the rank's clock; once per step, best when all is computed."""
 
 
 class HostStamps:
@@ -68,20 +68,25 @@ class Staging:
     `abort`, which must break the waits of `peers`.
     """
 
-    def __init__(self, peers: Messenger, abort: Callable[[str], None], cuda: Any = torch.cuda) -> None:
-        """Staging of the computing thread, made when the process has its GPU. `cuda`: another one for tests."""
+    def __init__(
+        self, peers: Messenger, abort: Callable[[str], None], cuda: Any = torch.cuda, leaving_bytes: int = 0
+    ) -> None:
+        """Staging of the computing thread, made when the process has its GPU.
+
+        `cuda`: another one for tests. `leaving_bytes`: bound of the messages on their way, where more than usual are.
+        """
         self.rank, self.clock = peers.rank, peers.clock
         self._peers, self._abort, self._cuda = peers, abort, cuda
         self._device = torch.device("cuda", cuda.current_device())
-        self._to_host, self._to_device = cuda.Stream(), cuda.Stream()
+        self._to_host, self._to_device, self._looking = cuda.Stream(), cuda.Stream(), cuda.Stream()
         self._background = BackgroundThread(f"farpipe copies of {peers.rank}")
         self._leaving: deque[_Leaving] = deque()
-        self._leaving_bytes = 0
+        self._leaving_bytes, self._most_bytes = 0, leaving_bytes
         self._events: list[Any] = []
         self._num_stamps = 0
 
     def send(self, peer: int, kind: ChannelKind, tag: Tag, tensor: Tensor) -> None:
-        """Copy and hand over `tensor`; waits only while WAITING_BYTES are on their way to the transport.
+        """Copy and hand over `tensor`; waits only while the bound of messages is on its way to the transport.
 
         How long that can be is limited by the waits in the transport. RunError for an earlier message that failed.
         """
@@ -114,7 +119,8 @@ class Staging:
 
     def _await_room(self, num_bytes: int) -> None:
         """Let go of messages that have left; wait for the oldest ones where `num_bytes` more are too much."""
-        while self._leaving and (self._leaving[0].task.done() or self._leaving_bytes + num_bytes > WAITING_BYTES):
+        limit_bytes = max(WAITING_BYTES, self._most_bytes)
+        while self._leaving and (self._leaving[0].task.done() or self._leaving_bytes + num_bytes > limit_bytes):
             self._await_oldest()
 
     def _await_oldest(self) -> None:
@@ -131,7 +137,7 @@ class Staging:
         computing = self._cuda.current_stream()
         computing.wait_stream(self._to_device)
         tensor.record_stream(computing)  # its memory belongs to the copying stream
-        return message._replace(tensor=tensor)
+        return message._replace(tensor=tensor, on_host=host)
 
     def take(self) -> int:
         """Number of a new event on the computing stream."""
@@ -142,23 +148,25 @@ class Staging:
         return self._num_stamps - 1
 
     def in_ns(self, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Times of the stamps (ns); waits until the GPU has done everything and the messages have left.
+        """Times of the stamps (ns); waits until the GPU has done what was stamped and the messages have left.
 
         Wrong by what the two clocks drift apart within the step, and by half of what the quickest look at both took.
         """
         while self._leaving:
             self._await_oldest()
+        if self._num_stamps:
+            self._events[self._num_stamps - 1].synchronize()
         event, at_ns = self._look_at_clocks()
         before_ms = [self._events[number].elapsed_time(event) for number in range(self._num_stamps)]
         self._num_stamps = 0
         return at_ns - (np.array(before_ms) * 1e6).round().astype(np.int64)[stamps]
 
     def _look_at_clocks(self) -> tuple[Any, int]:
-        """An event and when it was. The first look waits for all that the GPU has to do, and so is not the quickest."""
+        """An event and when it was: on a stream that has nothing to do, so that no look waits for what is computed."""
         looks = []
         for _ in range(_NUM_LOOKS):
             event, start_ns = self._cuda.Event(enable_timing=True), self.clock.now_ns()
-            event.record()
+            self._looking.record_event(event)
             event.synchronize()
             took_ns = self.clock.now_ns() - start_ns
             looks.append((took_ns, start_ns + took_ns // 2, event))
@@ -195,3 +203,13 @@ def message_memory(device: str) -> Allocate:
         return host_tensor((num_bytes,), torch.uint8, pinned=is_pinned).numpy().data
 
     return make if is_pinned else Buffers(make)
+
+
+def take_page_locked(sizes: Mapping[int, int]) -> None:
+    """Have torch's pool take page-locked memory for that many messages of each size in bytes, and let go of it there.
+
+    Before the first step: the system takes a third of a second for each GB, and while a thread of the transport waits
+    for it no message comes in. RunError when it gives no more.
+    """
+    held = [host_tensor((size,), torch.uint8, pinned=True) for size, count in sizes.items() for _ in range(count)]
+    held.clear()

@@ -10,7 +10,8 @@ the microscaling formats of OCP, with float32 scales). A narrowed message descri
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,17 +30,37 @@ _LARGEST: Final = {"fp8": 448.0, "int8": 127.0}
 """The largest number of the narrow type; a block's largest is scaled to it."""
 
 
+class Form(NamedTuple):
+    """What the head of a narrowed message says."""
+
+    dtype: torch.dtype
+    wire_type: WireType
+    shape: tuple[int, ...]
+
+    @property
+    def head_bytes(self) -> int:
+        return WIRE_HEAD_BYTES + 8 * len(self.shape)
+
+
+@lru_cache(maxsize=64)
+def _head(form: Form, device: torch.device) -> Tensor:
+    """The head of a message, kept where it is used: to copy it to a GPU each time would wait for that."""
+    codes = [_WIDE.index(form.dtype), WIRE_TYPES.index(form.wire_type), len(form.shape), 0]
+    head = torch.cat([torch.tensor(codes, dtype=torch.uint8), _as_bytes(torch.tensor(form.shape, dtype=torch.int64))])
+    return head.to(device)
+
+
 def narrow(x: Tensor, wire_type: WireType) -> Tensor:
-    """`x` as one message of bytes (uint8); numbers that are not finite stay so in bf16 and spoil their block else."""
-    head = torch.tensor([_WIDE.index(x.dtype), WIRE_TYPES.index(wire_type), x.dim(), 0], dtype=torch.uint8)
-    parts = [head, _as_bytes(torch.tensor(x.shape, dtype=torch.int64))]
+    """`x` as one message of bytes (uint8), made where `x` is; numbers that are not finite stay so in bf16 and spoil
+    their block else."""
+    parts = [_head(Form(x.dtype, wire_type, tuple(x.shape)), x.device)]
     flat = x.detach().reshape(-1)
     if wire_type == "bf16":
         parts.append(_as_bytes(flat.to(torch.bfloat16)))
     else:
         scales, numbers = _scaled(flat.float(), wire_type)
         parts += [_as_bytes(scales), _as_bytes(numbers)]
-    return torch.cat([part.cpu() for part in parts])
+    return torch.cat(parts)
 
 
 def _scaled(flat: Tensor, wire_type: WireType) -> tuple[Tensor, Tensor]:
@@ -52,8 +73,8 @@ def _scaled(flat: Tensor, wire_type: WireType) -> tuple[Tensor, Tensor]:
     return scales, divided.to(_NARROW[wire_type]).view(-1)[: len(flat)]
 
 
-def widen(data: Tensor) -> Tensor:
-    """Return the tensor that `narrow` was given, rounded; RunError for bytes that it can't have made."""
+def narrowed_form(data: Tensor) -> Form:
+    """Head of the message `data` in the host's memory; RunError for bytes that `narrow` can't have made."""
     if data.dtype != torch.uint8 or data.dim() != 1 or len(data) < WIRE_HEAD_BYTES:
         raise RunError(f"not a narrowed message: {data.dtype}, {tuple(data.shape)}; do all ranks have one wire_type?")
     dtype, kind, num_dimensions, _ = data[:WIRE_HEAD_BYTES].tolist()
@@ -61,15 +82,20 @@ def widen(data: Tensor) -> Tensor:
     if dtype >= len(_WIDE) or kind >= len(WIRE_TYPES) or num_dimensions > MAX_DIMENSIONS or len(data) < end:
         raise RunError("not a narrowed message: its head makes no sense")
     shape = _from_bytes(data[WIRE_HEAD_BYTES:end], torch.int64).tolist()
-    count, wire_type = math.prod(shape), WIRE_TYPES[kind]
-    num_bytes = wire_bytes(count, 4, wire_type, num_dimensions)
-    if min(shape, default=0) < 0 or len(data) != num_bytes:
+    wire_type = WIRE_TYPES[kind]
+    if min(shape, default=0) < 0 or len(data) != wire_bytes(math.prod(shape), 4, wire_type, num_dimensions):
         raise RunError(f"not a narrowed message: {len(data)} bytes for shape {shape} as {wire_type}")
-    numbers = _from_bytes(data[num_bytes - count * _NARROW[wire_type].itemsize :], _NARROW[wire_type])
-    if wire_type != "bf16":
+    return Form(_WIDE[dtype], wire_type, tuple(shape))
+
+
+def widen(data: Tensor, form: Form) -> Tensor:
+    """Return the tensor that `narrow` was given, rounded, where `data` is."""
+    count, narrow_type, end = math.prod(form.shape), _NARROW[form.wire_type], form.head_bytes
+    numbers = _from_bytes(data[len(data) - count * narrow_type.itemsize :], narrow_type)
+    if form.wire_type != "bf16":
         scales = _from_bytes(data[end : end + 4 * math.ceil(count / WIRE_BLOCK)], torch.float32)
-        numbers = numbers.float() * scales.repeat_interleave(WIRE_BLOCK)[:count]
-    return numbers.to(_WIDE[dtype]).view(shape)
+        numbers = numbers.float() * scales[:, None].expand(-1, WIRE_BLOCK).reshape(-1)[:count]
+    return numbers.to(form.dtype).view(form.shape)
 
 
 def _as_bytes(x: Tensor) -> Tensor:
@@ -84,17 +110,17 @@ def _from_bytes(data: Tensor, dtype: torch.dtype) -> Tensor:
 class Rounding:
     """Rounding errors of this rank's narrowed messages so far."""
 
-    squared_error: float = 0.0
-    squared_size: float = 0.0
+    squares: Tensor | None = None
+    """[2]: sums of squared errors and of squared numbers, where they are computed: to ask a GPU would wait for it."""
     num_messages: int = 0
     wide_bytes: int = 0
     wire_bytes: int = 0
 
-    def add(self, x: Tensor, sent: Tensor) -> None:
+    def add(self, x: Tensor, sent: Tensor, wire_type: WireType) -> None:
         """`x` was to be sent, `sent` was."""
-        difference = widen(sent).to(x.device).float() - x.float()
-        self.squared_error += float(difference.square().sum())
-        self.squared_size += float(x.float().square().sum())
+        difference = widen(sent, Form(x.dtype, wire_type, tuple(x.shape))).float() - x.float()
+        both = torch.stack([difference.square().sum(), x.float().square().sum()]).double()
+        self.squares = both if self.squares is None else self.squares + both
         self.num_messages += 1
         self.wide_bytes += x.nbytes
         self.wire_bytes += sent.nbytes
@@ -102,7 +128,8 @@ class Rounding:
     @property
     def relative_error(self) -> float:
         """Root of squared error over squared size of all that was measured; 0 before the first."""
-        return math.sqrt(self.squared_error / self.squared_size) if self.squared_size else 0.0
+        error, size = (0.0, 0.0) if self.squares is None else self.squares.tolist()
+        return math.sqrt(error / size) if size else 0.0
 
     def __str__(self) -> str:
         saved = self.wide_bytes / max(1, self.wire_bytes)
@@ -137,7 +164,7 @@ class NarrowMessenger:
             return
         sent = narrow(tensor, self.wire_type)
         if self._num_sent % self._measure_every == 0:
-            self.rounding.add(tensor.detach(), sent)
+            self.rounding.add(tensor.detach(), sent, self.wire_type)
         self._num_sent += 1
         self._peers.send(peer, kind, tag, sent)
 
@@ -145,4 +172,5 @@ class NarrowMessenger:
         message = self._peers.receive(peer, kind, tag, waiting_for=waiting_for)
         if not self._far[peer]:
             return message
-        return TensorMessage(widen(message.tensor), message.times, message.num_bytes)
+        form = narrowed_form(message.tensor if message.on_host is None else message.on_host)
+        return TensorMessage(widen(message.tensor, form), message.times, message.num_bytes)

@@ -204,8 +204,6 @@ class Trainer:
     def stage_done(self, step: int, stage: int) -> None:
         if stage in self._shared:
             self._shared[stage].end_actions()
-        if stage in self._syncs:  # what begins now reads the gradient
-            self.torch_stages[stage].finish()
         self._replicas.stage_done(step, stage)
         if self._num_replicas == 1:
             self._tied.stage_done(step, stage)

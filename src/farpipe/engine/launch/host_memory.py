@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.units import format_bytes
+from farpipe.engine.message_room import page_locked_bytes
 
 if TYPE_CHECKING:
     from farpipe.engine.run_spec import RunSpec
@@ -18,9 +19,10 @@ _LIMIT_FILES: Final = (("memory.max", "memory.current"), ("memory.limit_in_bytes
 
 def expect_memory(spec: "RunSpec") -> None:
     """InfeasibleError when what all ranks hold for certain is more than is free here."""
-    if spec.device == "cuda":  # GPUs have memory of their own
-        return
-    if spec.device == "sleep":
+    if spec.device == "cuda":  # GPUs have memory of their own for all else
+        what, needed_bytes = "page-locked memory for messages", float(page_locked_bytes(spec))
+        change = "make microbatches smaller, or start these ranks on several machines"
+    elif spec.device == "sleep":
         what, needed_bytes = "the gradients that replicas exchange", _least_exchanged_bytes(spec)
         change = "rehearse a plan with fewer replicas, or a smaller model"
     else:

@@ -53,6 +53,7 @@ _ERRORS: Final[dict[int, type[FarpipeError]]] = {kind.exit_code: kind for kind i
 """Error that the launcher raises, by the exit code of a rank; RunError for all others."""
 _HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; when memory runs out the system does that",
+    signal.SIGABRT: "; NCCL does that where a collective of the ranks of a stage broke or took too long",
     signal.SIGBUS: "; a file that it had mapped, such as the tokens of data.source, has become shorter",
 }
 """Usual causes of a signal that ends a rank, by its number."""
@@ -247,7 +248,8 @@ class RankProcesses:
 
         def rating(item: tuple[_Rank, dict[str, Any]]) -> tuple[bool, bool]:
             rank, report = item
-            return rank.told_to_end and "text" not in report, bool(report.get("because_of_peer"))
+            is_effect = bool(report.get("because_of_peer")) or _is_ended_by_nccl(rank)
+            return rank.told_to_end and "text" not in report, is_effect
 
         rank, report = min(reports, key=rating)
         kind = _ERRORS.get(report.get("exit_code", rank.exit_code) or 0, RunError)
@@ -295,6 +297,14 @@ def _describe(rank: _Rank, report: Mapping[str, Any]) -> str:
     if tail:
         return f"{how}; the last it printed:{tail}\n"
     return f"{how} and printed nothing{_HINTS.get(-code, '')}"
+
+
+def _is_ended_by_nccl(rank: _Rank) -> bool:
+    """True for a rank that NCCL's watchdog has aborted: a collective broke, or took too long, where a peer was lost.
+
+    That is no exception of torch's, so the rank could not report it. By reading only: no GPU has run this.
+    """
+    return rank.exit_code == -signal.SIGABRT and any("NCCL" in line for line in _last_lines(rank.log))
 
 
 def _shorten(log: Path) -> None:

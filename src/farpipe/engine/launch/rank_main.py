@@ -36,6 +36,7 @@ from farpipe.engine.launch.reports import (
     reporting_errors,
 )
 from farpipe.engine.lock import RUN_SHA256_VARIABLE, digest_of
+from farpipe.engine.message_room import buffer_bytes
 from farpipe.engine.outer.agent import running_agent
 from farpipe.engine.outer.elastic_trainer import ElasticTrainer, MakeElastic
 from farpipe.engine.outer.environment import AGENTS_VARIABLE, SITE_VARIABLE, Agents
@@ -192,6 +193,7 @@ def transport_config(
         timeout_s=settings.timeout_s,
         outage_s=settings.outage_s,
         connect_timeout_s=settings.connect_timeout_s,
+        buffer_bytes=buffer_bytes(run),
         host=host,
         port=port + int(os.environ.get("LOCAL_RANK", "0")) if port else 0,
         advertise_host=advertise_host,

@@ -22,6 +22,7 @@ from farpipe.engine.executor.peers import MessageRow, Peers, TensorMessage
 from farpipe.engine.replicas.background import BackgroundThread
 from farpipe.engine.replicas.collectives import Flat, Line, Rings, Shard
 from farpipe.engine.replicas.places import Places
+from farpipe.engine.replicas.ring_stream import RingStream
 from farpipe.engine.run_spec import ReplicaCollective, RunSpec, collective_link, collectives_of, transfer_of
 from farpipe.engine.transport import ChannelKind, Tag
 
@@ -177,6 +178,7 @@ class ReplicaSync:
         """The processes to which bytes count: those behind the link, if it joins sites, otherwise those at the site."""
         self._stagger_s = place.replica * run.plan.problem.traffic.stagger_s
         self._background = BackgroundThread(f"farpipe replicas of {peers.rank}")
+        self._ring = RingStream(peers) if self._collectives and run.device == "cuda" else None
         self._tasks: dict[ReplicaCollective, Future[MessageRow]] = {}
         reduced = [item.stage for item in self._collectives if item.kind == "reduce"]
         self._turns = sorted(reduced, reverse=True) if run.chunk_costs is not None else []
@@ -214,6 +216,8 @@ class ReplicaSync:
         """Wait for the stage's weights, before its first forward."""
         if task := self._tasks.get(ReplicaCollective("gather", stage)):
             task.result()
+            if self._ring is not None:
+                self._ring.before_actions()
 
     def stage_done(self, step: int, stage: int) -> None:
         """Start the stage's reduce, and those that have waited for their turn behind it."""
@@ -227,7 +231,9 @@ class ReplicaSync:
 
     def _start(self, step: int, item: ReplicaCollective, work: Callable[[Line], None], first_number: int) -> None:
         what = "the replicas' weights" if item.kind == "gather" else "the replicas' gradient"
-        line = Line(self._peers, step, item.stage, what, first_number, copies=not self._has_barrier)
+        messenger = self._peers if self._ring is None else self._ring.messenger
+        line = Line(messenger, step, item.stage, what, first_number, copies=not self._has_barrier)
+        work = work if self._ring is None else self._ring.after_actions(work)
         timed = partial(self._timed, work, line, self._peers.clock.now_ns(), self._counts_for[item])
         self._tasks[item] = self._background.start(timed)
 
@@ -245,4 +251,7 @@ class ReplicaSync:
 
     def finish_step(self) -> NDArray[np.int64]:
         """Wait for what has not ended; a row as in `StepEvents.messages` for each of `collectives_of`."""
-        return message_table([self._tasks.pop(item).result() for item in self._collectives])
+        rows = message_table([self._tasks.pop(item).result() for item in self._collectives])
+        if self._ring is not None:
+            self._ring.before_actions()
+        return rows

@@ -19,6 +19,7 @@ from farpipe.engine.stages.weight_grads import (
     Deferred,
     WeightGradStore,
     add_grad,
+    add_product,
     can_wait,
     deferred_product,
     is_divided,
@@ -129,11 +130,7 @@ class _LinearCall:
         grads = gy.reshape(-1, gy.shape[-1])
         rows = x.reshape(-1, x.shape[-1]).to(grads.dtype)
         left, right = (rows.t(), grads) if self._transposed else (grads.t(), rows)
-        is_large = self.weight.numel() > SMALL
-        if is_large and self.weight.grad is not None and self.weight.grad.dtype == right.dtype:
-            self.weight.grad.addmm_(left, right)
-        else:
-            add_grad(self.weight, left @ right)
+        add_product(self.weight, left, right)
         if self.bias is not None:
             add_grad(self.bias, grads.sum(0, dtype=self.bias.grad_dtype))
 

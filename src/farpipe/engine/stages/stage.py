@@ -81,6 +81,23 @@ class WholeSequences:
         return balance
 
 
+class _Losses(list[Tensor]):
+    """Losses of the microbatches of a step; a GPU is asked for their sum once, for the answer waits for all it does."""
+
+    _known: tuple[int, float] = 0, 0.0
+    """A number of losses, and their sum."""
+
+    def clear(self) -> None:
+        super().clear()
+        self._known = 0, 0.0
+
+    @property
+    def total(self) -> float:
+        if self._known[0] != len(self):
+            self._known = len(self), float(torch.stack(list(self)).sum())
+        return self._known[1]
+
+
 class TorchStage:
     """A PipelineStage: a module with what its microbatches in flight have saved.
 
@@ -102,7 +119,7 @@ class TorchStage:
         self.module = module.to(self.device)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._batch: Batch | None = None
-        self._losses: list[Tensor] = []
+        self._losses = _Losses()
         self.masks: Masks | None = None
         """Masks of its dropout layers; None without any."""
 
@@ -120,7 +137,7 @@ class TorchStage:
     @property
     def loss(self) -> float:
         """Mean loss per target token over the microbatches done in this step; on the last stage only."""
-        return float(torch.stack(self._losses).sum()) if self._losses else 0.0
+        return self._losses.total
 
     def forward(self, microbatch: int, x: Tensor | None, *, in_parts: bool = True) -> Tensor | None:
         """Output activation of a microbatch; on the last stage the loss is computed and nothing is returned."""
