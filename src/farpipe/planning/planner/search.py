@@ -205,7 +205,7 @@ class Search:
         if not self.evaluated:
             self._lacking_least()
         self._neighbours()
-        if self._deeper():
+        if self._deeper([one for of_set in site_sets for one in of_set]):
             self._neighbours()
         self._finish()
 
@@ -287,10 +287,11 @@ class Search:
             if self.best_s >= before_s * (1 - ROUNDING):
                 return
 
-    def _deeper(self) -> bool:
+    def _deeper(self, estimates: Sequence[Estimate]) -> bool:
         """Evaluate layouts with many stages on every rank; True if one is the best now."""
         before_s, worked = self.best_s, 0
-        for candidate in deep_candidates(self._job, [*self.evaluated.values()], before_s)[:MAX_DEEP]:
+        evaluated = [*self.evaluated.values()]
+        for candidate in deep_candidates(self._job, self.lattice, estimates, evaluated, before_s)[:MAX_DEEP]:
             if worked < MAX_DEEP_EVALUATED and self._work < MAX_WORK:
                 worked += self._try(candidate, self.best_s) is not None
         return self.best_s < before_s * (1 - ROUNDING)
