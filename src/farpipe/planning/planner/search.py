@@ -8,16 +8,15 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
-from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts, Layout, Profile
-from farpipe.planning.planner.candidates import Candidate, decided, interleaved, neighbours, placed, stages_of_zero
+from farpipe.planning.planner.candidates import Candidate, decided, neighbours, stages_of_zero
+from farpipe.planning.planner.deep_stages import deep_candidates
 from farpipe.planning.planner.evaluate import ROUNDING, Evaluated, Rejected, evaluate, reject, whole
-from farpipe.planning.planner.in_flight import minimum_in_flight, pace_s
+from farpipe.planning.planner.in_flight import minimum_in_flight
 from farpipe.planning.planner.lattice import Estimate, Lattice
 from farpipe.planning.planner.no_layout import why_none
 from farpipe.planning.planner.orders import AUTO, QUICK, best_order
@@ -48,8 +47,11 @@ MAX_SMALL_DEVICES: Final = 12
 """Largest number of devices for which every named order is simulated and more neighbours are evaluated."""
 MAX_VARIED: Final = 5
 """Number of candidates, the best first, whose neighbours are evaluated in each round of hill climbing."""
-MAX_DEEP: Final = 6
-"""Largest number of layouts with many stages on every rank that are evaluated besides the neighbours of the best."""
+MAX_DEEP: Final = 40
+"""Largest number of layouts with many stages on every rank that are looked at besides the neighbours of the best: most
+do not fit memory, or a bound rules them out, in 3 ms each."""
+MAX_DEEP_EVALUATED: Final = 6
+"""Largest number of them that are simulated."""
 MAX_CLIMBS: Final = 8
 """Largest number of rounds of hill climbing."""
 MAX_FINISHED: Final = 3
@@ -203,13 +205,13 @@ class Search:
         if not self.evaluated:
             self._lacking_least()
         self._neighbours()
-        if self._deeper():
+        if self._deeper([one for of_set in site_sets for one in of_set]):
             self._neighbours()
         self._finish()
 
     def _chosen(self, *, shared: bool) -> list[list[Estimate]]:
         """The best site sets of each kind; `shared`: only those with an estimate within FAR of the best of all."""
-        wanted = {"slack": FAR, "shared": True} if shared else {}
+        wanted: dict[str, Any] = {"slack": FAR, "shared": True} if shared else {}
         all_orders = self._budget.climbs
         estimates = self.lattice.estimates(self.lattice.whole, self._budget.points, every_order=all_orders, **wanted)
         by_set = {of_set[0].site_set: of_set for of_set in sorted(estimates, key=lambda of_set: of_set[0].step_s)}
@@ -285,25 +287,13 @@ class Search:
             if self.best_s >= before_s * (1 - ROUNDING):
                 return
 
-    def _deeper(self) -> bool:
-        """Evaluate layouts with many stages on every rank whose pipelines are at one site; True if one is the best now.
-
-        Those with the degrees of what was evaluated that many stages would bring nearest to the best, or below it.
-        """
-        # Neighbours have many stages of the best layout's ranks alone. Where microbatches are few, half of the ranks
-        # with as many stages each fill sooner: 405B in FP8 on 8,192 H100 took 32 x 2 in a V, and 8 x 8 is 4 % faster.
-        # Between sites each stage more is another message, so pipelines over several stay with the neighbours.
-        found = [
-            (_deep_s(one, layout.virtual), one.candidate, layout)
-            for one in self.evaluated.values()
-            if one.candidate.kind != "pipelines"
-            for layout in interleaved(self._job, one.candidate.layout)
-        ]
-        before_s = self.best_s
-        near = (one for one in sorted(found, key=itemgetter(0)) if one[0] < self.best_s * (1 + NEARLY_BEST))
-        for _, like, layout in islice(near, MAX_DEEP):
-            if self._work < MAX_WORK:
-                self._try(placed(self._job, like.sites[:1], layout, in_v=False), self.best_s)
+    def _deeper(self, estimates: Sequence[Estimate]) -> bool:
+        """Evaluate layouts with many stages on every rank; True if one is the best now."""
+        before_s, worked = self.best_s, 0
+        evaluated = [*self.evaluated.values()]
+        for candidate in deep_candidates(self._job, self.lattice, estimates, evaluated, before_s)[:MAX_DEEP]:
+            if worked < MAX_DEEP_EVALUATED and self._work < MAX_WORK:
+                worked += self._try(candidate, self.best_s) is not None
         return self.best_s < before_s * (1 - ROUNDING)
 
     def _vary(self, candidate: Candidate, everything: bool) -> None:
@@ -380,14 +370,6 @@ def _kind(estimate: Estimate) -> Kind:
 def _corrected_s(estimate: Estimate, scales: dict[Kind, float]) -> float:
     """Estimate times the scale of its kind; times the least of all, and never up, where that is not known."""
     return estimate.step_s * scales.get(_kind(estimate), min(1.0, *scales.values(), 1.0))
-
-
-def _deep_s(found: Evaluated, virtual: int) -> float:
-    """About what a step takes with `virtual` stages on every rank, whose pipeline fills and drains in (p - 1) / virtual
-    microbatches (Megatron-LM, arXiv 2104.04473, section 2.2)."""
-    at, each_s = found.candidate.layout, pace_s(found.problem)
-    fill_s = found.step_s - found.overhead_s - at.num_microbatches * each_s
-    return found.step_s - max(0.0, fill_s - each_s * (at.pipeline - 1) / virtual)
 
 
 def _key(candidate: Candidate) -> Key:
