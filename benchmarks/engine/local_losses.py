@@ -9,6 +9,7 @@ gradients, a pipeline and one site with the whole batch have the same numbers: "
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +119,7 @@ class Replica:
             self.stage.forward(microbatch, None, in_parts=False)
             self.stage.backward(microbatch, None)
         self._optimizer.set_learning_rate(learning_rate(self._training, step, self._training.num_steps))
-        self._optimizer.update(self._optimizer.sum_of_squares() ** 0.5)
+        self._optimizer.update(math.sqrt(self._optimizer.sum_of_squares().total))
 
 
 class Merging:

@@ -1,10 +1,13 @@
 """The outer optimizer: torch's SGD on mean differences, in any parts; fragments of a model."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.engine.local_losses import MODELS, Way, measure
 from farpipe.core.errors import InputError
 from farpipe.core.spec import LocalSteps
 from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
@@ -85,3 +88,10 @@ def test_equal_layers_are_divided_evenly():
 def test_more_fragments_than_parameters_are_refused():
     with pytest.raises(InputError, match=r"training\.local_steps\.fragments: 3 is more than the 2 parameters"):
         fragments_of({"a": 1, "b": 2}, 3)
+
+
+def test_the_benchmark_of_losses_trains_every_kind_of_way():
+    for way in (Way("whole", 12), Way("half", 12, is_half=True), Way("mean", 12, LocalSteps(every=4))):
+        found = measure(MODELS["28k"], way, 0)
+        assert (found["way"], found["num_steps"]) == (way.name, 12)
+        assert found["loss"] < math.log(256), "less than of a guess"
