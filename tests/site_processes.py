@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import SequenceParallel
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig
 
 from farpipe.core.errors import InputError
@@ -130,8 +131,21 @@ WITH_LOSS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
 
 
-def errors(name, degrees, method, recompute="none", **sharding):
+class Float64Routers(TorchFunctionMode):
+    """Context in which routers that ask for float32 multiply in float64: sums over a part of the tokens round alike."""
+
+    def __torch_function__(self, function, types, inputs=(), options=None):
+        asks = function is torch.Tensor.type and inputs[1:] == (torch.float32,)
+        return inputs[0] if asks and inputs[0].dtype == torch.float64 else function(*inputs, **(options or {}))
+
+
+def errors(name, degrees, method, recompute="none", *, routers="float32", **sharding):
     """Relative errors of loss and gradients against the whole model."""
+    with Float64Routers() if routers == "float64" else nullcontext():
+        return found_errors(name, degrees, method, recompute, **sharding)
+
+
+def found_errors(name, degrees, method, recompute, **sharding):
     torch.manual_seed(0)
     data, tensor, context = degrees
     balanced = BALANCED if name in WITH_LOSS else {}
