@@ -157,10 +157,8 @@ class _Table:
         """The row of a transfer; None: the tensor is there at once."""
         if transfer is None:
             return _FREE
-        names, size = (
-            transfer.link,
-            np.array(transfer.bytes) if isinstance(transfer.bytes, tuple) else float(transfer.bytes),
-        )
+        names = transfer.link
+        size: Any = np.array(transfer.bytes) if isinstance(transfer.bytes, tuple) else float(transfer.bytes)
         place: int | list[int]
         if isinstance(names, str):
             place, (occupied_s, travel_s) = self.place[names], _plain(self.links[names], size)
