@@ -74,8 +74,8 @@ def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
     """The layout, and as many devices in replicas of half of its ranks, of a quarter, and so on."""
     yield layout
     while layout.pipeline % 2 == 0 and layout.num_microbatches % 2 == 0 and layout.pipeline > 2:
-        halves = {"pipeline": layout.pipeline // 2, "num_microbatches": layout.num_microbatches // 2}
-        layout = replace(layout, data=2 * layout.data, **halves)
+        ranks, count = layout.pipeline // 2, layout.num_microbatches // 2
+        layout = replace(layout, pipeline=ranks, data=2 * layout.data, num_microbatches=count)
         yield layout
 
 

@@ -361,7 +361,8 @@ def _by_degrees(table: Ints, replicas: Ints, figures: Callable[[int, int], tuple
     most = int(replicas.max(initial=0)) + 1
     pairs, row = np.unique(table * most + replicas, return_inverse=True)
     known = [figures(*divmod(pair, most)) for pair in pairs.tolist()]
-    return np.array(known, np.float64).reshape(len(known), -1)[row.ravel()]
+    figures_of_rows: Floats = np.array(known, np.float64).reshape(len(known), -1)[row.ravel()]
+    return figures_of_rows
 
 
 def _sync(costs: JobCosts, job: Job, site: Site, rows: Rows, layout_of: Callable[[int, int], Layout]) -> Floats:
