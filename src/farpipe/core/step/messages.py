@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farpipe.core.step.codes import BACKWARD, FORWARD
-from farpipe.core.step.links import Collective, Figure, Hop, Link, Transfer
+from farpipe.core.step.links import Collective, Hop, Link, Transfer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -179,7 +179,7 @@ def _given(figure: float | tuple[float, ...] | None, plain: Figures) -> Figures:
     return plain if figure is None else np.array(figure) if isinstance(figure, tuple) else figure
 
 
-def _plain(link: Link, size: Figure) -> tuple[Figure, Figure]:
+def _plain(link: Link, size: Any) -> tuple[Any, Any]:
     """(occupies_s, arrives_after_s) where a Transfer does not say otherwise."""
     return link.occupied_s(size), link.travel_s(size)
 

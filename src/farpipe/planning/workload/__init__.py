@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from farpipe.planning.workload.length_summary import summarize
     from farpipe.planning.workload.lengths import has_documents, read_lengths, sample_lengths
     from farpipe.planning.workload.sequence_plan import SequencePlan, plan_sequences, plan_with_cut
-    from farpipe.planning.workload.step_plan import Packing, StepPlan, options_of, step_plan
+    from farpipe.planning.workload.step_plans import Packing, StepPlan, options_of, step_plan
 
 __all__ = [
     "BatchOptions",
@@ -38,7 +38,8 @@ __all__ = [
     "summarize",
 ]
 
-# Imported when they are asked for: plans of sequences of one length need none of them.
+# Imported when they are asked for: plans of sequences of one length need none of them. No module here may have the name
+# of what it hands out: once imported, it would hide that.
 __getattr__ = lazy(
     __name__,
     {
@@ -58,9 +59,9 @@ __getattr__ = lazy(
         "SequencePlan": "sequence_plan:SequencePlan",
         "plan_sequences": "sequence_plan:plan_sequences",
         "plan_with_cut": "sequence_plan:plan_with_cut",
-        "Packing": "step_plan:Packing",
-        "StepPlan": "step_plan:StepPlan",
-        "options_of": "step_plan:options_of",
-        "step_plan": "step_plan:step_plan",
+        "Packing": "step_plans:Packing",
+        "StepPlan": "step_plans:StepPlan",
+        "options_of": "step_plans:options_of",
+        "step_plan": "step_plans:step_plan",
     },
 )

@@ -25,7 +25,7 @@ from farpipe.planning.workload.device_groups import (
     document_times,
     placed_plans,
 )
-from farpipe.planning.workload.step_plan import StepPlan, joined, step_plan
+from farpipe.planning.workload.step_plans import StepPlan, joined, step_plan
 
 _ONE_CHUNK: Final = Schedule(1, ((Action(0, "F", 0), Action(0, "B", 0)),), "chunk-1f1b")
 
