@@ -13,6 +13,8 @@ from farpipe.engine.executor.work import AGAIN, Trainer
 from small_models import LLAMA, TIED
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state, train
 
+pytestmark = pytest.mark.slow
+
 NO_CAUTION = 1e9
 """Speculate however near the limit the last norm was."""
 

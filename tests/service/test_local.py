@@ -199,6 +199,7 @@ def test_an_attempt_begins_once_however_often_it_is_started(tmp_path):
     assert (launcher.read(key, "order.json", 1), launcher.read(key, "absent", 0)) == (b"}", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_fleet_s_demo_ends_as_its_docstring_says():

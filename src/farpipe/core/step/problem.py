@@ -240,10 +240,10 @@ class Problem(Document, ProblemPart):
         """Microbatches that are slices of one sequence."""
         return chains(self.follows, self.num_microbatches)
 
-    @cached_property
+    @property
     def collectives(self) -> tuple[Collective, ...]:
         """All collectives, with what they wait for and what waits for them: see `farpipe.core.step.links`."""
-        return collectives(self.sync or (), self.exchanges)
+        return self.kept(_collectives)
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -314,7 +314,7 @@ class Problem(Document, ProblemPart):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy as pydantic's, without what was computed from the old values."""
         copied = super().model_copy(update=update, deep=deep)
-        for name in ("stages_of_rank", "chains", "collectives", "is_uniform", "between_sites", "traffic", "_kept"):
+        for name in ("stages_of_rank", "chains", "is_uniform", "between_sites", "traffic", "_kept"):
             copied.__dict__.pop(name, None)
         return copied
 
@@ -349,6 +349,10 @@ class Problem(Document, ProblemPart):
         return "\n".join(lines)
 
     __str__ = __repr__
+
+
+def _collectives(problem: Problem) -> tuple[Collective, ...]:
+    return collectives(problem.sync or (), problem.exchanges)
 
 
 def _describe_stage(stage: Stage) -> str:

@@ -6,7 +6,7 @@ here; the division of layers and recomputation follows from it, and the simulato
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from farpipe.planning.planner.candidates import Candidate
 
 InFlight = tuple[int, ...]
 """Microbatches in flight by stage."""
+LONG: Final = 256
+"""Number of microbatches beyond which tables of all take longer than a part of the step."""
 
 
 def minimum_in_flight(candidate: Candidate) -> InFlight:
@@ -53,6 +55,8 @@ def _filling(layout: Layout) -> InFlight:
 def _hiding(layout: Layout, problem: Problem) -> list[int]:
     """Extra ones by stage: the sum over the hops downstream, for the last microbatch, whose messages find warm
     connections."""
+    if problem.num_microbatches > LONG:
+        problem = problem.part(slice(-1, None))
     names = ("forward_s", "input_grad_s", "weight_grad_s")
     each_s = _busiest_s(problem, sum(problem.table(name)[:, -1] for name in names))
     hops = [math.ceil(_round_trip_s(problem, hop) / each_s - 1e-9) for hop in range(len(problem.hops))]
