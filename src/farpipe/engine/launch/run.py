@@ -67,7 +67,7 @@ def run(
     the plan is kept in ``plan.json``. A run that breaks is started again up to `max_restarts` times, from its newest
     checkpoint or else from the beginning; `on_restart` gets the reason. `on_notice` hears of ranks that did not end by
     themselves when their work was done. `rank_program` is what the ranks run, followed by the run directory.
-    When `leave_when` says so, the ranks are asked to leave as by SIGTERM.
+    When `leave_when` says so, the ranks are asked to leave as by SIGTERM; runs by site do not ask it.
 
     SIGTERM and SIGHUP are passed on to the ranks: they write a checkpoint and leave, and RunStoppedError says so;
     RunInterruptedError where there is no checkpoint. Raises InputError when `run_dir` has results already, another run
