@@ -164,7 +164,7 @@ def blocks(page):
 WITH_COMMANDS = [
     page for page in PAGES if page != FINE_TUNING and any(kind in RUN and not mark for mark, _, kind, _ in blocks(page))
 ]
-FIRST = ("README.md", "docs/concepts.md", "docs/tutorial/index.md", "docs/how-to/begin-with-what-you-have.md")
+FIRST = ("README.md", "docs/concepts.md", "docs/how-to/begin-with-what-you-have.md")
 OF_EACH_PAGE = chosen(WITH_COMMANDS, *(WITH_COMMANDS.index(page) for page in FIRST))
 
 

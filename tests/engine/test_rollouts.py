@@ -62,6 +62,7 @@ def lines(log):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_either_side_may_be_killed_and_comes_back(train, tmp_path):
     run, log = tmp_path / "run", tmp_path / "rollouts.log"
     training = train("--run-dir", run)

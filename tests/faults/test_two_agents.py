@@ -42,6 +42,7 @@ def logs(run_dir):
     return "".join((run_dir / f"agent-{node}.log").read_text() for node in range(2))
 
 
+@pytest.mark.nightly
 def test_a_kill_at_either_site_starts_both_again_and_sigterm_lets_them_write_a_checkpoint_and_leave(
     make, undisturbed, tmp_path
 ):

@@ -159,6 +159,7 @@ def test_a_killed_training_goes_on_from_its_checkpoint_though_the_service_was_aw
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cancelled_job_leaves_and_a_wrong_one_says_why_it_ended(service):
     service.submit("j", 100_000)
     service.until(lambda: service.has("run"))

@@ -216,6 +216,7 @@ class KilledAndBack:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_site_that_is_killed_comes_back_and_all_end_with_one_model(tmp_path):
     spec, run_dir = local_run(LocalSteps(every=5, momentum=0.5), 150, keep_checkpoints=1), tmp_path / "run"
     killed = KilledAndBack(spec, run_dir, "lugano")

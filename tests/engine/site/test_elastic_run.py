@@ -61,6 +61,7 @@ def test_sites_with_fsdp_inside_train_as_one_replica(make, tmp_path):
         assert row == pytest.approx(other, rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_site_of_several_processes_is_killed_and_all_bits_are_those_of_the_undisturbed_run(make, tmp_path):
     num_steps = 40
     run(make(num_steps=num_steps), tmp_path / "calm")

@@ -5,6 +5,7 @@ import re
 import pytest
 from safetensors.torch import load_file
 
+from chosen import chosen
 from engine.stages.test_training import write_model
 from expert_models import MODELS
 from farpipe.core.spec.hugging_face import read_model
@@ -47,7 +48,7 @@ def cases_of(num_processes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [2, 4])
+@pytest.mark.parametrize("num_processes", chosen([2, 4], 0))
 def test_shared_experts_have_the_gradients_of_the_whole_in_every_order(num_processes):
     cases = list(cases_of(num_processes))
     found = run_processes(num_processes, [("errors", *case) for case in cases])

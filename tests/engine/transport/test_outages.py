@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from chosen import chosen
 from farpipe.core.errors import RunError
 from farpipe.core.schedule.library import order
 from farpipe.core.step import Hop, Link, Problem, Rank, Stage, Transfer
@@ -85,7 +84,8 @@ def test_connections_that_break_at_any_byte_lose_and_double_nothing(proxy, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tls", chosen([False, True], 1), ids=["plain", "tls"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_thousands_of_broken_connections_lose_and_double_nothing(proxy, tmp_path, tls):
     break_and_talk(proxy, tmp_path, tls, num_cuts=1000)
 
