@@ -1,6 +1,6 @@
 """The fleet's simulator against its service: real trainings, then their log played again. Prints JSON.
 
-    python -m benchmarks.fleet.service_replay [--jobs 8] [--pause 6]
+    python -m benchmarks.fleet.service_replay [--jobs 8] [--pause 6] [--policy fcfs]
 
 The service runs trainings of unlike lengths, each of two ranks, on two sites of two devices, so that half of them wait.
 The simulator gets the same submissions, for every job its measured seconds a step, and one time of a start: the
@@ -17,7 +17,8 @@ from statistics import fmean, median
 from typing import Any
 
 from farpipe.fleet.job import FleetJob, JobPlacement, Kind
-from farpipe.fleet.policies import POLICIES
+from farpipe.fleet.play import configured
+from farpipe.fleet.policies import policy_of
 from farpipe.fleet.quotes import Devices, StopCosts
 from farpipe.fleet.scenario import load_scenario
 from farpipe.fleet.simulator import Simulator
@@ -57,9 +58,9 @@ def entries(ask: Asking) -> list[dict[str, Any]]:
     return found
 
 
-def measured(root: Path, num_jobs: int, pause_s: float) -> list[dict[str, Any]]:
+def measured(root: Path, num_jobs: int, pause_s: float, policy: str) -> list[dict[str, Any]]:
     """Of every job: steps, when it was submitted, started and ended, and its median seconds a step."""
-    service = Spawned(root)
+    service = Spawned(root, "--policy", policy)
     try:
         assert service.until_ready()
         ask = service.operator()
@@ -82,12 +83,13 @@ def measured(root: Path, num_jobs: int, pause_s: float) -> list[dict[str, Any]]:
     return sorted(jobs, key=lambda job: job["submitted_s"])
 
 
-def simulated(root: Path, jobs: list[dict[str, Any]]) -> dict[str, float]:
+def simulated(root: Path, jobs: list[dict[str, Any]], policy: str) -> dict[str, float]:
     """End of every job in the simulator."""
     start_s = fmean(job["start_s"] for job in jobs)
     quotes = Measured({job["name"]: job["measured_step_s"] for job in jobs})
     stops = StopCosts(restart_s=start_s, stop_s=10.0, first_pause_s=0.0)
-    state = first_state(load_scenario(root / "fleet.toml").cluster, POLICIES["fcfs"], quotes, stops)
+    scenario = load_scenario(root / "fleet.toml")
+    state = first_state(scenario.cluster, configured(policy_of(policy), scenario), quotes, stops)
     wanted = [
         FleetJob(job["name"], Kind(job["name"], 1, 1), job["submitted_s"], job["num_steps"], NUM_DEVICES, NUM_DEVICES)
         for job in jobs
@@ -100,10 +102,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--pause", type=float, default=6.0)
+    parser.add_argument("--policy", default="fcfs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="replay.", dir="/tmp") as folder:
-        jobs = measured(Path(folder), given.jobs, given.pause)
-        ends = simulated(Path(folder), jobs)
+        jobs = measured(Path(folder), given.jobs, given.pause, given.policy)
+        ends = simulated(Path(folder), jobs, given.policy)
     rows = [
         {
             "job": job["name"],
