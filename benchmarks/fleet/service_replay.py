@@ -59,7 +59,7 @@ def entries(ask: Asking) -> list[dict[str, Any]]:
 
 
 def measured(root: Path, num_jobs: int, pause_s: float, policy: str) -> list[dict[str, Any]]:
-    """Of every job: steps, when it was submitted, started and ended, and its median seconds a step."""
+    """Of every job: steps, when it was submitted, started and ended, and its mean seconds a step."""
     service = Spawned(root, "--policy", policy)
     try:
         assert service.until_ready()
@@ -78,7 +78,7 @@ def measured(root: Path, num_jobs: int, pause_s: float, policy: str) -> list[dic
         assert job["result"] == "finish", job
         lines = (root / "runs" / job["name"] / "1" / "run" / "metrics.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if "step_s" in line]
-        job["measured_step_s"] = median(line["step_s"] + line.get("pause_s", 0.0) for line in steps)
+        job["measured_step_s"] = fmean(line["step_s"] + line.get("pause_s", 0.0) for line in steps)
         job["start_s"] = began[job["name"]] - job["started_s"]
     return sorted(jobs, key=lambda job: job["submitted_s"])
 
