@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farpipe.cli.explore import server_of
+from farpipe.cli.explore_server import server_of
 from farpipe.core.spec import load_job
 from farpipe.planning import find
 from farpipe.planning.explain import explained

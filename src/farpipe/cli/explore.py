@@ -1,27 +1,13 @@
 """``farpipe explore JOB.toml``: a page with dials for links and devices that plans while one turns them."""
 
-import json
 import webbrowser
-from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import parse_qs, urlsplit
+from typing import Annotated
 
 import typer
 
 from farpipe.cli.options import JobKeys, job_with
 from farpipe.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    from farpipe.core.spec import Job
-
-HOST: Final = "127.0.0.1"
-PORT: Final = 8642
-"""Preferred port; where it is taken, any free one."""
 
 
 def explore(
@@ -36,6 +22,8 @@ def explore(
     read = job_with(job, given)
     if read.data.packing is not None:
         raise UsageError("explore is for sequences of one length: leave out data.packing")
+    from farpipe.cli.explore_server import HOST, server_of  # here, as a wrong job needs none of it
+
     with server_of(read) as server:
         url = f"http://{HOST}:{server.server_port}/"
         typer.echo(f"{url}   (Ctrl-C ends it)")
@@ -44,80 +32,3 @@ def explore(
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("")
-
-
-def server_of(job: "Job") -> "ThreadingHTTPServer":
-    """A server of the page of `job` and of its answers, for this machine alone."""
-    from http.server import ThreadingHTTPServer
-
-    from farpipe.planning.explain.what_if import answer_at, dials_of
-    from farpipe.report.page import policy, render
-    from farpipe.report.views import RunReport
-    from farpipe.report.what_if import answer_data, what_if_data
-
-    dials, one_at_a_time = dials_of(job, every_site=True), Lock()
-    sites = ", ".join(f"{site.name} ({site.num_devices} {site.device.name})" for site in job.cluster.sites)
-    page = render(RunReport(f"{job.model.name}: what if", (), sites, what_if=what_if_data(dials, None)))
-
-    def answer(at: Sequence[int], is_searched: bool) -> dict[str, Any]:
-        with one_at_a_time:
-            return answer_data(answer_at(job, dials, at, is_searched=is_searched))
-
-    sizes = [len(dial.values) for dial in dials]
-    handler = type(
-        "Handler", (_handler(),), {"page": page, "policy": policy(True), "sizes": sizes, "answer": staticmethod(answer)}
-    )
-    try:
-        return ThreadingHTTPServer((HOST, PORT), handler)
-    except OSError:
-        return ThreadingHTTPServer((HOST, 0), handler)
-
-
-def _handler() -> "type[BaseHTTPRequestHandler]":
-    """The class of the server's answers; made here, for what it inherits takes 20 ms to import."""
-    from http.server import BaseHTTPRequestHandler
-
-    class Handler(BaseHTTPRequestHandler):
-        """Serves one page, and answers at settings that are numbers within the dials' sizes."""
-
-        page: str
-        policy: str
-        sizes: Sequence[int]
-        answer: Callable[[Sequence[int], bool], dict[str, Any]]
-
-        def do_GET(self) -> None:
-            """The page or an answer; a request under another name than this machine's is refused."""
-            where = urlsplit(self.path)
-            if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
-                self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
-            elif where.path == "/":
-                self._send("text/html", self.page)
-            elif where.path == "/answer" and (asked := self._asked(where.query)) is not None:
-                self._send("application/json", json.dumps(type(self).answer(*asked)))
-            else:
-                self.send_error(HTTPStatus.NOT_FOUND)
-
-        def _asked(self, query: str) -> tuple[list[int], bool] | None:
-            given = parse_qs(query)
-            words = given.get("at", [""])[0].split(",")
-            if len(words) != len(self.sizes) or not all(word.isascii() and word.isdecimal() for word in words):
-                return None
-            at = [int(word) for word in words]
-            is_there = all(index < size for index, size in zip(at, self.sizes, strict=True))
-            return (at, given.get("search") == ["1"]) if is_there else None
-
-        def _send(self, kind: str, text: str) -> None:
-            body = text.encode()
-            self.send_response(HTTPStatus.OK)
-            headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
-            headers |= {"Content-Security-Policy": self.policy, "X-Content-Type-Options": "nosniff"}
-            headers |= {"Cache-Control": "no-store"}
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing of requests."""
-
-    return Handler

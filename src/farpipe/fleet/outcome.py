@@ -132,6 +132,12 @@ class FleetOutcome:
         return sorted(record.jct_s for record in self.records if record.jct_s is not None)
 
     @property
+    def mean_jct_s(self) -> float | None:
+        """Mean completion time of the jobs that finished; None where none did."""
+        jcts = self.jcts_s
+        return sum(jcts) / len(jcts) if jcts else None
+
+    @property
     def queued_s(self) -> list[float]:
         """Total time in the queue of every job that was taken, sorted; up to the end of watching for one that waits."""
         return sorted(record.final.queued_s for record in self.records if record.final)
@@ -147,10 +153,10 @@ class FleetOutcome:
         found = {}
         for name in sorted({record.job.tenant for record in self.records}):
             mine = replace(self, records=[record for record in self.records if record.job.tenant == name])
-            jcts, queued, spent = mine.jcts_s, mine.queued_s, mine.spent
+            queued, spent = mine.queued_s, mine.spent
             found[name] = {
                 "num_jobs": len(mine.records),
-                "mean_jct_s": sum(jcts) / len(jcts) if jcts else None,
+                "mean_jct_s": mine.mean_jct_s,
                 "max_wait_s": queued[-1] if queued else None,
                 "device_hours": sum(spent.device_s.values()) / SECONDS_PER_HOUR,
                 "total_usd": spent.total_usd if self.is_priced else None,
@@ -164,7 +170,7 @@ class FleetOutcome:
             "policy": self.policy,
             "num_jobs": len(self.records),
             "num_finished": len(jcts),
-            "mean_jct_s": sum(jcts) / len(jcts) if jcts else None,
+            "mean_jct_s": self.mean_jct_s,
             "median_jct_s": quantile(jcts, 0.5),
             "p95_jct_s": quantile(jcts, 0.95),
             "mean_wait_s": sum(queued) / len(queued) if queued else None,
@@ -199,6 +205,12 @@ ALIKE: Final = 0.01
 """Relative difference of two policies' figures up to which they tie."""
 
 
+def most_finished(outcomes: Sequence[FleetOutcome]) -> list[FleetOutcome]:
+    """Those that finished most jobs, the only ones whose means compare; empty where none finished one."""
+    most = max(len(one.jcts_s) for one in outcomes)
+    return [one for one in outcomes if len(one.jcts_s) == most > 0]
+
+
 def verdict(outcomes: Sequence[FleetOutcome]) -> str:
     """Verdict on policies in one sentence: the best in completion times and money, and by how much; empty for one.
 
@@ -206,12 +218,12 @@ def verdict(outcomes: Sequence[FleetOutcome]) -> str:
     """
     if len(outcomes) < 2:
         return ""
-    most = max(len(one.jcts_s) for one in outcomes)
-    able = [one for one in outcomes if len(one.jcts_s) == most > 0]
+    able = most_finished(outcomes)
     span_s = max(one.end_s - one.begin_s for one in outcomes)
     over = f"Over {counted(len(outcomes[0].records), 'job')} in {format_seconds(span_s)}"
     if not able:
         return f"{over} no policy finished one."
+    most = len(able[0].jcts_s)
     if len(able) == 1:
         return (
             f"{over} {able[0].policy} alone finished {most}, the most: compare no means with those that finished fewer."

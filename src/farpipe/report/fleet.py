@@ -89,7 +89,7 @@ def _draw_gantt(axis: Any, outcome: FleetOutcome, colours: Mapping[str, Any]) ->
         axis.axhline(low, color="black", linewidth=0.6)
     middles = [low + outcome.num_devices[site] / 2 for site, low in bases.items()]
     axis.set_yticks(middles, [f"{site}: {outcome.num_devices[site]}" for site in bases])
-    mean = outcome.to_data()["mean_jct_s"] or 0.0
+    mean = outcome.mean_jct_s or 0.0
     axis.set_title(f"{outcome.policy}: mean completion {mean / HOUR_S:.1f} h", loc="left", fontsize=10)
     axis.set_ylim(0, base)
     axis.set_ylabel("devices")

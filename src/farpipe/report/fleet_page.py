@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.units import counted, format_change, format_seconds
-from farpipe.fleet.outcome import FleetOutcome, verdict
+from farpipe.fleet.outcome import FleetOutcome, most_finished, verdict
 from farpipe.fleet.policies import known_policies
+from farpipe.fleet.policies.worth import GRAMS_PER_TONNE
 from farpipe.report.figure import Markup
 from farpipe.report.fleet import Location, draw_charts, draw_fleet
 from farpipe.report.lines import WITHOUT
@@ -18,7 +19,6 @@ from farpipe.report.page import draw_picture, draw_table, folded, render_section
 from farpipe.report.tables import TableView, bar_lengths
 from farpipe.report.views import Picture
 
-GRAMS_PER_TONNE: Final = 1e6
 CSV_HEAD: Final = "policy,finished,jobs"
 """Beginning of the CSV, by which a command knows it again."""
 _CHARTS: Final = (
@@ -58,8 +58,7 @@ def verdict_lines(outcomes: Sequence[FleetOutcome]) -> list[str]:
 
 def best_of(outcomes: Sequence[FleetOutcome]) -> FleetOutcome | None:
     """The shortest mean completion time of those that finished most jobs; None where none finished one."""
-    most = max(len(one.jcts_s) for one in outcomes)
-    return min((one for one in outcomes if len(one.jcts_s) == most), key=_mean_s) if most else None
+    return min(most_finished(outcomes), key=_mean_s, default=None)
 
 
 def beside_today(outcomes: Sequence[FleetOutcome]) -> TableView:
@@ -137,7 +136,7 @@ def _pictures(
 
 
 def _mean_s(one: FleetOutcome) -> float:
-    return sum(one.jcts_s) / max(1, len(one.jcts_s))
+    return one.mean_jct_s or 0.0
 
 
 def _change(one: FleetOutcome, today: FleetOutcome) -> str:

@@ -252,21 +252,22 @@ def _while_it_lives(state: FleetState, name: str, now_s: float) -> Sequence[Even
 @router.get("/what-if")
 def questions(service: Service, who: Viewer) -> dict[str, str]:
     """What can be asked: a key for every change, and its words."""
-    return changes(service.state, _seen(service.state, who))
+    return changes(service.state, seen_jobs(service.state, who))
 
 
 @router.post("/what-if")
 def what_if(asked: Change, service: Service, who: Viewer) -> list[WhatIf]:
     """Ends of the tenant's jobs if one thing were different. The core plays on with a copy; nothing is changed."""
     state = replace(service.state, now_s=service.now_s)
-    found = ends(state, asked.change, _seen(state, who)).items()
+    found = ends(state, asked.change, seen_jobs(state, who)).items()
     return [
         WhatIf(name=name, end_s=now.end_s, why=now.why, changed_end_s=then.end_s, changed_why=then.why)
         for name, (now, then) in found
     ]
 
 
-def _seen(state: FleetState, who: Asker) -> list[str]:
+def seen_jobs(state: FleetState, who: Asker) -> list[str]:
+    """Names of the jobs in the queue and on devices that `who` may see."""
     return [one.name for one in state.jobs.values() if who.sees(one.job.tenant)]
 
 

@@ -59,7 +59,7 @@ def _from_afar(job: Job, costs: JobCosts, plan: Plan) -> Plan | None:
     least_s = min((of_set[0].step_s for of_set in lattice.estimates(lattice.whole, 1)), default=0.0)
     if least_s < plan.prediction.step_s * MAYBE_FAR:
         return None
-    best = search(settled, costs, BEST_ONLY).best
+    best = search(settled, costs, BEST_ONLY, lattice=lattice).best
     if best is None or best.step_s < plan.prediction.step_s * FAR:
         return None
     return as_plan(settled, refined(settled, best, costs)[1])

@@ -116,14 +116,16 @@ def search(
     progress: Advance | None = None,
     also: Iterable[Candidate] = (),
     until_s: float = math.inf,
+    lattice: Lattice | None = None,
 ) -> Found:
     """The best candidates of a job within `budget`, and those in `also`.
 
-    `job` is decided (see `decided`), `costs` are its. Nothing more is evaluated once something works and the clock
-    (`time.monotonic`) is past `until_s`. With a small budget long steps are known by their steady state alone
-    (`Evaluated.extrapolated_s`). InfeasibleError where the job's pins leave no candidate to a large one.
+    `job` is decided (see `decided`), `costs` are its, and `lattice` is of both, where it is made already. Nothing
+    more is evaluated once something works and the clock (`time.monotonic`) is past `until_s`. With a small budget long
+    steps are known by their steady state alone (`Evaluated.extrapolated_s`). InfeasibleError where the job's pins
+    leave no candidate to a large one.
     """
-    found = Search(job, costs, Lattice(job, costs), budget, progress, until_s)
+    found = Search(job, costs, lattice or Lattice(job, costs), budget, progress, until_s)
     found.run(also)
     return Found(job, costs, sorted(found.evaluated.values(), key=lambda e: e.step_s), found.rejected)
 

@@ -260,8 +260,8 @@ def _number(form: Form, key: str) -> int:
 @router.get("/what-if")
 def what_if(service: Service, visitor: Seen, change: str = "") -> HTMLResponse:
     """Ends of jobs if one thing were different; nothing is changed."""
-    state, who = service.state, visitor.who
-    mine = [one.name for one in state.jobs.values() if who.sees(one.job.tenant)]
+    state = service.state
+    mine = api.seen_jobs(state, visitor.who)
     known = changes(state, mine)
     shown = ends(replace(state, now_s=service.now_s), change, mine) if change else {}
     return page("what_if.html", visitor, here="/what-if", known=known, change=change, found=tables.what_if_table(shown))
