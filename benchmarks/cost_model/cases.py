@@ -12,9 +12,9 @@ from typing import Any, Final
 from benchmarks.cost_model.published_steps import SOURCES
 from benchmarks.cost_model.strangers import READERS, async_tp, strangers
 from farpipe.core.errors import FarpipeError
+from farpipe.core.spec import rate_name
 from farpipe.core.strict import validate
 from farpipe.planning.cost import JobCosts
-from farpipe.planning.cost.speed import rate_name
 from farpipe.planning.cost.trust import kind_of, uncompared, unmeasured
 from farpipe.planning.planner.reference_points import ReferenceJob, ReferencePoint, load_points
 from farpipe.planning.planner.validation import predict

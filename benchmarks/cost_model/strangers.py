@@ -207,7 +207,7 @@ def async_tp(base: Path) -> Iterator[dict[str, Any]]:
             "pipeline": 1,
             "zero": 3,
             "recompute": "full" if row["activation_checkpointing"] == "full" else "op",
-            "matmul": "fp8" if row["precision"] in ("fp8", "fp8 tensorwise") else "same",  # rowwise as imports have it
+            "matmul": {"bf16": "same", "fp8 rowwise": "fp8_rowwise"}.get(row["precision"], "fp8"),
             "sequence_parallel": True,
             "flash_attention": True,
             "cross_entropy_loss_fusion": False,

@@ -13,9 +13,9 @@ named phase of a step (benchmarks/shared/phases.py); all kinds take turns, and a
 The next round begins when the site is back. With --into every round is a line of a file as soon as it is over, and the
 figures are those of all rounds in it, of earlier pieces too: --begin 5 --rounds 5 goes on where --rounds 5 has ended.
 With --minutes there are three sites instead, and what befalls two of them
-is drawn from --seed; as root the third has clocks an hour ahead (links are not emulated then) and a disk of its own
-that gets full. Beside it a mirrored checkpoint of two other processes is cut in the middle
-(benchmarks/engine/mirror.py --cut).
+is drawn from --seed, --pause seconds after the event before in the mean. As root the third has monotonic clocks an hour
+ahead and wall clocks an hour behind (links are not emulated then), and a disk of its own that gets full. Beside it a
+mirrored checkpoint of two other processes is cut in the middle (benchmarks/engine/mirror.py --cut).
 
 In the end the run is told to leave, and goes on with all sites for some steps. Exit code 1 unless losses and gradient
 norms of all steps, and weights and moments of all sites at the end, are those of the undisturbed run, bit for bit, exit
@@ -49,8 +49,6 @@ STEPS_BETWEEN = 8
 """Steps of all sites together before the next round."""
 STOPPED = 75
 """Exit code of a run that was told to leave and has written a checkpoint."""
-MEAN_PAUSE_S = 5.0
-"""Between two events of a run with --minutes."""
 PACE_S = 0.2
 """Shortest steps while sites are disturbed: processes that start have the processors for themselves in between, and the
 undisturbed run, which does not wait, is over sooner."""
@@ -68,13 +66,16 @@ def main() -> None:
     parser.add_argument("--wan", action="store_true")
     parser.add_argument("--kinds", default="")
     parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--pause", type=float, default=5.0)
+    parser.add_argument("--pace", type=float, default=PACE_S, help="shortest steps while sites are disturbed, seconds")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     kinds = options.kinds.split(",") if options.kinds else ["kill", "ranks", "stop", *["cut", "dark"] * options.wan]
     layout = Layout(options.fsdp, fsdp=True) if options.fsdp else Layout(options.ranks)
     with tempfile.TemporaryDirectory() as folder:
         if options.minutes:
-            result = at_random(Path(folder), layout, 60 * options.minutes, options.seed, options.away)
+            sites = Disturbed(Path(folder), SITES, layout, emulates=os.geteuid() != 0, pace_s=options.pace)
+            result = at_random(sites, 60 * options.minutes, options.seed, options.away, options.pause)
         else:
             result = in_rounds(
                 Path(folder),
@@ -206,10 +207,9 @@ def goodput(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def at_random(folder: Path, layout: Layout, length_s: float, seed: int, away_s: float) -> dict[str, Any]:
+def at_random(disturbed: Disturbed, length_s: float, seed: int, away_s: float, pause_s: float) -> dict[str, Any]:
     """Three sites, and what a seed draws; the first is left alone, so that there is always one to return to."""
-    is_root = os.geteuid() == 0
-    disturbed, draw = Disturbed(folder, SITES, layout, emulates=not is_root, pace_s=PACE_S), random.Random(seed)
+    is_root, draw = os.geteuid() == 0, random.Random(seed)
     count = Counter[str]()
     mends: dict[str, tuple[float, Callable[[], None]]] = {}
 
@@ -227,7 +227,7 @@ def at_random(folder: Path, layout: Layout, length_s: float, seed: int, away_s: 
             free = [site for site in SITES[1:] if site not in mends]
             if time.monotonic() < next_s or not free or time.monotonic() > end_s:
                 continue
-            next_s = time.monotonic() + 1.0 + draw.expovariate(1 / MEAN_PAUSE_S)
+            next_s = time.monotonic() + 1.0 + draw.expovariate(1 / pause_s)
             kind, victim = draw.choice(("kill", "ranks", "stop")), draw.choice(free)
             if is_root and not is_full and SITES[2] in free:
                 kind, victim, is_full = "disk", SITES[2], True

@@ -2,7 +2,8 @@
 
 Production code knows nothing of it: calls are replaced here. Two bytes in ``RUN_DIR/phases/SITE-RANK``, which both
 sides map: the state (armed, reached), and the phase that is meant. FARPIPE_SKEWED_SITE names a site whose processes run
-in a time namespace of their own, an hour ahead; a step begins FARPIPE_PACE_S after the one before, or later.
+in a time namespace of their own, an hour ahead, with wall clocks an hour behind; a step begins FARPIPE_PACE_S after the
+one before, or later.
 """
 
 import mmap
@@ -19,6 +20,7 @@ ARMED, REACHED = 1, 2
 HELD_S = 5.0
 """Longest time for which a rank is held, where nothing happens to it."""
 SKEWED_VARIABLE = "FARPIPE_SKEWED_SITE"
+INSIDE_VARIABLE = "FARPIPE_IN_SKEWED_NAMESPACE"
 PACE_VARIABLE = "FARPIPE_PACE_S"
 SKEW_S = 3600
 _POLL_S = 0.001
@@ -75,8 +77,12 @@ def keep_pace(trainer: Any, pace_s: float) -> None:
 
 def main() -> None:
     site = os.environ["FARPIPE_SITE"]
-    if os.environ.get(SKEWED_VARIABLE) == site and os.environ.pop(SKEWED_VARIABLE):
-        os.execvp("unshare", ["unshare", "--time", "--monotonic", str(SKEW_S), sys.executable, *sys.argv])
+    if os.environ.get(SKEWED_VARIABLE) == site:
+        if INSIDE_VARIABLE not in os.environ:
+            os.environ[INSIDE_VARIABLE] = "yes"
+            os.execvp("unshare", ["unshare", "--time", "--monotonic", str(SKEW_S), sys.executable, *sys.argv])
+        wall = time.time  # a time namespace has no wall clock of its own
+        time.time = lambda: wall() - SKEW_S
     import typer
 
     from farpipe.engine.executor import work

@@ -283,13 +283,16 @@ def test_a_torchtitan_of_2024_has_its_own_float8_and_microbatches(tmp_path):
     assert draft.changes == ["float8.enable_fsdp_float8_all_gather: True: weights are gathered in 8 bit"]
 
 
-@pytest.mark.parametrize(("recipe", "matmul"), [("tensorwise", "fp8"), ("rowwise", None), ("rowwise_with_gw_hp", None)])
-def test_float8_by_rows_of_torchtitan_is_no_faster_than_bf16(tmp_path, recipe, matmul):
+@pytest.mark.parametrize(
+    ("recipe", "matmul"),
+    [("tensorwise", "fp8"), ("rowwise", "fp8_rowwise"), ("rowwise_with_gw_hp", "fp8_rowwise")],
+)
+def test_float8_of_torchtitan_is_read_by_its_recipe(tmp_path, recipe, matmul):
     path = tmp_path / "llama3_70b.toml"
     path.write_text(f'{EARLY_TITAN}\n[quantize.linear.float8]\nrecipe_name = "{recipe}"\n')
     draft = read_draft([path])
     assert draft.value("training", "matmul") == matmul
-    assert any("float8 by rows" in note for note in draft.notes) == (matmul is None)
+    assert any("gradients of weights" in note for note in draft.notes) == recipe.endswith("gw_hp")
 
 
 def test_number_formats_of_torchtitan_are_read_or_said(tmp_path):

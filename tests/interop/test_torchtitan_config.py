@@ -9,6 +9,7 @@ import pytest
 from farpipe import planning
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Training
+from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.torchtitan_config import torchtitan_config
 from planning.planner.jobs import device, job, site
 
@@ -121,6 +122,15 @@ def test_weights_that_stay_whole_in_torchs_pipeline_are_told_or_refused():
 def test_what_torchtitan_refuses_when_it_starts_is_refused_before(training, pins, message):
     with pytest.raises(InputError, match=message):
         torchtitan_config(plan(training=training, **{"pipeline": 1, "data": 1} | pins))
+
+
+def test_scales_for_rows_are_a_recipe_of_torchtitan_and_nothing_of_megatron():
+    found = plan(training={"precision": "bf16", "matmul": "fp8_rowwise"}, **ALONE)
+    text = torchtitan_config(found)
+    assert 'converters = ["quantize.linear.float8"]' in text
+    assert '[quantize.linear.float8]\nrecipe_name = "rowwise"' in text
+    with pytest.raises(InputError, match=r'no scale for every row; plan again with training.matmul = "fp8"'):
+        megatron_flags(found)
 
 
 def test_what_torchtitan_does_otherwise_is_told():

@@ -35,6 +35,8 @@ def megatron_flags(plan: "Plan") -> str:
     """
     _expect_round_robin(plan)
     expect_plain(plan, "Megatron-LM")
+    if plan.job.training.matmul == "fp8_rowwise":
+        raise InputError('Megatron-LM has no scale for every row; plan again with training.matmul = "fp8" or "mxfp8"')
     at, training = plan.layout, settle(plan.job.training, plan.layout)
     flags = _degrees_and_batch(plan, training)
     flags += _training(training)

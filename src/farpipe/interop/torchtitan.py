@@ -258,10 +258,9 @@ def _training(settings: Settings, draft: Draft) -> None:
         narrow = "fp8"
     recipes = [settings.take(f"{table}float8.recipe_name", str, "") for table in ("", "quantize.linear.")]
     if narrow == "fp8" and any(recipe.startswith("rowwise") for recipe in recipes):
-        narrow = None
-        settings.notes.append(
-            "float8 by rows as fast as bf16, for in torchtitan's asyncTP_llama3_h100_2025-06 it is not faster"
-        )
+        narrow = "fp8_rowwise"
+        if any(recipe.endswith("gw_hp") for recipe in recipes):
+            settings.notes.append("rowwise_with_gw_hp: gradients of weights are counted in 8 bit, as with rowwise")
     draft.put("training", "matmul", narrow, settings.origin("model.converters", "float8.enable_float8_linear"))
     unknown = [text for text in converters if not {*text.split(".")} & _CONVERTERS.keys()]
     if unknown:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = "0.2"
 """The last one that is configured in TOML."""
-_CONVERTERS: Final = {"fp8": "float8", "mxfp8": "mx"}
+_CONVERTERS: Final = {"fp8": "float8", "fp8_rowwise": "float8", "mxfp8": "mx"}
 _ZERO1: Final = "plan again with training.zero = 1"
 
 
@@ -266,4 +266,6 @@ def _numbers(plan: "Plan", training: "Training") -> list[str]:
     name = _CONVERTERS[training.matmul]
     kinds = ["linear", "grouped_mm"] if plan.job.model.experts else ["linear"]
     names = ", ".join(f'"quantize.{kind}.{name}"' for kind in kinds)
-    return ["[model]", f"converters = [{names}]", ""]
+    recipes = [f'[quantize.{kind}.{name}]\nrecipe_name = "rowwise"\n' for kind in kinds]
+    rowwise = recipes if training.matmul == "fp8_rowwise" else []
+    return ["[model]", f"converters = [{names}]", "", *rowwise]

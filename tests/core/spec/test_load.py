@@ -148,9 +148,13 @@ MISTAKES = [
         "cluster.sites[0].device: a100-80gb has no rate for fp8 (training.matmul); set training.matmul to 'same', or",
     ),
     (
+        added("training", 'matmul = "fp8_rowwise"\nfp8_param_gather = true'),
+        "training.fp8_param_gather: TorchAO has it not with a scale for every row; leave it out, or set matmul = 'fp8'",
+    ),
+    (
         added("training", 'matmul = "nvfp4"'),
         "cluster.sites[0].device: h100-sxm has no rate for nvfp4 (training.matmul); set training.matmul to "
-        "'same' or 'fp8', or choose a device that has nvfp4",
+        "'same' or 'fp8' or 'fp8_rowwise', or choose a device that has nvfp4",
     ),
     (added("layout", "context = 3"), "layout.context: 3 does not divide training.sequence_length 4096; 2 and 4 would"),
     (

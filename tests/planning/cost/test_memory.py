@@ -93,6 +93,7 @@ FP8 = {"matmul": "fp8", "grad_reduce_in_fp32": False}
         ({"matmul": "fp8", "fp8_param_gather": True}, 1 + 1),
         ({"matmul": "mxfp8", "fp8_param_gather": True}, 2 * (1 + 1 / 32)),  # blocks along rows, and along columns
         ({"matmul": "nvfp4", "fp8_param_gather": True}, 2 * (1 / 2 + 1 / 16)),
+        ({"matmul": "fp8", "framework": "pytorch"}, 2),  # TorchAO quantizes for every product
     ],
 )
 def test_quantized_weights_are_kept_in_both_directions(how, weight):

@@ -6,7 +6,13 @@ import pytest
 
 from cost_jobs import layout, llama, training
 from farpipe.planning.cost import memory
-from farpipe.planning.cost.traffic import expert_traffic_bytes, rotary_traffic_bytes
+from farpipe.planning.cost.flops import Product
+from farpipe.planning.cost.traffic import (
+    ROWWISE_BYTES,
+    expert_traffic_bytes,
+    rotary_traffic_bytes,
+    scaling_traffic_bytes,
+)
 
 SORTED = 4 * 64 * 2
 """Bytes of a copy that is read and written on its way in, and again on its way back."""
@@ -31,6 +37,15 @@ def test_tokens_are_sorted_and_narrow_copies_of_them_written(degree, how, there,
     copies = memory.microbatch_tokens(spec, at) * 2
     assert expert_traffic_bytes(model, spec, at) == pytest.approx((copies * there, copies * back))
     assert expert_traffic_bytes(llama(), spec, at) == (0, 0)
+
+
+def test_scales_for_rows_take_passes_of_their_own_over_every_factor():
+    """Of X [4, 3] W [3, 5]: X and W forward, both again and the gradient [4, 5] along both sides backward."""
+    products, rowwise = [Product(rows=4, columns=5, depth=3)], training(matmul="fp8_rowwise")
+    assert scaling_traffic_bytes(training(matmul="fp8"), layout(), products) == (0, 0)
+    there, back = scaling_traffic_bytes(rowwise, layout(), products)
+    assert (there, back) == (ROWWISE_BYTES * (12 + 15), ROWWISE_BYTES * (12 + 15 + 2 * 20))
+    assert scaling_traffic_bytes(rowwise, layout(tensor=2), products) == (2 * there, 2 * back)
 
 
 def test_biases_of_experts_and_positions_of_yarn_are_not_fused():

@@ -31,7 +31,7 @@ from farpipe.core.spec.lora import Lora, possible_modules
 from farpipe.core.spec.model import Model, RotaryScaling
 from farpipe.core.spec.recompute import Recompute, operations_of, possible_operations, recomputed_of
 from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
-from farpipe.core.spec.training import ContextExchange, Matmul, Precision, Rate, Training, WireType, Zero
+from farpipe.core.spec.training import ContextExchange, Matmul, Precision, Rate, Training, WireType, Zero, rate_name
 
 __all__ = [
     "OUTER_BLOCK",
@@ -75,6 +75,7 @@ __all__ = [
     "preset_model",
     "preset_site",
     "rack_share",
+    "rate_name",
     "recomputed_of",
     "value_of",
     "without_flash_attention",

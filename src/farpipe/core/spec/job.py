@@ -15,7 +15,7 @@ from farpipe.core.spec.part import Count, Natural, Part, SiteName, Text, fault
 from farpipe.core.spec.publish import PublishSettings
 from farpipe.core.spec.recompute import operations_of, possible_operations
 from farpipe.core.spec.run_keys import MetricsSettings, RunKeys
-from farpipe.core.spec.training import ContextExchange, Matmul, Training
+from farpipe.core.spec.training import ContextExchange, Matmul, Training, rate_name
 from farpipe.core.spec.write import as_toml, link_table, site_table
 from farpipe.core.strict import nearest
 from farpipe.core.units import format_bytes
@@ -198,9 +198,10 @@ class Job(Request):
                 f"{device.name} has no rate for {precision} (training.precision), only for {known}",
                 *("cluster", "sites", index, "device"),
             )
-        wanted = precision if self.training.matmul == "same" else self.training.matmul
+        wanted = rate_name(precision, self.training.matmul)
         if wanted not in device.peak_flops:
-            possible = ("same", *(m for m in get_args(Matmul) if m in device.peak_flops and m != "tf32"))
+            rates = {matmul: rate_name(precision, matmul) for matmul in get_args(Matmul) if matmul != "tf32"}
+            possible = [matmul for matmul, rate in rates.items() if rate in device.peak_flops]
             able = " or ".join(map(repr, possible))
             raise fault(
                 f"{device.name} has no rate for {wanted} (training.matmul); set training.matmul to {able}, or choose a "

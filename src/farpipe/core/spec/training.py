@@ -20,14 +20,21 @@ Zero = Literal[0, 1, 2, 3]
 state, 2 gradients too, 3 parameters too (FSDP), which are gathered layer by layer."""
 Rate = Literal[Precision, "tf32", "fp8", "mxfp8", "nvfp4"]
 """Number formats in which a device has a rate."""
-Matmul = Literal["same", "tf32", "fp8", "mxfp8", "nvfp4"]
+Matmul = Literal["same", "tf32", "fp8", "fp8_rowwise", "mxfp8", "nvfp4"]
 """Number format of matrix products: the training's precision, or narrower numbers; sums stay in 32 bit. ``fp8`` has a
-scale for each tensor (Transformer Engine's delayed and current scaling), ``mxfp8`` one for 32 numbers, ``nvfp4`` one
-for 16."""
-QUANTIZED: Final = ("fp8", "mxfp8", "nvfp4")
+scale for each tensor (Transformer Engine's delayed and current scaling), ``fp8_rowwise`` one for each row (TorchAO),
+``mxfp8`` one for 32 numbers, ``nvfp4`` one for 16."""
+QUANTIZED: Final = ("fp8", "fp8_rowwise", "mxfp8", "nvfp4")
 """Formats of matrix products whose factors are made from wider numbers, with scales."""
 WireType = Literal["none", "bf16", "fp8", "int8"]
 """Numbers that activations and their gradients are rounded to between sites."""
+
+
+def rate_name(precision: Precision, matmul: Matmul) -> Rate:
+    """The rate of a device that matrix products run at, whatever shares a scale."""
+    if matmul == "same":
+        return precision
+    return "fp8" if matmul == "fp8_rowwise" else matmul
 
 
 def _not_of_products(value: Any) -> Any:
@@ -103,8 +110,8 @@ class Training(Part):
     Transformer Engine has for the device, or `"sdpa"` where `kernels` are eager."""
     matmul: Matmul = "same"
     """Number format of the layers' matrix products: `"same"` (as `precision`), `"tf32"` (for `fp32` only), `"fp8"` (a
-    scale for every tensor, delayed or current), `"mxfp8"` (a scale for every 32 numbers; Blackwell), `"nvfp4"` (4 bit,
-    a scale for every 16; Blackwell); the engine runs `"same"`."""
+    scale for every tensor, delayed or current), `"fp8_rowwise"` (a scale for every row, TorchAO's), `"mxfp8"` (a scale
+    for every 32 numbers; Blackwell), `"nvfp4"` (4 bit, a scale for every 16; Blackwell); the engine runs `"same"`."""
     fp8_param_gather: Annotated[Flag, Field(exclude_if=lambda on: not on)] = False
     """Keep and gather the layers' weights in the format of `matmul` alone, beside the optimizer's 32-bit masters
     (Megatron-LM's `--fp8-param-gather`); `false` keeps them in `precision` as well."""
@@ -245,6 +252,9 @@ class Training(Part):
             raise fault(f"weights are narrow only with matmul {' or '.join(QUANTIZED)}", "fp8_param_gather")
         if self.fp8_dot_product_attention and self.matmul not in QUANTIZED:
             raise fault(f"only with matmul {' or '.join(QUANTIZED)}", "fp8_dot_product_attention")
+        if self.matmul == "fp8_rowwise" and (self.fp8_param_gather or self.fp8_dot_product_attention):
+            name = "fp8_param_gather" if self.fp8_param_gather else "fp8_dot_product_attention"
+            raise fault("TorchAO has it not with a scale for every row; leave it out, or set matmul = 'fp8'", name)
         if self.fp8_output_proj and self.matmul != "mxfp8":
             raise fault("only with matmul mxfp8", "fp8_output_proj")
         if self.tp_comm_overlap and self.sequence_parallel is False:

@@ -27,7 +27,7 @@ from farpipe.planning.cost.exchange import (
 from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.layout import Layout
 from farpipe.planning.cost.speed import Speed, attention_speed, core_speed, head_speed
-from farpipe.planning.cost.traffic import expert_traffic_bytes, rotary_traffic_bytes
+from farpipe.planning.cost.traffic import expert_traffic_bytes, rotary_traffic_bytes, scaling_traffic_bytes
 from farpipe.planning.cost.transfer import (
     context_exchange_s,
     head_exchange_bytes,
@@ -117,12 +117,9 @@ def _not_needed_s(model: Model, training: Training, layout: Layout, site: Site, 
 def _every_second(model: Model, training: Training, layout: Layout) -> tuple[Product, ...]:
     """Products that torchtitan's checkpointing by operation does not keep.
 
-    In the order of its Llama these are keys, attention's output and the MLP's second one; all quantized ones, for its
-    list of what is kept has ``aten.mm`` alone, but for the layer's last, which the backward does not need.
+    In the order of its Llama these are keys, attention's output and the MLP's second one, with TorchAO's products too.
     """
     inward, outward, up, _ = linear_products(model, training, layout)
-    if memory.is_quantized(training):
-        return inward, outward, up
     keys = replace(inward, columns=model.kv_hidden / layout.tensor)
     return (keys, outward, replace(up, columns=up.columns / 2)) if model.gated_mlp else (keys, outward)
 
@@ -167,7 +164,8 @@ def again_s(
     if model.latent_attention is not None:
         products["mla_up_proj"] = flops.latent_up(model, model.latent_attention, tokens, layout.tensor)
     speed = Speed.of(site.device, calibration, training.precision, training.matmul)
-    seconds = speed.products_s(products.get(operation, ()))
+    again = products.get(operation, ())
+    seconds = speed.products_s(again) + speed.traffic_s(scaling_traffic_bytes(training, layout, again)[0])
     made = memory.freed_bytes(model, training, layout, operation) * _passes(model, training, calibration)
     seconds += speed.traffic_s(FORWARD_PASSES * made)
     if operation == "moe":
@@ -243,8 +241,13 @@ def linear_times(model: Model, training: Training, layout: Layout, speed: Speed)
     kept = memory.layer_traffic_bytes(model, training, layout)
     traffic = _traffic_times(_passes(model, training, speed.calibration) * kept, speed)
     widened_s = speed.traffic_s(_widened_bytes(training) * device_layer_params(model, layout))
-    made = product_times(linear_products(model, training, layout), speed, frozen=training.lora is not None)
-    for there, back in (expert_traffic_bytes(model, training, layout), rotary_traffic_bytes(model, training, layout)):
+    products = linear_products(model, training, layout)
+    made = product_times(products, speed, frozen=training.lora is not None)
+    for there, back in (
+        expert_traffic_bytes(model, training, layout),
+        rotary_traffic_bytes(model, training, layout),
+        scaling_traffic_bytes(training, layout, products),
+    ):
         traffic += Times(speed.traffic_s(there), speed.traffic_s(back), 0.0)
     return made + Times(widened_s, widened_s, 0.0) + traffic
 

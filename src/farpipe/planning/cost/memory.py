@@ -26,9 +26,9 @@ def element_bytes(precision: Precision) -> int:
 def quantized_bytes(matmul: Matmul) -> float:
     """Bytes of one number in the format of quantized products, its share of the scales included.
 
-    A scale of 1 byte for 32 numbers (MXFP8, OCP MX 1.0) or for 16 (NVFP4); one for a whole tensor counts as nothing.
+    A scale of 1 byte for 32 numbers (MXFP8, OCP MX 1.0) or for 16 (NVFP4); one for a row or a tensor counts as nothing.
     """
-    return {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}[matmul]
+    return {"fp8": 1.0, "fp8_rowwise": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}[matmul]
 
 
 def is_quantized(training: Training) -> bool:
@@ -36,9 +36,18 @@ def is_quantized(training: Training) -> bool:
     return training.matmul in QUANTIZED
 
 
+def keeps_quantized(training: Training) -> bool:
+    """True if linear maps keep their inputs, and weights, as they were multiplied: those of Transformer Engine do.
+
+    TorchAO's keep both in the training's precision and quantize them again (matmul_with_hp_or_float8_args); its three
+    tables, on H100, MI300X and B200, show the same memory with each recipe as in 16 bit.
+    """
+    return is_quantized(training) and not training.by_pytorch
+
+
 def input_bytes(training: Training) -> float:
-    """Bytes of one number that a linear map of a layer keeps of its input until W: quantized ones, where it has any."""
-    return quantized_bytes(training.matmul) if is_quantized(training) else element_bytes(training.precision)
+    """Bytes of one number that a linear map of a layer keeps of its input until W."""
+    return quantized_bytes(training.matmul) if keeps_quantized(training) else element_bytes(training.precision)
 
 
 def gradient_bytes(training: Training) -> int:
@@ -73,7 +82,7 @@ def weight_bytes(training: Training, *, transposed: bool = True) -> float:
     """
     if training.lora is not None and training.lora.base_bytes is not None:
         return training.lora.base_bytes  # a transpose is made for each product: nothing updates the weight
-    if not is_quantized(training):
+    if not keeps_quantized(training):
         return element_bytes(training.precision)
     copies = 2 if transposed or training.matmul != "fp8" else 1
     wide = 0 if training.fp8_param_gather else element_bytes(training.precision)
@@ -145,7 +154,7 @@ def split_width_bytes(model: Model, training: Training) -> float:
     """
     attention = attention_width(model) * element_bytes(training.precision)
     lora = training.lora
-    own = is_quantized(training) if lora is None else lora.dropout > 0  # else it is what attention keeps anyway
+    own = keeps_quantized(training) if lora is None else lora.dropout > 0  # else it is what attention keeps anyway
     copy = context_width(model) * kept_input_bytes(training, "linear_proj") if own else 0.0
     return attention + copy + _mlp_bytes(model, training)
 
@@ -170,7 +179,7 @@ def _inner_bytes(model: Model, training: Training, inner: float) -> float:
     else two. Quantized or frozen, the fused nonlinearity keeps its input, and the output projection its own."""
     wide, number = element_bytes(training.precision), 2 if model.gated_mlp else 1
     stored = 1 if training.activation_func_fp8_input_store else wide
-    if training.lora is None and not is_quantized(training):
+    if training.lora is None and not keeps_quantized(training):
         return inner * number * (stored + wide)
     return inner * (number * stored + kept_input_bytes(training, "linear_fc2"))
 
@@ -190,10 +199,10 @@ def freed_widths(model: Model, training: Training, operation: str) -> tuple[floa
     has, and of what they divide. Both norms: their results. The MLP, or the experts: all but their input. The
     nonlinearity of the experts: its result and, where gated, the product with the other factor. Latent attention:
     queries, keys and values, in place of which the narrow vectors are kept. ``op``: norms, the stream between attention
-    and MLP, what every second product makes, or every quantized one. `score_activation_bytes` counts scores.
+    and MLP, what every second product makes. `score_activation_bytes` counts scores.
     """
     at, latent, wide = model.experts, model.latent_attention, element_bytes(training.precision)
-    made = input_bytes(training) if is_quantized(training) else wide * (2 if model.gated_mlp else 1)
+    made = input_bytes(training) if keeps_quantized(training) else wide * (2 if model.gated_mlp else 1)
     widths = {
         "layernorm": (_norm_bytes(model, training), 0.0),
         "mlp": (0.0, _mlp_bytes(model, training)),
@@ -205,9 +214,8 @@ def freed_widths(model: Model, training: Training, operation: str) -> tuple[floa
         narrow = latent.query_rank + latent.kv_rank + latent.rope_dim
         widths["mla_up_proj"] = (-narrow * wide, (model.attention_hidden + 2 * model.kv_hidden) * wide)
     if operation == "op":
-        heads, keys, inner = model.attention_hidden * wide, model.kv_hidden * wide, _mlp_bytes(model, training)
-        split = inner + heads if is_quantized(training) else inner * (0.75 if model.gated_mlp else 0.5) - keys
-        return _norm_bytes(model, training) + model.hidden * wide, split + 2 * keys
+        split = _mlp_bytes(model, training) * (0.75 if model.gated_mlp else 0.5) + model.kv_hidden * wide
+        return _norm_bytes(model, training) + model.hidden * wide, split
     return widths[operation]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from farpipe.core.errors import InfeasibleError
-from farpipe.core.spec import Device, Matmul, Precision, Rate, Training
+from farpipe.core.spec import Device, Matmul, Precision, Training, rate_name
 from farpipe.planning.cost import memory
 from farpipe.planning.cost.calibration import Calibration
 from farpipe.planning.cost.flops import Product
@@ -80,11 +80,6 @@ class Speed:
     def traffic_s(self, num_bytes: float) -> float:
         """Seconds to move `num_bytes` to or from memory."""
         return num_bytes / self.bytes_per_s
-
-
-def rate_name(precision: Precision, matmul: Matmul) -> Rate:
-    """The rate of a device that matrix products run at."""
-    return precision if matmul == "same" else matmul
 
 
 def peak_flops_per_s(device: Device, training: Training) -> float:

@@ -1,8 +1,10 @@
 """Traffic inside a device beside what a layer keeps: of experts, and of operations that no library fuses."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from farpipe.core.spec import Model, Training
+from farpipe.planning.cost.flops import Product
 from farpipe.planning.cost.layout import Layout
 from farpipe.planning.cost.memory import element_bytes, is_quantized, microbatch_tokens, quantized_bytes
 
@@ -12,6 +14,29 @@ Engine's kernel lacks, has PyTorch's operations turn them one by one (rope_utils
 BIAS_BYTES: Final = {"alltoall": (12, 16), "flex": (28, 40)}
 """Bytes for each number that leaves experts, in forward and backward: PyTorch's operations scale the second bias by the
 router's weights and add it (TEGroupedMLP._apply_bias of Megatron-Core), behind DeepEP and HybridEP in 32 bit."""
+
+ROWWISE_BYTES: Final = 5.25
+"""Bytes that a number crosses memory more, each time that it is scaled along rows and not with its whole tensor, whose
+traffic is in the 8-bit share of the peak. A factor of three products is scaled along its rows and, for another product,
+along its columns, in passes of their own. Fitted to TorchAO's steps on H100 (5.4); those on MI300X ask for 5.1."""
+ROWWISE_GATHERED: Final = 2
+"""Times as many under tensor parallelism, where nothing is gathered in 8 bit: 8B and 70B of torchtitan's asyncTP page
+(TP 8) ask for 2.1 and 1.9."""
+
+
+def scaling_traffic_bytes(training: Training, layout: Layout, products: Iterable[Product]) -> tuple[float, float]:
+    """Bytes that scales for every row move more than one for a tensor in forward and backward; 0 without them.
+
+    The forward scales inputs and weights, the backward both along the other side, and gradients along both.
+    """
+    if training.matmul != "fp8_rowwise":
+        return 0.0, 0.0
+    there = grads = 0.0
+    for at in products:
+        there += at.count * at.depth * (at.rows + at.columns)
+        grads += at.count * at.rows * at.columns
+    each = ROWWISE_BYTES * (ROWWISE_GATHERED if layout.tensor > 1 else 1)
+    return each * there, each * (there + 2 * grads)
 
 
 def rotary_traffic_bytes(model: Model, training: Training, layout: Layout) -> tuple[float, float]:

@@ -12,10 +12,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from farpipe.core.spec import Model, Site, Training
+from farpipe.core.spec import Model, Site, Training, rate_name
 from farpipe.core.units import counted
 from farpipe.planning.cost.layout import Layout
-from farpipe.planning.cost.speed import rate_name
 from farpipe.planning.cost.stage import JobCosts
 
 THIN: Final = 512
