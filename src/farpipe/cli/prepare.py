@@ -8,7 +8,7 @@ import typer
 from farpipe.cli.options import with_groups
 from farpipe.cli.output import second_name
 from farpipe.cli.run_options import RunOptions, show_planned
-from farpipe.core.errors import UsageError
+from farpipe.core.errors import InputError, UsageError
 from farpipe.core.strict import write_text
 
 if TYPE_CHECKING:
@@ -41,10 +41,15 @@ def prepare(
     from farpipe.engine.lock import only_run
 
     place = options.place()
-    document, costs = options.load_plan(computes_here=False)
+    document, of_run = options.load_plan(computes_here=False)
     plan = document.plan
+    if of_run.get("site_plans"):
+        raise InputError(
+            f"{options.job}: the sites would have unlike layouts, which `farpipe train` starts, but no command of "
+            'torchrun or Slurm; say layout.replicas = "across" in the job for one layout at all of them'
+        )
     show_planned(plan, options.device_for(plan.job), to_stderr=False)
-    spec = run_spec_of(plan, emulate_links=False, resume=place.resume, **options.settings(plan, costs))
+    spec = run_spec_of(plan, emulate_links=False, resume=place.resume, **options.settings(plan), **of_run)
     if change := place.change_of(plan):
         typer.echo(change, err=True)
     with only_run(place.run_dir, make=True):

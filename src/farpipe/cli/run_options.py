@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from farpipe.engine.launch.directory import RunPlace
     from farpipe.engine.run_settings import DeviceKind
     from farpipe.planning import Plan, PlanDocument
-    from farpipe.planning.cost.chunks import ChunkCosts
 
 TCP_NOTE = (
     "note: the plan assumes NVLink and InfiniBand inside a site; farpipe's engine sends everything over TCP from the "
@@ -48,8 +47,8 @@ class RunOptions:
         Path | None, typer.Option(help="Continue from this run's newest good checkpoint, or from this checkpoint.")
     ] = None
 
-    def load_plan(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
-        """Load or make the plan, once its text was read; with what chunks cost for a job with `data.packing`.
+    def load_plan(self, *, computes_here: bool) -> "tuple[PlanDocument, dict[str, Any]]":
+        """Load or make the plan, once its text was read; with the settings of its run on chunks, or of unlike sites.
 
         `computes_here`: InputError where this machine has not the device.
         """
@@ -84,14 +83,11 @@ class RunOptions:
             raise UsageError("--resume has nothing to continue: a rehearsal trains nothing")
         return choose_run_dir(self.run_dir, brought(self.resume, self.run_dir))
 
-    def settings(self, plan: "Plan", costs: "tuple[ChunkCosts, ...]") -> dict[str, Any]:
+    def settings(self, plan: "Plan") -> dict[str, Any]:
         """The settings of the run of `plan` that these options ask for."""
-        from farpipe.engine.launch.runs import chunk_settings
+        return {"num_steps": self.steps or plan.job.training.num_steps, "device": self.device_for(plan.job)}
 
-        num_steps = self.steps or plan.job.training.num_steps
-        return {"num_steps": num_steps, "device": self.device_for(plan.job)} | chunk_settings(plan.job, costs)
-
-    def _plan_of_file(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
+    def _plan_of_file(self, *, computes_here: bool) -> "tuple[PlanDocument, dict[str, Any]]":
         from farpipe.planning import PlanDocument
 
         document = _with_keys_of_a_run(PlanDocument.load(self.job), self.given)
@@ -101,21 +97,26 @@ class RunOptions:
         if plan.job.data.packing is not None:
             raise UsageError(f"{self.job}: with data.packing every step is planned separately; give the job")
         self._check(plan.job, computes_here=computes_here)
-        return document, ()
+        return document, {}
 
-    def _plan_of_job(self, *, computes_here: bool) -> "tuple[PlanDocument, tuple[ChunkCosts, ...]]":
+    def _plan_of_job(self, *, computes_here: bool) -> "tuple[PlanDocument, dict[str, Any]]":
         from farpipe.cli.planned import errors_of, load_profiles
+        from farpipe.engine.launch.runs import chunk_settings, site_settings
         from farpipe.planning import find
         from farpipe.planning.explain import explained
+        from farpipe.planning.explain.by_site import plans_by_site
 
         job = job_with(self.job, self.given)
         self._check(job, computes_here=computes_here)
-        job = self._within_engine(job) if job.data.packing is None else job
         with status("planning" if job.data.packing is None else "planning the first batch"):
             profiles = load_profiles(job, self.profile or ())
             with errors_of(self.job):
+                if (by_site := plans_by_site(job, profiles)) is not None:
+                    typer.echo(f"planning for farpipe's engine: {by_site.verdict}", err=True)
+                    return by_site.document, site_settings(by_site)
+                job = self._within_engine(job) if job.data.packing is None else job
                 found = find(job, profiles)[0]
-            return explained(found), found.chunk_costs
+            return explained(found), chunk_settings(job, found.chunk_costs)
 
     def _within_engine(self, job: "Job") -> "Job":
         """The job pinned to what the engine can run; a line says so, for `farpipe plan` doesn't pin it."""

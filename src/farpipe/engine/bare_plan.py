@@ -1,4 +1,4 @@
-"""A plan that no planner made, for rehearsals of an order and for steps whose figures are given."""
+"""What ranks read of a plan: of one that no planner made, for rehearsals of an order, or of one site's own."""
 
 from typing import Annotated, Any, Self
 
@@ -10,10 +10,11 @@ from farpipe.core.spec.part import Count, Natural, Part, SiteName, fault
 from farpipe.core.spec.recompute import Recompute
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.strict import expect_format, validate
+from farpipe.planning import Plan
 
 
 class BarePlan(Part):
-    """What ranks read of a plan, where no planner made one: an order to rehearse, or a step whose figures are given.
+    """What ranks read of a plan: an order to rehearse, a step whose figures are given, or what one site does.
 
     Its names are those of a Plan, but everything about a model may be missing.
     """
@@ -48,6 +49,11 @@ class BarePlan(Part):
         if self.replicas and self.replicas[0] != self.sites:
             raise fault(f"the first replica is at {self.replicas[0]}, but sites are {self.sites}", "replicas")
         return self
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """That of a planner's plan."""
+        return cls(**{name: getattr(plan, name) for name in cls.model_fields})
 
     def to_body(self) -> dict[str, Any]:
         """All of it, for JSON."""

@@ -13,9 +13,8 @@ def check_local_steps(run: RunSettings, training: Training, replicas: Sequence[S
     names = [name for one in sites for name in one]
     if any(len(one) > 1 for one in sites) or len({*names}) < 2:
         raise fault("needs whole replicas at two sites or more; pin layout.data and layout.sites", "local_steps")
-    shares = [plan.training.global_batch for plan in run.site_plans if plan.training is not None]
-    if run.site_plans and (sum(shares) != training.global_batch or len({*names}) < len(names)):
-        raise fault(f"the sites {', '.join(names)} have {shares} of {training.global_batch} sequences", "site_plans")
+    if run.site_plans and (len({*names}) < len(names) or any(plan.training is None for plan in run.site_plans)):
+        raise fault(f"each of the sites {', '.join(names)} needs one plan, with its share of the batch", "site_plans")
     if not run.site_plans and len({*names}) < len(names) and training.zero not in (2, 3):
         raise fault("needs training.zero = 2 or 3 with several replicas at each site", "local_steps")
     others = (run.replan, run.chunk_costs, run.light_paths, *run.link_changes)

@@ -11,9 +11,10 @@ import torch
 
 from benchmarks.shared.disturbed import is_rank, processes_of
 from elastic_runs import MODEL, elastic_run
+from farpipe.cli.runs import load_run, write_pages
 from farpipe.core.schedule.library import order
 from farpipe.core.simulate.timeline import Timeline
-from farpipe.core.spec import LocalSteps
+from farpipe.core.spec import LocalSteps, parse_job
 from farpipe.core.step import Hop, Problem, Rank, Stage
 from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.files import Checkpoint, Piece
@@ -23,6 +24,7 @@ from farpipe.engine.data.batches import load_batches
 from farpipe.engine.executor.optimizer import Optimizer, learning_rate
 from farpipe.engine.figures.metrics import Summary
 from farpipe.engine.launch.run import run
+from farpipe.engine.launch.runs import train
 from farpipe.engine.outer.outer_optimizer import fragments_of, mean_of, merge, outer_update
 from farpipe.engine.outer.sites import sites_of
 from farpipe.engine.run_spec import RunSpec
@@ -169,6 +171,56 @@ def test_sites_of_unlike_layouts_and_shares_train_one_model(tmp_path):
     spec = with_plans(local_run(LocalSteps(every=3, momentum=0.5)), [(2, 12), (1, 4)])
     run(spec, tmp_path / "run", allow_plaintext=True)
     expect_reference(tmp_path / "run", spec, (12, 4))
+
+
+UNLIKE = """
+[model]
+num_layers = 4
+hidden = 64
+num_heads = 4
+ffn_hidden = 176
+vocab_size = 256
+
+[training]
+sequence_length = 64
+global_batch = 24
+microbatch_size = 2
+num_steps = 6
+precision = "fp32"
+local_steps = { every = 3 }
+
+[[cluster.sites]]
+name = "zurich"
+device = "cpu"
+num_devices = 2
+
+[[cluster.sites]]
+name = "lugano"
+device = "cpu"
+num_devices = 1
+
+[[cluster.links]]
+between = ["zurich", "lugano"]
+latency = "10 ms"
+bandwidth = "100 Mbit/s"
+"""
+
+
+@pytest.mark.slow
+def test_a_job_of_unlike_sites_is_planned_site_by_site_and_trained(tmp_path):
+    done = train(parse_job(UNLIKE), tmp_path / "run")
+    assert [line["sites"] for line in done.metrics] == [["zurich", "lugano"]] * 6
+    shares = {plan.sites[0]: plan.training.global_batch for plan in done.settings.site_plans}
+    assert sum(shares.values()) == 24
+    assert shares["zurich"] > shares["lugano"]
+    assert {plan.sites[0]: plan.problem.num_ranks for plan in done.settings.site_plans} == {"zurich": 2, "lugano": 1}
+    model, training = done.plan.model, done.plan.training
+    whole = make_stage(model, training, StageSlice(0, 4, True, True), numerics_of(training), "cpu").module
+    first, other = (kept(tmp_path / "run", site, 6, dict(whole.named_parameters())) for site in SITES)
+    assert all(torch.equal(first[name], other[name]) for name in first)
+    shown = load_run(tmp_path / "run")
+    write_pages([shown], tmp_path / "page.html", tmp_path / "trace.json")
+    assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -139,10 +139,9 @@ def _run_sites(
     rank_program: Sequence[str],
     stack: ExitStack,
 ) -> Summary:
-    """Run every site by itself, and put their figures together."""
-    record = stack.enter_context(
-        closing(Record(run_dir, sites_of(spec), on_step, None if spec.local_steps else on_notice))
-    )
+    """Run every site by itself, and put their figures together; the timeline is of the plan's site before others."""
+    sites = sorted(sites_of(spec), key=lambda site: site != spec.places.sites[0])
+    record = stack.enter_context(closing(Record(run_dir, sites, on_step, None if spec.local_steps else on_notice)))
     run_sites(
         spec,
         run_dir,

@@ -17,6 +17,7 @@ from farpipe.core.simulate import Timeline
 from farpipe.core.spec import Job
 from farpipe.core.spec.run_keys import ReplanSettings
 from farpipe.core.strict import explain, nearest
+from farpipe.engine.bare_plan import BarePlan
 from farpipe.engine.checkpoint.bucket import brought
 from farpipe.engine.figures.metrics import (
     METRICS_NAME,
@@ -36,6 +37,7 @@ from farpipe.planning import Plan, PlanDocument, find
 from farpipe.planning.cost.chunks import ChunkCosts
 from farpipe.planning.cost.speed import peak_flops_per_s
 from farpipe.planning.explain import explained
+from farpipe.planning.explain.by_site import PlansBySite, plans_by_site
 from farpipe.planning.planner.chunked import SEARCHED
 from farpipe.planning.planner.engine import groups_documents, plan_obstacle, within_engine
 
@@ -132,15 +134,22 @@ def train(
 
 
 def _planned(plan: Plan | PlanDocument | Job) -> tuple[PlanDocument, dict[str, Any]]:
-    """The plan that is to be trained, and the settings of a run on chunks that follow from it."""
+    """The plan that is to be trained, and the settings of a run on chunks or of unlike sites that follow from it."""
     expect_kind("train: plan", plan, (Plan, PlanDocument, Job), "a Plan or a Job, such as farpipe.load_job(FILE) reads")
     if not isinstance(plan, Job):
         return plan if isinstance(plan, PlanDocument) else PlanDocument(plan=plan), {}
+    if (by_site := plans_by_site(plan)) is not None:
+        return by_site.document, site_settings(by_site)
     job, note = within_engine(plan) if plan.data.packing is None else (plan, "")
     if note:
         warnings.warn(f"farpipe.train: planned for farpipe's engine, with {note}", stacklevel=3)
     found = find(job)[0]
     return explained(found), chunk_settings(plan, found.chunk_costs)
+
+
+def site_settings(by_site: PlansBySite) -> dict[str, Any]:
+    """The settings of a run whose sites have plans of their own."""
+    return {"site_plans": tuple(BarePlan.of(plan) for plan in by_site.plans)}
 
 
 def chunk_settings(job: Job, costs: tuple[ChunkCosts, ...]) -> dict[str, Any]:
@@ -154,9 +163,10 @@ def run_spec_of(plan: Plan, **settings: Any) -> RunSpec:
     InputError names what the engine can't run, and what to change in the job.
     """
     device = settings.pop("device", None) or device_of(plan.job)
-    obstacle, change = plan_obstacle(plan)
+    obstacle, change = ("", "") if settings.get("site_plans") else plan_obstacle(plan)
     if obstacle:
-        raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; plan again with {change}")
+        instead = f"plan again with {change}" if change else "give the job in place of its plan"
+        raise InputError(f"the engine can't run this yet, only plan it: {obstacle}; {instead}")
     if plan.job.data.packing is not None and settings.get("chunk_costs") is None:
         raise InputError("with data.packing every step is planned separately: give the job instead of its plan")
     if device == "sleep" and settings.get("group_costs"):

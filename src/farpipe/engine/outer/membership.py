@@ -22,7 +22,7 @@ from farpipe.engine.outer.giving import AT, Giving
 from farpipe.engine.outer.joining import World
 from farpipe.engine.outer.meeting import BEHIND, Offer
 from farpipe.engine.outer.replica_sum import shares_of
-from farpipe.engine.outer.world import SiteAgent, join, outer_config
+from farpipe.engine.outer.world import SiteAgent, join, links_of, outer_config
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.transport import Transport
 
@@ -170,7 +170,7 @@ class Membership:
     def _late_steps(self, world: World) -> int:
         """Steps that others may do while they hear of the step of entry."""
         runs_apart = [place for place in world.others(waiting=False) if world.offer.members[place] not in self.members]
-        latency_s = max((link.latency_s for link in self._run.plan.problem.links.values()), default=0.0)
+        latency_s = max((link.latency_s for link in links_of(self._run).values()), default=0.0)
         return math.ceil(2 * latency_s / max(self.step_s, 1e-3)) if runs_apart else 0
 
     def _say(self, num_steps: int) -> None:

@@ -54,8 +54,14 @@ def run_at(run: RunSpec, site: str) -> RunSpec:
 def _of_whole(run: RunSpec) -> dict[str, object]:
     """What a site has of the whole run: the checkpoint to go on from, and with local steps the whole batch."""
     training = run.plan.training
-    whole = None if training is None or run.local_steps is None else training.global_batch
+    whole = None if training is None or run.local_steps is None else _batch_of(run)
     return {"resume": _resumed(run.resume), "whole_batch": whole}
+
+
+def _batch_of(run: RunSpec) -> int:
+    """Sequences of a step of all sites."""
+    plans = run.site_plans or (run.plan,)
+    return sum(plan.training.global_batch for plan in plans if plan.training is not None)
 
 
 def _training_at(run: RunSpec, site: str) -> Training | None:
@@ -73,8 +79,7 @@ def share_of(run: RunSpec, site: str) -> tuple[int, int]:
     """With local steps: sequences of a whole batch that sites before `site` train on, and those of the whole batch."""
     before = itertools.takewhile(lambda other: other != site, sites_of(run))
     sizes = [run_at(run, other).plan.training for other in before]
-    assert run.plan.training is not None
-    return sum(one.global_batch for one in sizes if one is not None), run.plan.training.global_batch
+    return sum(one.global_batch for one in sizes if one is not None), _batch_of(run)
 
 
 def _resumed(path: str | None) -> str | None:

@@ -7,12 +7,15 @@ them. It breaks as every Transport does, with a RunError in whoever uses it; the
 import hmac
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import permutations
 from typing import Any, Final, NamedTuple
 
+from farpipe.core.step import Link
 from farpipe.engine.links import LinkShape
 from farpipe.engine.outer.calls import Caller
 from farpipe.engine.outer.environment import Agents
 from farpipe.engine.outer.meeting import Offer
+from farpipe.engine.outer.sites import sites_of
 from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.transport import Rendezvous, Transport, TransportConfig, connect
 from farpipe.engine.transport.inbox import Allocate, allocate_bytes
@@ -113,13 +116,9 @@ def outer_config(run: RunSpec, members: Sequence[int], agents: Agents, step_s: f
     steps is given up.
     """
     sites = tuple(agents.sites[site] for site in members)
-    links = run.plan.problem.links
-    names = {
-        (a, b): f"{sites[a]}>{sites[b]}"
-        for a in range(len(sites))
-        for b in range(len(sites))
-        if sites[a] != sites[b] and f"{sites[a]}>{sites[b]}" in links
-    }
+    links = links_of(run)
+    pairs = permutations(range(len(sites)), 2)
+    names = {(a, b): f"{sites[a]}>{sites[b]}" for a, b in pairs if f"{sites[a]}>{sites[b]}" in links}
     shapes = link_shapes(run)
     patience_s = patience(step_s)
     return TransportConfig(
@@ -140,9 +139,13 @@ def outer_config(run: RunSpec, members: Sequence[int], agents: Agents, step_s: f
 
 def link_shapes(run: RunSpec) -> dict[str, LinkShape]:
     """The emulated links between the sites of `run`, by name."""
-    problem = run.plan.problem
-    between = {name: link for name, link in problem.links.items() if problem.between_sites[name]}
-    return {name: LinkShape(link.latency_s, link.bandwidth_bytes_per_s) for name, link in between.items()}
+    return {name: LinkShape(link.latency_s, link.bandwidth_bytes_per_s) for name, link in links_of(run).items()}
+
+
+def links_of(run: RunSpec) -> dict[str, Link]:
+    """The links between the sites of `run` that are known, by name."""
+    found = {f"{a}>{b}": run.link_between(a, b) for a, b in permutations(sites_of(run), 2)}
+    return {name: link for name, link in found.items() if link is not None}
 
 
 def patience(step_s: float) -> float:

@@ -8,7 +8,7 @@ Gradients go round a ring of sites and are not hidden; differences go from each 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import ceil, inf
@@ -131,11 +131,8 @@ def _share_in_words(one: Evaluated, share: int) -> str:
 def separate_sites(job: Job, costs: JobCosts, until_s: float = inf) -> Iterator[SeparateSites]:
     """Every set of the fastest sites with shares of the batch, exchanging gradients every step.
 
-    None where no two sites can exchange: no memory, no ring of links, or pins that differ between layouts. Stops when
-    the clock (`time.monotonic`) is past `until_s`.
+    None where no two sites can exchange: no memory, or no ring of links. Stops when `time.monotonic` is past `until_s`.
     """
-    if _pins_one_layout(job):
-        return
     batch, best_of = job.training.global_batch, _Alone(job, costs)
     every = {site.name: best_of(site, batch) for site in strongest(job.cluster.sites, MAX_SITES)}
     alone = {name: best for name, best in every.items() if best is not None}
@@ -149,6 +146,12 @@ def separate_sites(job: Job, costs: JobCosts, until_s: float = inf) -> Iterator[
             one = _joined(job, best_of, ring, [share_of[site.name] for site in ring])
             if one is not None:
                 yield one
+
+
+def fastest_exchange(every: Iterable[SeparateSites], local: LocalSteps, cluster: Cluster) -> SeparateSites | None:
+    """Of the sets of sites that can exchange after local steps the one with the shortest step."""
+    found = (one.exchanging(local, cluster) for one in every)
+    return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
 
 
 def planned_in_full(job: Job, costs: JobCosts, one: SeparateSites, until_s: float = inf) -> SeparateSites:
@@ -172,7 +175,7 @@ def _searched(job: Job, costs: JobCosts, site: Site, part: Evaluated, share: int
     return min([part, *found], key=lambda each: each.step_s)
 
 
-def _pins_one_layout(job: Job) -> bool:
+def pins_one_layout(job: Job) -> bool:
     """True if the job pins what would differ between those that train separately."""
     pins = job.layout
     return any((pins.pipeline, pins.data, pins.layers, pins.num_microbatches, (pins.context or 1) > 1, pins.sites))

@@ -13,7 +13,13 @@ from farpipe.planning.cost.money import money_of_step
 from farpipe.planning.explain.changes import LIMIT_S
 from farpipe.planning.explain.goodput import with_goodput
 from farpipe.planning.explain.limits import WORTH_NAMING, limit_of
-from farpipe.planning.explain.separate_sites import SeparateSites, planned_in_full, separate_sites
+from farpipe.planning.explain.separate_sites import (
+    SeparateSites,
+    fastest_exchange,
+    pins_one_layout,
+    planned_in_full,
+    separate_sites,
+)
 from farpipe.planning.planner.bandwidth import link_bytes
 from farpipe.planning.planner.evaluate import Evaluated, whole
 from farpipe.planning.planner.plan import Strategy, StrategyKind
@@ -114,14 +120,14 @@ def _separate(job: Job, costs: JobCosts, until_s: float) -> Iterator[Strategy]:
     Where the sites are identical, exchanging gradients every step is replicas, which are a strategy already. The
     exchange in 8 bits is left out where it takes less than WORTH_NAMING of the step.
     """
-    every = list(separate_sites(job, costs, until_s))
+    every = [] if pins_one_layout(job) else list(separate_sites(job, costs, until_s))
     if not every:
         return
     best = min(every, key=lambda one: one.step_s)
     if not best.identical and job.training.local_steps is None:
         yield _strategy(job, costs, "replicas", best)
     local = job.training.local_steps or LOCAL_STEPS
-    fastest = _fastest(every, local, job)
+    fastest = fastest_exchange(every, local, job.cluster)
     if fastest is None:
         return
     rarely = planned_in_full(job, costs, fastest, until_s)
@@ -129,17 +135,11 @@ def _separate(job: Job, costs: JobCosts, until_s: float) -> Iterator[Strategy]:
         yield _strategy(job, costs, "local steps", rarely, "" if job.training.local_steps else _between(local))
     narrow = local.model_copy(update={"wire_type": "int8"})
     if rarely.exchange_s > WORTH_NAMING * rarely.step_s and narrow.bytes_per_param < local.bytes_per_param:
-        narrower = _fastest(every, narrow, job)
+        narrower = fastest_exchange(every, narrow, job.cluster)
         assert narrower is not None, "the same sites have links"
         same = (narrower.sites, narrower.shares) == (rarely.sites, rarely.shares)
         narrower = replace(narrower, found=rarely.found) if same else planned_in_full(job, costs, narrower, until_s)
         yield _strategy(job, costs, "local steps", narrower, _between(narrow))
-
-
-def _fastest(every: Sequence[SeparateSites], local: LocalSteps, job: Job) -> SeparateSites | None:
-    """Of the sets of sites that can exchange after local steps the one with the shortest step."""
-    found = (one.exchanging(local, job.cluster) for one in every)
-    return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
 
 
 def _between(local: LocalSteps) -> str:

@@ -67,9 +67,15 @@ def _from_afar(job: Job, costs: JobCosts, plan: Plan) -> Plan | None:
 
 def engine_words(found: ByTrain, step_s: float) -> str:
     """What the engine can't run of a plan that takes `step_s`, what to change in the job, and what it runs then."""
-    said = f"farpipe's engine can't run this plan yet ({found.obstacle}); with {found.change} in the job it can"
+    said = f"farpipe's engine can't run this plan yet ({found.obstacle}); {_remedy(found)}"
     words = "" if found.step_s is None else f": {'by a quick search ' * found.quick}{_fastest(found, step_s)}"
     return f"{said}{words}."
+
+
+def _remedy(found: ByTrain) -> str:
+    if not found.change:
+        return "given the job, it trains each site in a layout of its own"
+    return f"with {found.change} in the job it can"
 
 
 def _fastest(found: ByTrain, step_s: float) -> str:
@@ -84,6 +90,6 @@ def marked(verdict: str, plan: Plan, found: ByTrain | None) -> str:
         return verdict
     said = f"{verdict or f'Use {plan.where}.'} Only an export can run it, train can't ({found.obstacle})"
     if found.step_s is None:
-        return f"{said}; with {found.change} in the job it can."
+        return f"{said}; {_remedy(found)}."
     name = "a quick search found for it" if found.quick else "its fastest is"
     return f"{said}; {name} {_fastest(found, plan.prediction.step_s)}."

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product, starmap
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +15,7 @@ from farpipe.core.spec.lora import PARTS
 from farpipe.core.spec.recompute import OF_TRANSFORMERS, operations_of
 from farpipe.planning.cost import Layout, settle
 from farpipe.planning.planner.candidates import context_degrees, tensor_degrees
+from farpipe.planning.planner.refinement import identical
 
 if TYPE_CHECKING:
     from farpipe.planning.planner.plan import Plan
@@ -103,7 +104,10 @@ def _adapter_obstacles(lora: Lora | None, model: Model) -> dict[str, str]:
 
 
 def plan_obstacle(plan: "Plan") -> tuple[str, str]:
-    """The part of a plan that the engine can't run, and what to change in the job; both empty where it can run all."""
+    """The part of a plan that the engine can't run, and what to change in the job; both empty where it can run all.
+
+    The second alone is empty where the job itself can be trained, each site in a layout of its own.
+    """
     is_ours = not plan.job.model.is_of_transformers and plan.job.model.module is None
     special = [f"model.{key}" for key in PLANNED_ONLY if is_ours and getattr(plan.job.model, key)]
     model = dict.fromkeys(special, "model.hugging_face, the folder of such a model")
@@ -130,23 +134,24 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
         model[f"data.packing with {'model.module' if kind is None else f'a model of type {kind!r}'}"] = (
             "no data.packing"
         )
-    layout |= _of_separate_sites(training, plan.layout)
+    layout |= _of_separate_sites(plan.job, training, plan.layout)
     layout |= _without_barrier(plan.job, training, plan.layout)
     if plan.job.model.is_of_transformers and plan.job.model.hugging_face is None:
         model |= _of_experts(plan)
     changes = (
         model | uncut | _narrow(plan.job.model) | _of_balancing(plan.job) | _of_dropout(plan.job) | layout | of_training
     )
-    return ", ".join(changes), ", ".join(dict.fromkeys(changes.values()))
+    return ", ".join(changes), ", ".join(change for change in dict.fromkeys(changes.values()) if change)
 
 
-def _of_separate_sites(training: Training, layout: Layout) -> dict[str, str]:
+def _of_separate_sites(job: Job, training: Training, layout: Layout) -> dict[str, str]:
     """Obstacles to sites that are runs of their own, and what to say instead."""
     key = "local_steps" if training.local_steps is not None else "elastic" if training.elastic else ""
     has_one_each = layout.data_inside == 1
     able = {"local_steps": (0, 1, 2, 3), "elastic": (0, 2, 3)} if has_one_each else dict.fromkeys([key], (2, 3))
     if key and len(layout.replica_sites) < 2:
-        return {f"training.{key} with no replicas at two sites": 'layout.replicas = "across"'}
+        by_site = key == "local_steps" and not any(starmap(identical, combinations(job.cluster.sites, 2)))
+        return {f"training.{key} with no replicas at two sites": "" if by_site else 'layout.replicas = "across"'}
     if key and training.zero not in able[key]:
         return {f"training.{key} with training.zero = {training.zero}": f"training.zero = {able[key][0]}"}
     return {}
