@@ -49,6 +49,7 @@ sequence_length = {length}
 global_batch = {batch}
 microbatch_size = {size}
 precision = "fp32"
+kernels = "eager"
 zero = {zero}
 {training}
 

@@ -21,6 +21,10 @@ TCP_NOTE = (
     "note: the plan assumes NVLink and InfiniBand inside a site; farpipe's engine sends everything over TCP from the "
     "host's memory, so steps take longer where a site has several ranks"
 )
+EAGER_NOTE = (
+    'note: the plan counts fused kernels, and transformers\' own norms keep copies: set training.kernels to "eager" '
+    "where memory is tight"
+)
 WITHOUT_GPU = (
     "rehearse here with --device cpu, which computes, or --device sleep, which only sends and waits; `farpipe prepare` "
     "writes the commands for the sites"
@@ -154,6 +158,8 @@ def show_planned(plan: "Plan", device: str, *, to_stderr: bool) -> None:
     typer.echo("\n".join(str(plan).splitlines()[:2]), err=to_stderr)
     if device == "cuda":
         typer.echo(TCP_NOTE, err=to_stderr)
+        if plan.job.model.is_of_transformers and plan.job.training.kernels == "fused":
+            typer.echo(EAGER_NOTE, err=to_stderr)
 
 
 def check_text(job: "Job", device: str) -> None:

@@ -100,6 +100,21 @@ def test_quantized_weights_are_kept_in_both_directions(how, weight):
     assert memory.state_bytes(1000, training(**how), layout()) == pytest.approx(1000 * (weight + 4 + 12))
 
 
+def test_norms_of_pytorch_keep_the_normalised_numbers_too():
+    """Of Llama 2 of them a layer; of Qwen3 also those inside of attention, with what they norm."""
+    fused, eager = training(), training(kernels="eager")
+    tokens = memory.microbatch_tokens(fused, layout())
+    plain = llama()
+    more = [memory.kept_bytes(plain, one, layout()) for one in (fused, eager)]
+    assert more[1] - more[0] == tokens * 2 * plain.hidden * 4
+    qwen = llama(qk_norm=True)
+    more = [memory.kept_bytes(qwen, one, layout()) for one in (fused, eager)]
+    assert more[1] - more[0] == tokens * (2 * qwen.hidden * 4 + (qwen.attention_hidden + qwen.kv_hidden) * 6)
+    gpt = llama(norm="layernorm")
+    assert memory.kept_bytes(gpt, fused, layout()) == memory.kept_bytes(gpt, eager, layout())
+    assert memory.layer_traffic_bytes(qwen, eager, layout()) == memory.layer_traffic_bytes(qwen, fused, layout())
+
+
 def test_devices_that_multiply_in_any_layout_keep_no_transpose_of_tensor_scaled_weights():
     spec = training(matmul="fp8", fp8_param_gather=True)
     sizes = [memory.state_bytes(1000, spec, layout(), transposed=transposed) for transposed in (True, False)]
