@@ -82,8 +82,9 @@ def marked(verdict: str, plan: Plan, found: ByTrain | None) -> str:
     """The verdict with the word on what `train` can't run, and what it runs instead."""
     if found is None:
         return verdict
-    said = f"{verdict or f'Use {plan.where}.'} Only an export can run it, train can't ({found.obstacle})"
+    said = f"{verdict or f'Use {plan.where}.'} Only an export can run it"
     if found.step_s is None:
-        return f"{said}; with {found.change} in the job it can."
+        return f"{said}; train needs {found.change}."
+    said = f"{said}, train can't ({found.obstacle})"
     name = "a quick search found for it" if found.quick else "its fastest is"
     return f"{said}; {name} {_fastest(found, plan.prediction.step_s)}."
