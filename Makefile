@@ -71,8 +71,10 @@ errors: $(READY)  ## ranges and tables of errors after a change of the cost mode
 		docs/how-to/begin-with-what-you-have.md docs/how-to/two-nodes-slower-than-one.md
 	$(BIN)/python tests/test_frozen_output.py
 
-wheel: $(READY)  ## a wheel with compiled kernels for this platform and Python, in dist/; a minute of CPU
-	FARPIPE_KERNELS=1 $(BIN)/python -m pip wheel --no-deps --no-build-isolation --quiet -w dist .
+wheel:  ## a wheel with compiled kernels for this platform and Python, in dist/, from an environment without torch; two minutes of CPU
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt setuptools wheel .
+	FARPIPE_KERNELS=1 build/wheel/bin/python -m pip wheel --no-deps --no-build-isolation --quiet -w dist .
 
 docs: $(READY)  ## the documentation as a site, in build/site; broken links and anchors are errors
 	$(BIN)/python -m mkdocs build --strict --quiet

@@ -80,14 +80,18 @@ def check(options: CheckOptions) -> None:
     if options.html is not None:
         write_report(_page(comparison, steps), options.html)
     _show(comparison, options)
+    is_close = abs(comparison.error) <= options.tolerance
+    if is_close and not options.as_json:
+        typer.echo(f"The prediction agrees with the log: {comparison.error:+.1%}, within {options.tolerance:.0%}.")
     if options.calibrate is not None:
         _write_calibrated(job, pinned_by(steps.sizes, job)[0], comparison.measured.step_s, options)
-    if abs(comparison.error) > options.tolerance:
+    if not is_close:
         raise ToleranceError(f"the prediction is {comparison.error:+.1%} off, outside {options.tolerance:.0%}")
 
 
 def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     """The job with measured links, its log, and that beside the prediction."""
+    from farpipe.cli.compiling import compilation_announced
     from farpipe.cli.planned import load_profiles
     from farpipe.interop.comparison import compare
     from farpipe.interop.logs import read_log_of
@@ -106,7 +110,7 @@ def _compared(options: CheckOptions) -> "tuple[Job, StepLog, Comparison]":
     steps, given = measured(found, str(options.log)), options.profile or []
     traces = [*map(read_trace, options.trace or [])]
     profiles, notes = profile_of_any(traces, job) if traces and not given else ([], ())
-    with status("predicting the step"):
+    with compilation_announced(), status("predicting the step"):
         comparison = compare(job, steps, found, profiles or load_profiles(job, given), traces)
     return job, found, replace(comparison, notes=(*comparison.notes, *units, *notes))
 

@@ -29,7 +29,7 @@ class CompareOptions:
     given: JobKeys = None
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this schedule or search; may be repeated. Default: all."),
+        typer.Option(metavar="NAME", help="Only this schedule or search, or 'all'; may be repeated. Default: all."),
     ] = None
     time_limit: Annotated[
         float | None,
@@ -93,9 +93,11 @@ def _named(names: "Sequence[str]", search_s: float | None) -> list[str]:
     """`names` without repetitions; UsageError for one that nobody knows, or for seconds that no search would use."""
     from farpipe.planning.planner.orders import expect_known
     from farpipe.planning.search import SEARCHES
+    from farpipe.report.comparison import ALL
 
     for name in names:
-        expect_known(name)
-    if search_s and not set(names) & set(SEARCHES):
+        if name != ALL:
+            expect_known(name)
+    if search_s and not {ALL, *SEARCHES} & set(names):
         raise UsageError(f"--time-limit needs a search: add --method with one of {', '.join(SEARCHES)}")
     return list(dict.fromkeys(names))

@@ -136,12 +136,13 @@ def _print_outcome(outcome: "FleetOutcome", waits: "Waits") -> None:
 
 
 def _print_tables(outcomes: "list[FleetOutcome]") -> None:
-    from farpipe.fleet.outcome import verdict
+    from farpipe.report.fleet_page import verdict_lines
 
     console().print(_table(outcomes))
     if len(outcomes[0].tenants()) > 1:
         console().print(_tenants_table(outcomes))
-    for line in filter(None, (verdict(outcomes), _left_out(outcomes[0]), _one_site_only(outcomes[0]))):
+    verdict = verdict_lines(outcomes) if len(outcomes) > 1 else []
+    for line in filter(None, (*verdict, _left_out(outcomes[0]), _one_site_only(outcomes[0]))):
         typer.echo(line)
 
 

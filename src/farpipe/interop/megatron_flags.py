@@ -251,6 +251,6 @@ def is_round_robin(plan: "Plan") -> bool:
 def _expect_round_robin(plan: "Plan") -> None:
     if not is_round_robin(plan):
         raise InputError(
-            f"Megatron-LM has no stages in a V, as the plan's {plan.layout.virtual} per rank stand; plan again with "
-            'orders that it runs: method = "interleaved" in the job\'s [schedule]'
+            f"Megatron-LM can't run stages in a V, which this plan has ({plan.layout.virtual} per rank); plan again "
+            "with --set schedule.method=interleaved"
         )

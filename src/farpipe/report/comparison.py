@@ -25,6 +25,8 @@ from farpipe.report.tables import TableView, as_text
 SEARCHED: Final = ("greedy", "auto")
 """Searches that are added to the named schedules where seconds are given and no method is."""
 DEFAULT_SEARCH_S: Final = 10.0
+ALL: Final = "all"
+"""Stands for every named schedule among methods."""
 
 Searching = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
 """Context in which a search of that name runs, with what it reports its progress to."""
@@ -107,10 +109,10 @@ def compare(
 ) -> Comparison:
     """Compare schedules of one step, or timelines with each other.
 
-    Of a Problem or a Plan: every named schedule, or those of `methods` (names, ``FILE.py:FUNCTION``, functions); the
-    searches too where `search_s` gives seconds for each of them, or `methods` names them. A schedule that can't be used
-    has its reason in the table. Of several Timelines, such as ``plan.timeline`` and ``run.timeline``: their figures
-    with `names`, by default predicted and measured.
+    Of a Problem or a Plan: every named schedule, or those of `methods` (names, ``FILE.py:FUNCTION``, functions, and
+    ``all`` for every named one); the searches too where `search_s` gives seconds for each of them, or `methods` names
+    them. A schedule that can't be used has its reason in the table. Of several Timelines, such as ``plan.timeline`` and
+    ``run.timeline``: their figures with `names`, by default predicted and measured.
 
     Raises UsageError for an unknown method, or where timelines and schedules are mixed, InputError for arguments of
     another type.
@@ -145,12 +147,14 @@ def compare_orders(
     searching: Searching = lambda name: nullcontext(lambda progress: None),
 ) -> Comparison:
     """The schedules of `problem`; without `methods` a plan's `own` is among them, which a search may have found."""
-    tried = methods or _all_methods(problem, search_s)
+    asked = methods or (ALL,)
+    every = _all_methods(problem, search_s) if ALL in asked else []
+    tried = [*dict.fromkeys(one for method in asked for one in (every if method == ALL else (method,)))]
     for method in tried:
         expect_known(method)
     seconds = DEFAULT_SEARCH_S if search_s is None else search_s
     outcomes, bound_s = _outcomes(problem, tried, seconds, searching)
-    if own is not None and not methods and own.method not in tried:
+    if own is not None and ALL in asked and own.method not in tried:
         outcomes.append(Outcome.played(own.method, problem, own))
     outcomes.sort(key=_makespan_s)
     timelines = [outcome.timeline(problem) for outcome in outcomes]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from farpipe.core.errors import InputError
 from farpipe.core.units import counted, format_change, format_seconds
-from farpipe.fleet.outcome import FleetOutcome, most_finished, verdict
+from farpipe.fleet.outcome import ALIKE, FleetOutcome, most_finished, verdict
 from farpipe.fleet.policies import known_policies
 from farpipe.fleet.policies.worth import GRAMS_PER_TONNE
 from farpipe.report.figure import Markup
@@ -57,8 +57,12 @@ def verdict_lines(outcomes: Sequence[FleetOutcome]) -> list[str]:
 
 
 def best_of(outcomes: Sequence[FleetOutcome]) -> FleetOutcome | None:
-    """The shortest mean completion time of those that finished most jobs; None where none finished one."""
-    return min(most_finished(outcomes), key=_mean_s, default=None)
+    """The shortest mean completion time of those that finished most jobs, and of those that tie with it the least
+    money, then carbon; None where none finished one."""
+    able = most_finished(outcomes)
+    least_s = min(map(_mean_s, able), default=0.0)
+    tied = [one for one in able if _mean_s(one) - least_s <= ALIKE * least_s]
+    return min(tied, key=lambda one: (_usd(one) or 0.0, _tonnes(one) or 0.0), default=None)
 
 
 def beside_today(outcomes: Sequence[FleetOutcome]) -> TableView:
@@ -169,4 +173,7 @@ def _tons(tonnes: float | None) -> str:
 
 
 def _signed(value: float | None, write: Callable[[float | None], str]) -> str:
-    return "-" if value is None else f"{'-' if value < 0 else '+'}{write(abs(value))}"
+    if value is None:
+        return "-"
+    size = write(abs(value))
+    return f"{'-' if value < 0 else '+'}{size}" if set(size) & set("123456789") else "0"

@@ -9,6 +9,7 @@ from farpipe.core.errors import InfeasibleError, InputError, UsersCodeError, fau
 from farpipe.core.schedule import check
 from farpipe.core.schedule.library import Order, expect_order, order
 from farpipe.core.step import Hop, Link, Problem, Rank, Schedule, Stage, Transfer
+from farpipe.core.units import counted
 
 Shape = Literal["one stage per rank", "two stages per rank in a V", "stages round robin"]
 SIZES: Final = ((1, 1), (2, 1), (2, 4), (3, 7), (4, 8), (4, 16), (8, 12))
@@ -26,32 +27,40 @@ def check_order(method: str | Order) -> tuple[Shape, ...]:
     On steps of 1 to 8 ranks and 1 to 16 microbatches, with equal stages and with stages, microbatches and links that
     all differ, it must return a Schedule that keeps the rules of `farpipe.core.schedule.check`, and the same one when
     it is asked again. InputError and InfeasibleError are how an order says that it is not defined for a step; of one
-    shape at least it must be. Raises AssertionError with everything that is wrong, UsageError for an unknown name.
+    shape at least it must be. Raises AssertionError with each shape's first fault, UsageError for an unknown name.
     """
     if isinstance(method, str):
         expect_order(method)
     elif not callable(method):
         expect_kind("check_order: method", method, (), "the name of an order, FILE.py:FUNCTION, or a function")
-    broken: list[str] = []
+    broken: dict[Shape, list[str]] = {shape: [] for shape in _PLACES}
     defined: dict[Shape, None] = {}
     for shape, what, problem in problems():
         try:
             schedule = order(method, problem)
         except UsersCodeError as error:
-            broken.append(f"{what}: {error}")
+            broken[shape].append(f"{what}: {error}")
             continue
         except (InputError, InfeasibleError):
             continue
         except Exception as error:
-            broken.append(f"{what}: {fault_in(error)}")
+            broken[shape].append(f"{what}: {fault_in(error)}")
             continue
         if problem.num_ranks > 1:  # all shapes are the same on one rank
             defined[shape] = None
-        broken += [f"{what}: {why}" for why in _faults(method, problem, schedule)]
-    if not defined and not broken:
-        broken.append(f"it is defined for no step that was tried, not for {', nor for '.join(_PLACES)}")
-    assert not broken, "\n".join(broken)
+        broken[shape] += [f"{what}: {why}" for why in _faults(method, problem, schedule)]
+    found = [_told(shape, faults) for shape, faults in broken.items() if faults]
+    if not defined and not found:
+        found = [f"it is defined for no step that was tried, not for {', nor for '.join(_PLACES)}"]
+    assert not found, "\n".join(found)
     return tuple(defined)
+
+
+def _told(shape: Shape, faults: list[str]) -> str:
+    """The first fault in a shape, and what to do where no step of that shape worked."""
+    if len(faults) < 2 * len(SIZES):
+        return faults[0] if len(faults) == 1 else f"{faults[0]}\n({shape}: {len(faults)} such steps)"
+    return f"{faults[0]}\n({shape}: no step works; raise farpipe.core.errors.InputError if the order is not for it)"
 
 
 def _faults(method: str | Order, problem: Problem, schedule: Schedule) -> Iterator[str]:
@@ -70,7 +79,8 @@ def problems() -> Iterator[tuple[Shape, str, Problem]]:
     for shape, places in _PLACES.items():
         for num_ranks, num_microbatches in SIZES:
             for kind in ("equal", "different"):
-                what = f"{num_ranks} ranks, {num_microbatches} microbatches, {shape}, {kind} stages"
+                sizes = f"{counted(num_ranks, 'rank')}, {counted(num_microbatches, 'microbatch')}"
+                what = f"{sizes}, {shape}, {kind} stages"
                 ring = places([*range(num_ranks)])
                 yield shape, what, _problem(ring, num_ranks, num_microbatches, differ=kind == "different")
 

@@ -21,6 +21,8 @@ MAYBE_FAR: Final = 1.4
 """Ratio of the least estimate of all that `train` runs to the plan's step from which a quick search is worth trying:
 estimates of long pipelines are a fifth too short."""
 
+_BY_SITE: Final = "given the job, train has each site train in a layout of its own"
+
 
 def obstacles_of(plan: Plan) -> ByTrain | None:
     """What `train` can't run of `plan`; None where it runs the plan itself."""
@@ -67,15 +69,10 @@ def _from_afar(job: Job, costs: JobCosts, plan: Plan) -> Plan | None:
 
 def engine_words(found: ByTrain, step_s: float) -> str:
     """What the engine can't run of a plan that takes `step_s`, what to change in the job, and what it runs then."""
-    said = f"farpipe's engine can't run this plan yet ({found.obstacle}); {_remedy(found)}"
+    remedy = f"with {found.change} in the job it can" if found.change else _BY_SITE
+    said = f"farpipe's engine can't run this plan yet ({found.obstacle}); {remedy}"
     words = "" if found.step_s is None else f": {'by a quick search ' * found.quick}{_fastest(found, step_s)}"
     return f"{said}{words}."
-
-
-def _remedy(found: ByTrain) -> str:
-    if not found.change:
-        return "given the job, it trains each site in a layout of its own"
-    return f"with {found.change} in the job it can"
 
 
 def _fastest(found: ByTrain, step_s: float) -> str:
@@ -88,8 +85,9 @@ def marked(verdict: str, plan: Plan, found: ByTrain | None) -> str:
     """The verdict with the word on what `train` can't run, and what it runs instead."""
     if found is None:
         return verdict
-    said = f"{verdict or f'Use {plan.where}.'} Only an export can run it, train can't ({found.obstacle})"
+    said = f"{verdict or f'Use {plan.where}.'} Only an export can run it"
     if found.step_s is None:
-        return f"{said}; {_remedy(found)}."
+        return f"{said}; {f'train needs {found.change}' if found.change else _BY_SITE}."
+    said = f"{said}, train can't ({found.obstacle})"
     name = "a quick search found for it" if found.quick else "its fastest is"
     return f"{said}; {name} {_fastest(found, plan.prediction.step_s)}."
