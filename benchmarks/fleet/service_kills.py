@@ -86,7 +86,7 @@ def killed(service: Spawned, owner: Owner, number: int) -> str:
     service.kill()
     service.env |= {"FAULT": "0.6", "POINT": point}
     service.start()
-    if point.endswith(("start", "stop")):
+    if point.endswith(("start", "begin", "stop")):
         owner.also(f"more-{number}", cancels=point.endswith("stop"))
     end_s = time.monotonic() + 15.0
     while not service.has_died() and time.monotonic() < end_s:

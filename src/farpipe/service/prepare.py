@@ -41,7 +41,7 @@ def prepare(folder: Path, *, emulate: bool) -> None:
     if spec.runs_by_site:
         raise InputError("training.elastic or local_steps: its sites start by themselves; a fleet can't run it yet")
     open_run_dir(spec, folder / RUN_NAME, resume=False)
-    shares_of(spec, sizes, order.resume).save(folder / SHARES_NAME)
+    shares_of(spec, {} if emulate else sizes, order.resume).save(folder / SHARES_NAME)
 
 
 def shares_of(spec: RunSpec, devices_per_machine: dict[str, int], resume: str | None) -> Shares:

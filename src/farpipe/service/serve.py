@@ -6,13 +6,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 import uvicorn
 
 from farpipe.core.errors import UsageError
+from farpipe.core.hosts import is_loopback
 from farpipe.core.units import printable
 from farpipe.engine.transport.security.tls import TlsFiles
 from farpipe.fleet.events import PriceChanged
@@ -41,7 +41,7 @@ class Address:
     certs: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.certs is None and not _is_loopback(self.host):
+        if self.certs is None and not is_loopback(self.host):
             raise UsageError(
                 f"--host {self.host} can be reached from other machines, and tokens would cross the network in the "
                 "clear: give --certs (farpipe certs issue), or listen on 127.0.0.1"
@@ -147,10 +147,3 @@ class OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         first, *others = super().format(record).split("\n")
         return "\n    ".join(printable(line) for line in (first, *others))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
