@@ -285,7 +285,7 @@ def test_what_ray_can_t_run_says_why_and_what_waits_is_stopped(ray, tmp_path, st
     start(launcher, J2, ["zurich"])
     until(lambda: look(launcher, J2) and (tmp_path / "j/2/job-zurich").exists(), 60)
     launcher.stop(J2, 1.0)
-    assert until(lambda: ended(launcher, J2), 60)
+    assert until(lambda: ended(launcher, J2), 60).why == "stopped before it began"
 
 
 @pytest.mark.nightly
@@ -300,21 +300,22 @@ def test_a_service_killed_between_ray_s_answer_and_its_own_note_runs_one_job_and
     service = Spawned(tmp_path / "fleet", program=(FAULTY,), env=env, fleet=fleet)
     try:
         assert service.until_ready()
-        assert service.operator().submit("j", job_toml(100_000)).is_success
+        with (asking := service.operator()).http:
+            assert asking.submit("j", job_toml(100_000)).is_success
         until(service.has_died, 120)
         assert "dies at 'after begin'" in service.log.read_text()
         service.env |= {"FAULT": "0"}
         service.start()
         assert service.until_ready()
-        ask = service.operator()
-        until(lambda: ask("GET", "jobs/j").json()["num_done"] > 1, 240)
-        (place,) = ask("GET", "jobs/j").json()["devices"]
-        assert len(ray.jobs(f"{tmp_path}/fleet/runs/j/1 {place} ")) == 1
-        kill_rank(tmp_path / "fleet/runs/j/1", 1)
-        why = until(lambda: ask("GET", "jobs/j/attempts").json()[0]["why"], 120)
-        assert f"{place}: rank 1 was killed by SIGKILL" in why
-        assert ask("POST", "jobs/j/cancel").is_success
-        until(lambda: ask("GET", "jobs/j").json()["phase"] == "ended", 240)
+        with (ask := service.operator()).http:
+            until(lambda: ask("GET", "jobs/j").json()["num_done"] > 1, 240)
+            (place,) = ask("GET", "jobs/j").json()["devices"]
+            assert len(ray.jobs(f"{tmp_path}/fleet/runs/j/1 {place} ")) == 1
+            kill_rank(tmp_path / "fleet/runs/j/1", 1)
+            why = until(lambda: ask("GET", "jobs/j/attempts").json()[0]["why"], 120)
+            assert f"{place}: rank 1 was killed by SIGKILL" in why
+            assert ask("POST", "jobs/j/cancel").is_success
+            until(lambda: ask("GET", "jobs/j").json()["phase"] == "ended", 240)
     finally:
         service.kill()
 

@@ -161,15 +161,8 @@ class Instance:
         asked = self.store.submissions()
         self.documents = {name: Submission.model_validate_json(text).job for name, text in asked.items()}
         heard = heard_of(self.store.heard())
-        return Reconciler(
-            self.launcher,
-            self.root,
-            self.cluster,
-            self.documents,
-            heard=heard,
-            report_every_s=REPORT_S,
-            may_act=self._has_lease,
-        )
+        given = (self.launcher, self.root, self.cluster, self.documents)
+        return Reconciler(*given, heard=heard, report_every_s=REPORT_S, may_act=self._has_lease)
 
     def _has_lease(self) -> bool:
         return time.monotonic() < self._lease_end

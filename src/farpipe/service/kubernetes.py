@@ -29,15 +29,9 @@ class Kubernetes(Rest):
         """Create the JobSet, unless there is one of its name."""
         first = shares[0]
         words = shlex.join(["exec", "python", "-m", "farpipe.service.ranks", str(first.folder), first.site])
-        made = jobset(
-            _name(first),
-            f'{words} "$JOB_COMPLETION_INDEX"',
-            len(shares),
-            first.folder.parents[1],
-            image=self.image,
-            claim=self.claim,
-            num_gpus=num_devices if self.with_gpus else 0,
-        )
+        script, mount = f'{words} "$JOB_COMPLETION_INDEX"', first.folder.parents[1]
+        gpus, image = num_devices if self.with_gpus else 0, self.image
+        made = jobset(_name(first), script, len(shares), mount, num_gpus=gpus, image=image, claim=self.claim)
         queued = {} if self.queue is None else {"kueue.x-k8s.io/queue-name": self.queue}
         made["metadata"] |= {"labels": {LABEL: "attempt", **queued}, "annotations": {LABEL: first.label}}
         made["spec"] |= {"suspend": self.queue is not None, "ttlSecondsAfterFinished": KEPT_S}

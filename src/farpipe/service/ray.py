@@ -65,6 +65,8 @@ class Ray(Rest):
         found = next((job for job in jobs if job["submission_id"] == name), None)
         if found is None:
             return ("over", f"Ray: job {name} is gone") if share.path("job").exists() else ("absent", "")
+        if found["status"] == "PENDING" and share.stop_path.exists():
+            return "absent", ""  # Ray stops it only once a node has it, and then its ranks leave by themselves
         if found["status"] in STATES:
             return STATES[found["status"]], f"Ray: {found['status']}"
         log = ""
