@@ -147,9 +147,7 @@ async def submit(job: Submission, service: Service, who: Submitter, response: Re
             repeated.append(known)
             return ()
         if sum(one.job.tenant == who.tenant for one in state.jobs.values()) >= MOST_WAITING:
-            raise TooManyError(
-                f"tenant {who.tenant!r} has {MOST_WAITING} jobs that have not ended; wait or cancel some"
-            )
+            raise TooManyError(f"{who.tenant!r} has {MOST_WAITING} jobs that have not ended; wait or cancel some")
         return (JobSubmitted(now_s, taken),)
 
     state = await service.give(Ask(events, ConflictError, row, f"{who.id} submits {job.name}"))
@@ -330,10 +328,7 @@ def entries(
 ) -> list[LogEntry]:
     """Decisions after a number."""
     rows = service.store.entries(after, limit)
-    return [
-        LogEntry(**{key: row[key] for key in ("number", "time_s", "who")}, entry=json.loads(row["line"]))
-        for row in rows
-    ]
+    return [LogEntry(entry=json.loads(row.pop("line")), **row) for row in rows]
 
 
 @router.get("/tokens")

@@ -53,11 +53,8 @@ def shares_of(spec: RunSpec, devices_per_machine: dict[str, int], resume: str | 
         ranks += machine.num_processes
     sites = {site: tuple(map(tuple, machines.values())) for site, machines in found.items()}
     old = Path(resume).parents[2] / SHARES_NAME if resume else None
-    return Shares(
-        sites=sites,
-        resume=resume,
-        old_sites=tuple(Shares.load(old).sites) if old is not None and old.exists() else (),
-    )
+    old_sites = tuple(Shares.load(old).sites) if old is not None and old.exists() else ()
+    return Shares(sites=sites, resume=resume, old_sites=old_sites)
 
 
 if __name__ == "__main__":

@@ -69,10 +69,10 @@ class Ray(Rest):
             return "absent", ""  # Ray stops it only once a node has it, and then its ranks leave by themselves
         if found["status"] in STATES:
             return STATES[found["status"]], f"Ray: {found['status']}"
-        log = ""
+        why = f"Ray: job {name} {found['status']}: {found['message']}"
         with suppress(RunError, InputError):
-            log = self.ask("GET", f"/api/jobs/{quote(name)}/logs")["logs"][-500:]
-        return "over", f"Ray: job {name} {found['status']}: {found['message']}\n{log}".strip()
+            why += "\n" + self.ask("GET", f"/api/jobs/{quote(name)}/logs")["logs"][-500:]
+        return "over", why.strip()
 
 
 def _id(share: Share) -> str:

@@ -97,16 +97,9 @@ def instance(scenario: Scenario, policy: str, store: Store, root: Path, owner: s
     first = first_state(scenario.cluster, configured(policy_of(policy), scenario), quotes_of(scenario), scenario.stops)
     runs = (root / RUNS_NAME).resolve()
     runs.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Instance(
-        store,
-        first,
-        scenario.cluster,
-        launcher_of(scenario.launcher, runs, scenario.launching),
-        runs,
-        owner,
-        prices_of(scenario),
-        lambda store: make_first_token(store, root),
-    )
+    launcher = launcher_of(scenario.launcher, runs, scenario.launching)
+    given = (store, first, scenario.cluster, launcher, runs, owner, prices_of(scenario))
+    return Instance(*given, lambda store: make_first_token(store, root))
 
 
 def compile_quotes(scenario: Scenario) -> None:
