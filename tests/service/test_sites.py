@@ -17,6 +17,7 @@ from farpipe.fleet.events import SiteBack, SiteLost
 from farpipe.fleet.scenario import load_scenario
 from farpipe.service.door import Door
 from farpipe.service.folder import is_locked
+from farpipe.service.kubernetes import Kubernetes
 from farpipe.service.launcher import Key
 from farpipe.service.launchers import launcher_of
 from farpipe.service.ray import Ray
@@ -375,6 +376,20 @@ device = "cpu"
 num_devices = 2
 [sites.ssh]
 destination = "farpipe@lugano"
+[[sites]]
+name = "bern"
+device = "cpu"
+num_devices = 2
+[sites.ray]
+address = "https://ray.bern"
+labels = { "farpipe.io/site" = "bern" }
+[[sites]]
+name = "basel"
+device = "cpu"
+num_devices = 2
+[sites.kubernetes]
+address = "https://basel:6443"
+queue = "fleet"
 """
 
 
@@ -384,11 +399,16 @@ def test_a_fleet_s_file_says_how_each_site_is_reached(tmp_path):
     launcher = launcher_of(scenario.launcher, tmp_path, scenario.launching)
     assert isinstance(launcher, SitesLauncher)
     assert launcher.doors["zurich"].__self__.slurm == Slurm(partition="long", account="p7", time_limit="1-00:00:00")
+    doors = {site: launcher.doors[site].__self__ for site in ("bern", "basel")}
+    assert doors["bern"].ray == Ray(address="https://ray.bern", labels={"farpipe.io/site": "bern"})
+    assert doors["basel"].kubernetes == Kubernetes(address="https://basel:6443", queue="fleet")
     assert launcher.doors["lugano"].__self__ == Ssh(destination="farpipe@lugano")
     assert launcher_of("sites", tmp_path, {"zurich": {}}).emulates
     for name, tables in (
         ("slurms", {}),
         ("sites", {"a": {"slurm": {"partitoin": "x"}}}),
+        ("sites", {"a": {"slurm": {}, "ray": {"address": "https://x"}}}),
+        ("sites", {"a": {"slurm": {}, "ssh": {"destination": "x"}}}),
     ):
-        with pytest.raises(InputError, match=r"slurm"):
+        with pytest.raises(InputError, match=r"slurm|SITE.toml"):
             launcher_of(name, tmp_path, tables)

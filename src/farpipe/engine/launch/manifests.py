@@ -78,7 +78,7 @@ def _jobset(
 ) -> dict[str, Any]:
     script = script_of(machines, group, run_dir, max_restarts, "JOB_COMPLETION_INDEX", "$POD_IP")
     most = max(machine.num_processes for machine in group.machines) if with_gpus else 0
-    env = [
+    env: list[dict[str, Any]] = [
         {"name": "MASTER_ADDR", "value": machines[0].address},
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
