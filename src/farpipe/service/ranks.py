@@ -94,6 +94,8 @@ class Ranks(Share):
             follower.read()
 
     def _log_step(self, line: dict[str, Any]) -> None:
+        if line["step"] >= 1000 and line["step"] % 100:
+            return  # the log stays within what is shown of it at once
         loss = "" if line.get("loss") is None else f"loss {line['loss']:.4g}, "
         self._log(f"step {line['step']}: {loss}{line.get('step_s', 0.0):.3g} s")
 
