@@ -1,6 +1,8 @@
 """Sites for tests: orders of small trainings, a Slurm of two partitions, sshd in a network namespace each."""
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -9,8 +11,11 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
+
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.core.spec.cluster import SiteLink
+from farpipe.service.launchers import launcher_of
 from farpipe.service.order import Order
 from job_files import SMALL_MODEL
 
@@ -73,6 +78,23 @@ def until(is_reached, limit_s=240.0):
         assert time.monotonic() < deadline_s, "not reached"
         time.sleep(0.3)
     return found
+
+
+def here(root, sites=SITES):
+    """A launcher of sites that are processes of this machine."""
+    return launcher_of("sites", root, {site: {} for site in sites})
+
+
+def kill_rank(folder, rank):
+    """Kill the process of a rank of the attempt in `folder`, and nobody else."""
+    run_dir = str(folder / "run").encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words, env = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if run_dir in words.split(b"\0") and f"RANK={rank}".encode() in env:
+            os.kill(int(process.name), signal.SIGKILL)
 
 
 def free_port():
@@ -167,6 +189,38 @@ def slurm_cluster():
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         root.chmod(0o755)
         yield SlurmCluster(root, stack)
+
+
+class RayCluster:
+    """A real Ray, by the program `ray`: a head, and a node for each site with a label of its own."""
+
+    def __init__(self, ray, root, stack):
+        self.ray, self.root, self.stack = ray, root, stack
+        self.port, self.dashboard = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.dashboard}"
+        head = ("--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}")
+        self.run("head", *head, f"--temp-dir={root}", "--num-cpus=0")
+        until(lambda: "Ray runtime started" in self.log("head"), 120)
+        address = next(word for word in self.log("head").split("'") if word.endswith(f":{self.port}"))
+        for site in SITES:
+            self.run(site, f"--address={address}", "--num-cpus=8", f"--labels=farpipe.io/site={site}")
+            until(lambda site=site: "Ray runtime started" in self.log(site), 120)
+
+    def jobs(self, words):
+        """Jobs with these words in what they run."""
+        found = httpx.get(f"{self.url}/api/jobs/", trust_env=False).json()
+        return [job for job in found if words in f"{job['entrypoint']} "]
+
+    def log(self, name):
+        return (self.root / f"{name}.log").read_text()
+
+    def run(self, name, *options):
+        """A part of it in the foreground: what it starts ends with it."""
+        argv = [self.ray, "start", "--block", "--object-store-memory=80000000", "--disable-usage-stats", *options]
+        env = os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path)), "NO_COLOR": "1"}
+        with (self.root / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.stack.callback(end, process)
 
 
 class Sshd:

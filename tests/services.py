@@ -193,11 +193,13 @@ class Threaded:
 class Spawned:
     """A service as a process of its own, by the command or by a program of a test in its place."""
 
-    def __init__(self, root, *more, port=None, program=("-m", "farpipe"), env: Mapping[str, str] | None = None):
+    def __init__(
+        self, root, *more, port=None, program=("-m", "farpipe"), env: Mapping[str, str] | None = None, fleet=FLEET
+    ):
         self.root, self.port = Path(root), port or free_port()
         self.root.mkdir(exist_ok=True)
         self.fleet = self.root / "fleet.toml"
-        self.fleet.write_text(FLEET)
+        self.fleet.write_text(fleet)
         argv = [
             sys.executable,
             *program,

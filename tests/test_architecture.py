@@ -33,6 +33,7 @@ INSIDE = {
         "plugins": "errors",
         "cpu_share": "",
         "lazy": "",
+        "hosts": "",
         "arguments": "errors units strict",
         "document": "errors units strict",
         "catalog": "errors units strict",

@@ -86,9 +86,9 @@ def killed(service: Spawned, owner: Owner, number: int) -> str:
     service.kill()
     service.env |= {"FAULT": "0.6", "POINT": point}
     service.start()
-    if point.endswith(("start", "stop")):
+    if point.endswith(("start", "begin", "stop")):
         owner.also(f"more-{number}", cancels=point.endswith("stop"))
-    end_s = time.monotonic() + 15.0
+    end_s = time.monotonic() + 60.0
     while not service.has_died() and time.monotonic() < end_s:
         time.sleep(0.05)
     how = point if service.has_died() else f"{point} not met"

@@ -36,6 +36,7 @@ from farpipe.fleet.replacing import replace
 from farpipe.fleet.simulator import Simulator
 from farpipe.fleet.snapshot import KEPT, Ended
 from farpipe.fleet.state import first_state
+from farpipe.fleet.waiting import why_waiting
 from farpipe.testing.policies import SimpleQuotes
 from refusals import refusal
 
@@ -250,6 +251,18 @@ def test_a_lost_site_serves_no_checkpoint_until_it_is_back():
     assert moving.jobs["j"].placement.moved_bytes == {"a>b": SimpleQuotes().state_bytes(KIND)}
     lost, (stop,) = moving.handle(SiteLost(301.0, "a"))
     assert (stop.why, lost.jobs["j"].phase, lost.jobs["j"].stored_at) == ("a is lost", "queued", "a")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "easy", "sjf"])
+def test_a_job_whose_checkpoint_is_at_a_lost_site_says_so_and_holds_up_nobody(policy):
+    state = replace(running(), policy=POLICIES[policy]).handle(SiteLost(1000.0, "a"))[0]
+    assert (
+        why_waiting(state, "j") == "its checkpoint is at a, which is lost: it waits until that is back, or is cancelled"
+    )
+    state, (start,) = state.handle(JobSubmitted(1001.0, job("next")))
+    assert (start.name, start.placement.sites) == ("next", ("b",))
+    state, (start,) = state.handle(SiteBack(2000.0, "a"))
+    assert (start.name, start.placement.sites) == ("j", ("a",))
 
 
 def test_a_fault_takes_nothing_of_the_checkpoint_that_the_attempt_began_with():

@@ -7,10 +7,16 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from farpipe.service import instance as instances
-from farpipe.service.launcher import Key
+from farpipe.fleet.events import JobSubmitted
+from farpipe.fleet.policies import POLICIES
+from farpipe.fleet.quotes import StopCosts
+from farpipe.fleet.state import first_state
+from farpipe.service.launcher import Key, Seen
+from farpipe.service.reconcile import LeaseOverError, Reconciler
 from farpipe.service.store import Store
-from services import Attempts, Threaded, until
+from farpipe.service.views import Submission
+from farpipe.testing.policies import SimpleQuotes
+from services import CLUSTER, Attempts, Threaded, job_toml, until
 
 
 @pytest.fixture
@@ -175,10 +181,15 @@ def test_what_somebody_sends_begins_no_line_of_the_log():
     assert said == "refused: x\n    INFO operator did it\\x1b[2J\n"
 
 
-def test_an_instance_that_slept_over_its_lease_starts_and_stops_nothing():
+def test_an_instance_that_slept_over_its_lease_starts_and_stops_nothing(tmp_path):
     launcher = Attempts()
-    leased = instances.Leased(launcher, lambda: False)
-    for act in (lambda: leased.start(Key("j", 1), None, {}), lambda: leased.stop(Key("j", 1), 1.0)):
-        with pytest.raises(instances.LeaseOverError):
-            act()
+    loop = Reconciler(launcher, tmp_path, CLUSTER, {"j": job_toml()}, may_act=lambda: False)
+    state = first_state(CLUSTER, POLICIES["fcfs"], SimpleQuotes(), StopCosts())
+    submitted, _ = state.handle(JobSubmitted(0.0, Submission(name="j", job=job_toml()).to_job("t", 0.0)))
+    launcher.seen[Key("old", 1)] = Seen("alive")
+    (tmp_path / "old" / "1").mkdir(parents=True)
+    for one in (state, submitted):
+        with pytest.raises(LeaseOverError):
+            loop.step(one, 1.0)
+        (tmp_path / "old" / "1").rmdir() if one is state else None
     assert (launcher.started, launcher.told) == ([], [])

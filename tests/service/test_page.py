@@ -196,7 +196,7 @@ def test_what_if_plays_a_copy_and_changes_nothing(service, ask):
     assert re.search(r">mine</a>.*earlier</td></tr>", shown)
     assert re.search(r">secret</a>.*later</td></tr>", shown)
     assert "later" in visit.get("/what-if?change=drained lugano")
-    assert "not: fcfs starts it nowhere" in visit.get("/what-if?change=lost lugano"), "its checkpoint is there alone"
+    assert "not: its checkpoint is at lugano, which is lost" in visit.get("/what-if?change=lost lugano")
     assert "earlier" in visit.get("/what-if?change=more lugano")
     assert "secret" not in tenant.get("/what-if?change=drained lugano")
     tenant.get("/what-if?change=first secret", 404)

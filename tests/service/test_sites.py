@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,17 +17,20 @@ from farpipe.fleet.events import SiteBack, SiteLost
 from farpipe.fleet.scenario import load_scenario
 from farpipe.service.door import Door
 from farpipe.service.folder import is_locked
+from farpipe.service.kubernetes import Kubernetes
 from farpipe.service.launcher import Key
 from farpipe.service.launchers import launcher_of
-from farpipe.service.local import LocalLauncher
+from farpipe.service.ray import Ray
 from farpipe.service.share import SiteRules
 from farpipe.service.sites import SitesLauncher, Ssh
-from farpipe.service.slurm import Slurm, SlurmRules
+from farpipe.service.slurm import Slurm
 from farpipe.testing import check_launcher
-from service_sites import SITES, Sshd, orders, slurm_cluster, until
+from service_sites import SITES, RayCluster, Sshd, here, kill_rank, orders, slurm_cluster, until
+from services import FLEET, Spawned, job_toml
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 J1, J2 = Key("j", 1), Key("j", 2)
+FAULTY = str(Path(__file__).parents[2] / "benchmarks/fleet/faulty_service.py")
 
 
 def start(launcher, key, sites=SITES, num_steps=100_000, every=0, resume=None):
@@ -47,18 +51,6 @@ def ended(launcher, key):
     return found if found.state not in ("absent", "alive", "unknown") else None
 
 
-def kill_rank(launcher, key, rank):
-    """Kill the process of a rank, and nobody else."""
-    run_dir = str(launcher.root / key.job / str(key.attempt) / "run").encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words, env = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if run_dir in words.split(b"\0") and f"RANK={rank}".encode() in env:
-            os.kill(int(process.name), signal.SIGKILL)
-
-
 @pytest.fixture
 def stopping():
     """Launchers and keys of which nothing is left after the test."""
@@ -70,19 +62,18 @@ def stopping():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("make", [LocalLauncher, lambda root: SitesLauncher.here(root, SITES)], ids=["one", "sites"])
-def test_launchers_of_processes_keep_to_what_the_loop_relies_on(tmp_path, make):
-    check_launcher(make(tmp_path), orders(tmp_path, SITES))
+def test_processes_of_sites_keep_to_what_the_loop_relies_on(tmp_path):
+    check_launcher(here(tmp_path), orders(tmp_path, SITES))
 
 
 def test_the_end_names_the_rank_that_failed_first_its_site_and_its_signal(tmp_path, stopping):
-    launcher = SitesLauncher.here(tmp_path, SITES)
+    launcher = here(tmp_path)
     stopping.append((launcher, J1))
     start(launcher, J1)
     until(lambda: trains(launcher, J1))
     sites = json.loads((tmp_path / "j/1/shares.json").read_text())["sites"]
     site = next(name for name, ranks in sites.items() if 1 in ranks[0])
-    kill_rank(launcher, J1, 1)
+    kill_rank(tmp_path / "j/1", 1)
     found = until(lambda: ended(launcher, J1))
     assert found.exit_code == 6
     assert found.why.startswith(f"{site}: rank 1 was killed by SIGKILL")
@@ -169,7 +160,7 @@ def slurm(tmp_path_factory):
 
 
 def at_slurm(root):
-    doors = {site: Door(site=site, root=root, slurm=SlurmRules(partition=site, time_limit="0:30:00")) for site in SITES}
+    doors = {site: Door(site=site, root=root, slurm=Slurm(partition=site, time_limit="0:30:00")) for site in SITES}
     return SitesLauncher(root, {site: door.answer for site, door in doors.items()})
 
 
@@ -189,18 +180,20 @@ def test_slurm_runs_one_job_though_its_answer_was_lost_and_says_which_rank_was_k
     until(lambda: trains(at_slurm(tmp_path), J1))
     names = [line.split("|") for line in slurm.ask("squeue", "-h", "-o", "%j|%P").splitlines()]
     assert sorted(names) == [["farpipe-j.1.lugano", "lugano"], ["farpipe-j.1.zurich", "zurich"]]
-    kill_rank(launcher, J1, 1)
+    kill_rank(tmp_path / "j/1", 1)
     found = until(lambda: ended(launcher, J1))
     assert "rank 1 was killed by SIGKILL" in found.why
     assert found.why.partition(":")[0] in SITES
 
 
-def losing(submit):
-    """sbatch whose caller dies before it hears the answer."""
+def losing(submit, only=None):
+    """A submission whose caller dies before it hears the answer."""
 
-    def lost(self, *options, script):
-        submit(self, *options, script=script)
-        raise RunError("killed before the answer")
+    def lost(self, *given, **named):
+        answer = submit(self, *given, **named)
+        if only is None or given[0] == only:
+            raise RunError("killed before the answer")
+        return answer
 
     return lost
 
@@ -231,13 +224,101 @@ def test_a_slurmd_that_dies_and_comes_back_leaves_one_live_attempt(slurm, tmp_pa
 
 
 def test_a_job_that_slurm_refuses_ends_with_its_words(slurm, tmp_path):
-    door = Door(site="zurich", root=tmp_path, slurm=SlurmRules(partition="nowhere"))
+    door = Door(site="zurich", root=tmp_path, slurm=Slurm(partition="nowhere"))
     launcher = SitesLauncher(tmp_path, {"zurich": door.answer})
     start(launcher, J1, ["zurich"])
     found = until(lambda: ended(launcher, J1), 120)
     assert found.exit_code == 3
     assert "sbatch: " in found.why
     assert "partition" in found.why
+
+
+@pytest.fixture(scope="module")
+def ray():
+    program = os.environ.get("FARPIPE_TEST_RAY") or shutil.which("ray")
+    if not program:
+        pytest.skip("no `ray` beside, nor in FARPIPE_TEST_RAY: pip install 'ray[default]' in an environment of its own")
+    with ExitStack() as stack:
+        root = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        yield RayCluster(program, root, stack)
+
+
+def at_ray(cluster, root):
+    doors = {
+        site: Door(site=site, root=root, ray=Ray(address=cluster.url, labels={"farpipe.io/site": site}))
+        for site in SITES
+    }
+    return SitesLauncher(root, {site: door.answer for site, door in doors.items()})
+
+
+@pytest.mark.nightly
+def test_ray_keeps_to_what_the_loop_relies_on(ray, tmp_path):
+    check_launcher(at_ray(ray, tmp_path), orders(tmp_path, SITES))
+
+
+@pytest.mark.nightly
+def test_ray_runs_one_job_though_its_answer_was_lost_and_says_which_rank_was_killed(ray, tmp_path, stopping):
+    launcher = at_ray(ray, tmp_path)
+    stopping.append((launcher, J1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ray, "ask", losing(Ray.ask, only="POST"))
+        start(launcher, J1)
+        until(lambda: look(launcher, J1).state == "alive" and launcher.silent, 120)
+    assert not [*tmp_path.glob("j/1/job-*")], "the answers were lost"
+    until(lambda: trains(at_ray(ray, tmp_path), J1))
+    assert [len(ray.jobs(f"{tmp_path}/j/1 {site} ")) for site in SITES] == [1, 1]
+    kill_rank(tmp_path / "j/1", 1)
+    found = until(lambda: ended(launcher, J1))
+    assert "rank 1 was killed by SIGKILL" in found.why
+    assert found.why.partition(":")[0] in SITES
+
+
+@pytest.mark.nightly
+def test_what_ray_can_t_run_says_why_and_what_waits_is_stopped(ray, tmp_path, stopping):
+    wrong = Ray(address=ray.url, labels={"farpipe.io/site": "zurich"}, python="/nowhere/python")
+    launcher = SitesLauncher(tmp_path, {"zurich": Door(site="zurich", root=tmp_path, ray=wrong).answer})
+    start(launcher, J1, ["zurich"])
+    found = until(lambda: ended(launcher, J1), 120)
+    assert (found.state, "/nowhere/python" in found.why) == ("vanished", True), found
+    away = Ray(address=ray.url, labels={"farpipe.io/site": "bern"})
+    launcher = SitesLauncher(tmp_path, {"zurich": Door(site="zurich", root=tmp_path, ray=away).answer})
+    start(launcher, J2, ["zurich"])
+    until(lambda: look(launcher, J2) and (tmp_path / "j/2/job-zurich").exists(), 60)
+    launcher.stop(J2, 1.0)
+    assert until(lambda: ended(launcher, J2), 60).why == "stopped before it began"
+
+
+@pytest.mark.nightly
+def test_a_service_killed_between_ray_s_answer_and_its_own_note_runs_one_job_and_names_the_killed_rank(ray, tmp_path):
+    """`farpipe fleet serve` with two sites of a Ray; what is seen of them is the API's."""
+    fleet = FLEET
+    for site in SITES:
+        table = f'[sites.ray]\naddress = "{ray.url}"\nlabels = {{ "farpipe.io/site" = "{site}" }}\n'
+        whole = f'name = "{site}"\ndevice = "cpu"\nnum_devices = 2\n'
+        fleet = fleet.replace(whole, whole + table)
+    env = {"FAULT": "1", "POINT": "after begin"}
+    service = Spawned(tmp_path / "fleet", program=(FAULTY,), env=env, fleet=fleet)
+    try:
+        assert service.until_ready()
+        with (asking := service.operator()).http:
+            assert asking.submit("j", job_toml(100_000)).is_success
+        until(service.has_died, 120)
+        assert "dies at 'after begin'" in service.log.read_text()
+        service.env |= {"FAULT": "0"}
+        service.start()
+        assert service.until_ready()
+        with (ask := service.operator()).http:
+            until(lambda: ask("GET", "jobs/j").json()["num_done"] > 1, 240)
+            (place,) = ask("GET", "jobs/j").json()["devices"]
+            assert len(ray.jobs(f"{tmp_path}/fleet/runs/j/1 {place} ")) == 1
+            kill_rank(tmp_path / "fleet/runs/j/1", 1)
+            why = until(lambda: ask("GET", "jobs/j/attempts").json()[0]["why"], 120)
+            assert f"{place}: rank 1 was killed by SIGKILL" in why
+            assert ask("POST", "jobs/j/cancel").is_success
+            until(lambda: ask("GET", "jobs/j").json()["phase"] == "ended", 240)
+    finally:
+        service.kill()
 
 
 @pytest.fixture
@@ -277,7 +358,7 @@ def test_a_site_behind_ssh_trains_on_while_its_link_is_down(behind_ssh, tmp_path
 LINK_DOWN_S = float(os.environ.get("FARPIPE_TEST_LINK_DOWN_S", "10"))
 
 
-FLEET = """
+REACHED = """
 launcher = "sites"
 [clock]
 start = "2026-11-30"
@@ -295,23 +376,39 @@ device = "cpu"
 num_devices = 2
 [sites.ssh]
 destination = "farpipe@lugano"
+[[sites]]
+name = "bern"
+device = "cpu"
+num_devices = 2
+[sites.ray]
+address = "https://ray.bern"
+labels = { "farpipe.io/site" = "bern" }
+[[sites]]
+name = "basel"
+device = "cpu"
+num_devices = 2
+[sites.kubernetes]
+address = "https://basel:6443"
+queue = "fleet"
 """
 
 
 def test_a_fleet_s_file_says_how_each_site_is_reached(tmp_path):
-    (tmp_path / "fleet.toml").write_text(FLEET)
+    (tmp_path / "fleet.toml").write_text(REACHED)
     scenario = load_scenario(tmp_path / "fleet.toml")
     launcher = launcher_of(scenario.launcher, tmp_path, scenario.launching)
     assert isinstance(launcher, SitesLauncher)
-    assert launcher.doors["zurich"].__self__.slurm == SlurmRules(
-        partition="long", account="p7", time_limit="1-00:00:00"
-    )
+    assert launcher.doors["zurich"].__self__.slurm == Slurm(partition="long", account="p7", time_limit="1-00:00:00")
+    doors = {site: launcher.doors[site].__self__ for site in ("bern", "basel")}
+    assert doors["bern"].ray == Ray(address="https://ray.bern", labels={"farpipe.io/site": "bern"})
+    assert doors["basel"].kubernetes == Kubernetes(address="https://basel:6443", queue="fleet")
     assert launcher.doors["lugano"].__self__ == Ssh(destination="farpipe@lugano")
-    assert isinstance(launcher_of(None, tmp_path, {"zurich": {}}), LocalLauncher)
+    assert launcher_of("sites", tmp_path, {"zurich": {}}).emulates
     for name, tables in (
         ("slurms", {}),
-        ("local", scenario.launching),
         ("sites", {"a": {"slurm": {"partitoin": "x"}}}),
+        ("sites", {"a": {"slurm": {}, "ray": {"address": "https://x"}}}),
+        ("sites", {"a": {"slurm": {}, "ssh": {"destination": "x"}}}),
     ):
-        with pytest.raises(InputError, match=r"slurm"):
+        with pytest.raises(InputError, match=r"slurm|SITE.toml"):
             launcher_of(name, tmp_path, tables)

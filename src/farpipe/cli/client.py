@@ -2,15 +2,15 @@
 
 import time
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import typer
 
 from farpipe.cli.options import AsJson, need_service
 from farpipe.core.errors import FarpipeError, InfeasibleError, InputError, RunError, UsageError
+from farpipe.core.hosts import keeps_secrets
 from farpipe.core.strict import read_text
 
 PATIENCE_S: Final = 20.0
@@ -80,12 +80,7 @@ def _problem(answer: Any) -> dict[str, Any]:
 
 def _expect_private(url: str) -> None:
     """UsageError where a token would cross a network in the clear."""
-    parts = urlsplit(url)
-    try:
-        is_here = parts.hostname == "localhost" or ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        is_here = False
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
+    if not keeps_secrets(url):
         raise UsageError(
             f"--server {url}: expected https://HOST:PORT, or http:// for this machine: a token is not sent in the clear"
         )

@@ -57,6 +57,9 @@ Latitude = Annotated[float, BeforeValidator(_series), Field(ge=-90, le=90)]
 Longitude = Annotated[float, BeforeValidator(_series), Field(ge=-180, le=180)]
 
 
+LAUNCHING: Final = {"launch", "slurm", "ray", "kubernetes", "ssh"}
+
+
 class FleetSite(WrittenSite):
     """[[sites]]: as in a job, with what its devices and energy cost."""
 
@@ -74,8 +77,10 @@ class FleetSite(WrittenSite):
     """Its name in the matrices, if it is another."""
     launch: dict[str, Any] | None = None
     slurm: dict[str, Any] | None = None
+    ray: dict[str, Any] | None = None
+    kubernetes: dict[str, Any] | None = None
     ssh: dict[str, Any] | None = None
-    """Tables of a launcher, which reads them."""
+    """Tables of a launcher, which reads them: `LAUNCHING`."""
 
     def resolve(self) -> Site:
         """The site with its prices; a series counts from the first hour on, when it becomes events."""
@@ -202,7 +207,7 @@ class FleetFile(Part):
     policy: PolicyTable = PolicyTable()
     hop_quotes: HopQuotes = "planner"
     """Source of the speed of a job over several sites: the planner, or a formula, pessimistic and quicker."""
-    launcher: Text | None = None
+    launcher: Text = "sites"
     """What starts jobs, of a fleet that is served."""
 
     @model_validator(mode="after")
@@ -234,7 +239,7 @@ class Scenario:
     """Time of the last figure of every series, by site and kind."""
     unpriced: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Sites without a figure, by what it is of: rent, electricity, egress, carbon, energy, idle energy."""
-    launcher: str | None = None
+    launcher: str = "sites"
     """Name of what starts jobs, where the fleet is served."""
     launching: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What each site says to its launcher."""
@@ -271,9 +276,7 @@ def resolve(written: FleetFile, path: Path) -> Scenario:
         locations={site.name: site.location for site in written.sites if site.location is not None},
         unpriced=_unpriced(written, cluster),
         launcher=written.launcher,
-        launching={
-            site.name: site.model_dump(include={"launch", "slurm", "ssh"}, exclude_none=True) for site in written.sites
-        },
+        launching={site.name: site.model_dump(include=LAUNCHING, exclude_none=True) for site in written.sites},
     )
 
 

@@ -27,7 +27,6 @@ from farpipe.service.views import (
     Name,
     SiteView,
     Submission,
-    ended_from,
     job_view,
     link_views,
     site_views,
@@ -148,9 +147,7 @@ async def submit(job: Submission, service: Service, who: Submitter, response: Re
             repeated.append(known)
             return ()
         if sum(one.job.tenant == who.tenant for one in state.jobs.values()) >= MOST_WAITING:
-            raise TooManyError(
-                f"tenant {who.tenant!r} has {MOST_WAITING} jobs that have not ended; wait or cancel some"
-            )
+            raise TooManyError(f"{who.tenant!r} has {MOST_WAITING} jobs that have not ended; wait or cancel some")
         return (JobSubmitted(now_s, taken),)
 
     state = await service.give(Ask(events, ConflictError, row, f"{who.id} submits {job.name}"))
@@ -177,7 +174,7 @@ def _view(service: Instance, state: FleetState, name: str, who: Asker) -> JobVie
     row = service.store.job(name) if job is None else None
     if row is None or row["view"] is None or not who.sees(row["tenant"]):
         raise NotFoundError(f"there is no job {name!r}")
-    return ended_from(row["view"])
+    return JobView.model_validate_json(row["view"])
 
 
 @router.get("/jobs")
@@ -186,7 +183,7 @@ def jobs(service: Service, who: Viewer, ended: Limit = 100) -> JobList:
     state = service.state
     live = [job_view(state, job, service.now_s) for job in state.jobs.values() if who.sees(job.job.tenant)]
     rows = service.store.ended(None if who.role == "operator" else who.tenant, ended)
-    return JobList(jobs=[*live, *(ended_from(row["view"]) for row in rows)])
+    return JobList(jobs=[*live, *(JobView.model_validate_json(row["view"]) for row in rows)])
 
 
 @router.get("/jobs/{name}")
@@ -240,13 +237,9 @@ async def cancel(name: JobName, service: Service, who: Submitter) -> JobView:
     """End a job; what runs writes a checkpoint and leaves."""
     found = await run_in_threadpool(_view, service, service.state, name, who)
     if found.phase != "ended":
-        ask = Ask(lambda state, now_s: _while_it_lives(state, name, now_s), who=f"{who.id} cancels {name}")
-        await service.give(ask)
+        said = f"{who.id} cancels {name}"
+        await service.give(Ask(lambda state, now_s: [JobCancelled(now_s, name)] * (name in state.jobs), who=said))
     return await run_in_threadpool(_view, service, service.state, name, who)
-
-
-def _while_it_lives(state: FleetState, name: str, now_s: float) -> Sequence[Event]:
-    return (JobCancelled(now_s, name),) if name in state.jobs else ()
 
 
 @router.get("/what-if")
@@ -335,10 +328,7 @@ def entries(
 ) -> list[LogEntry]:
     """Decisions after a number."""
     rows = service.store.entries(after, limit)
-    return [
-        LogEntry(**{key: row[key] for key in ("number", "time_s", "who")}, entry=json.loads(row["line"]))
-        for row in rows
-    ]
+    return [LogEntry(entry=json.loads(row.pop("line")), **row) for row in rows]
 
 
 @router.get("/tokens")

@@ -14,7 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
+
+from pydantic import model_validator
 
 from farpipe.core.document import Table
 from farpipe.core.errors import FarpipeError, InputError
@@ -22,8 +24,10 @@ from farpipe.core.strict import parse_json, parse_toml, read_text, validate, wri
 from farpipe.engine.figures.metrics import PLAN_NAME
 from farpipe.engine.figures.metrics import RUN_NAME as RUN_FILE
 from farpipe.service.folder import JOB_NAME, RUN_NAME, is_locked, read_in, spawn, stop_time, stored_in
+from farpipe.service.kubernetes import Kubernetes
+from farpipe.service.ray import Ray
 from farpipe.service.share import BEAT_LIMIT_S, GO_NAME, SHARES_NAME, Share, SiteRules, State
-from farpipe.service.slurm import Slurm, SlurmRules
+from farpipe.service.slurm import Slurm
 
 KEY: Final = re.compile(f"{JOB_NAME}/[0-9]{{1,9}}")
 """Job and attempt, as the folder below the root."""
@@ -40,7 +44,7 @@ class Starter(Protocol):
         """Start the processes of all machines; what has begun is left alone."""
 
     def states(self, shares: list[Share]) -> list[tuple[State, str]]:
-        """State by what the starter alone knows, with its words, of shares at their first machines."""
+        """State by what the starter alone knows, with its words, of shares at their first machines; or an error."""
 
     def kill(self, share: Share, *, only_waiting: bool) -> None:
         """End what has not begun, or whatever is left."""
@@ -69,15 +73,32 @@ class Processes:
         """As `Starter.kill`: the ranks end with the process that holds the lock."""
 
 
-class Door(Table):
+class Schedulers(Table):
+    """What starts a site's machines, one of the three; none: they are processes of this machine."""
+
+    slurm: Slurm | None = None
+    ray: Ray | None = None
+    kubernetes: Kubernetes | None = None
+
+    @property
+    def scheduler(self) -> Starter | None:
+        """The one that starts its machines; None: none of them does."""
+        return self.slurm or self.ray or self.kubernetes
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if len(found := [name for name in Schedulers.model_fields if getattr(self, name) is not None]) > 1:
+            raise ValueError(f"{' and '.join(found)}: one alone can start the machines of a site")
+        return self
+
+
+class Door(Schedulers):
     """A site, from inside: SITE.toml."""
 
     site: str
     root: Path
     """Attempts have their directories there, JOB/ATTEMPT: the same path at all sites and at the service."""
     rules: SiteRules = SiteRules()
-    slurm: SlurmRules | None = None
-    """None: processes of this machine."""
 
     def answer(self, request: Mapping[str, Any]) -> Any:
         """The answer to one request of the service's; InputError for one that is none."""
@@ -99,7 +120,7 @@ class Door(Table):
 
     @property
     def _starter(self) -> Starter:
-        return Processes() if self.slurm is None else Slurm(self.slurm)
+        return self.scheduler or Processes()
 
     def _begin(self, folder: Path, files: Mapping[str, str], num_machines: int, num_devices: int) -> None:
         first = Share(folder, self.site)
@@ -112,12 +133,15 @@ class Door(Table):
         first.wanted_path.touch()
         shares = [Share(folder, self.site, number) for number in range(num_machines)]
         with _alone(first.path("starting")) as is_alone:
-            if is_alone and not any(share.path("begun").exists() for share in shares):
+            if is_alone and not first.path("begun").exists():
                 self._starter.start(shares, num_devices)
 
     def _look(self, keys: list[str], counts: list[int]) -> list[dict[str, Any]]:
         shares = [Share(self.root / key, self.site) for key in keys]
-        known = self._starter.states(shares)
+        try:
+            known = self._starter.states(shares)
+        except (FarpipeError, OSError) as error:
+            known = [("unknown", str(error)) for _ in shares]
         return [self._one(share, count, *one) for share, count, one in zip(shares, counts, known, strict=True)]
 
     def _one(self, first: Share, num_machines: int, state: State, why: str) -> dict[str, Any]:
@@ -138,10 +162,10 @@ class Door(Table):
         }
 
     def _is_alive(self, share: Share, wanted: Path) -> bool:
-        """True if the share runs; with Slurm on some machine, whose locks may not be seen here."""
+        """True if the share runs, perhaps on a machine whose locks are not seen here."""
         if is_locked(share.path("lock")):
             return True
-        if self.slurm is None or share.path("end", ".json").exists():
+        if self.scheduler is None or share.path("end", ".json").exists():
             return False
         with suppress(FileNotFoundError):
             return wanted.stat().st_mtime < share.path("beat").stat().st_mtime + BEAT_LIMIT_S

@@ -14,17 +14,11 @@ from farpipe.core.strict import write_text
 from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
 
 LOCK_NAME: Final = "lock"
-BEGUN_NAME: Final = "begun"
-"""Written once: a second start finds it and leaves."""
-PROCESS_NAME: Final = "process"
-"""Number of the training's process group, and when its first process began."""
 STOP_NAME: Final = "stop"
 """Written by who wants the attempt to leave, with the seconds that it has for it."""
-WANTED_NAME: Final = "wanted"
-"""Touched by the service at every look."""
 END_NAME: Final = "end.json"
 LOG_NAME: Final = "log"
-PLAN_NAME: Final = "plan.json"
+"""What its owner may read: warnings of its plan, its steps, and how it ended."""
 RUN_NAME: Final = "run"
 """Directory of the run."""
 POLL_S: Final = 0.2
@@ -62,14 +56,6 @@ def spawn(arguments: list[str], out: Path) -> None:
     with out.open("ab") as file:
         argv = ["setsid", "--fork", sys.executable, *arguments]
         subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=True)
-
-
-def begin_of(pid: int) -> str:
-    """Time at which a process began, on the machine's clock: numbers of processes are used again."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return "unknown"
 
 
 def stop_time(path: Path) -> float | None:

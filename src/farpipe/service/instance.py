@@ -7,9 +7,8 @@ begins again from what the database says. Attempts go on meanwhile.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,7 +19,7 @@ from farpipe.fleet.events import AttemptEvent, Event, Price, PriceChanged, Tick
 from farpipe.fleet.replacing import replace
 from farpipe.fleet.state import FleetState
 from farpipe.service.decisions import heard_of, heard_rows
-from farpipe.service.launcher import Key, Launcher, Seen
+from farpipe.service.launcher import Key, Launcher
 from farpipe.service.problems import NotLeaderError
 from farpipe.service.reconcile import Reconciler
 from farpipe.service.store import LEASE_S, DeposedError, Store
@@ -37,44 +36,6 @@ AWAY: Final = (SQLAlchemyError, DeposedError)
 """Reasons for which an instance begins again from the database."""
 T = TypeVar("T")
 log = logging.getLogger("farpipe.service")
-
-
-class LeaseOverError(Exception):
-    """The lease is over: another instance may lead, and nothing may be started or stopped here."""
-
-
-@dataclass
-class Leased:
-    """A launcher that acts while `may` says so: not for an instance that was away and has lost its lease meanwhile."""
-
-    launcher: Launcher
-    may: Callable[[], bool]
-
-    def start(self, key: Key, folder: Path, where: Mapping[str, int]) -> None:
-        """As `Launcher.start`; LeaseOverError without a lease."""
-        self._expect()
-        self.launcher.start(key, folder, where)
-
-    def look(self, keys: Iterable[Key]) -> Mapping[Key, Seen]:
-        """As `Launcher.look`."""
-        return self.launcher.look(keys)
-
-    def stop(self, key: Key, leave_s: float) -> None:
-        """As `Launcher.stop`; LeaseOverError without a lease."""
-        self._expect()
-        self.launcher.stop(key, leave_s)
-
-    def site_events(self, up: Mapping[str, bool], now_s: float) -> Sequence[Event]:
-        """As `Launcher.site_events`."""
-        return self.launcher.site_events(up, now_s)
-
-    def read(self, key: Key, file: str, offset: int) -> bytes:
-        """As `Launcher.read`."""
-        return self.launcher.read(key, file, offset)
-
-    def _expect(self) -> None:
-        if not self.may():
-            raise LeaseOverError("the lease is over: another instance may lead")
 
 
 class Instance:
@@ -95,7 +56,7 @@ class Instance:
         begin: Callable[[Store], None] = lambda store: None,
     ) -> None:
         self.store, self.cluster, self.owner = store, cluster, owner
-        self.launcher = Leased(launcher, lambda: time.monotonic() < self._lease_end)
+        self.launcher = launcher
         self.is_leading, self.leader, self.silence, self.num_events = False, "", "", 0
         self.documents = dict[str, str]()
         """The job.toml of every job that has not ended."""
@@ -200,7 +161,11 @@ class Instance:
         asked = self.store.submissions()
         self.documents = {name: Submission.model_validate_json(text).job for name, text in asked.items()}
         heard = heard_of(self.store.heard())
-        return Reconciler(self.launcher, self.root, self.cluster, self.documents, heard=heard, report_every_s=REPORT_S)
+        given = (self.launcher, self.root, self.cluster, self.documents)
+        return Reconciler(*given, heard=heard, report_every_s=REPORT_S, may_act=self._has_lease)
+
+    def _has_lease(self) -> bool:
+        return time.monotonic() < self._lease_end
 
     async def _renew(self) -> None:
         while await self._leads():
@@ -240,7 +205,7 @@ class Instance:
     async def _look(self, reconciler: Reconciler) -> None:
         """Pass after pass: what is seen becomes events."""
         while True:
-            if time.monotonic() < self._lease_end:
+            if self._has_lease():
                 events = await self._in("look", self._seen, reconciler, self.state)
                 keys = {Key(event.name, event.attempt) for event in events if isinstance(event, AttemptEvent)}
                 ask = Ask(_stamped(events), heard=heard_rows(reconciler.heard, keys))

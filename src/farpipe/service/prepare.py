@@ -41,7 +41,7 @@ def prepare(folder: Path, *, emulate: bool) -> None:
     if spec.runs_by_site:
         raise InputError("training.elastic or local_steps: its sites start by themselves; a fleet can't run it yet")
     open_run_dir(spec, folder / RUN_NAME, resume=False)
-    shares_of(spec, sizes, order.resume).save(folder / SHARES_NAME)
+    shares_of(spec, {} if emulate else sizes, order.resume).save(folder / SHARES_NAME)
 
 
 def shares_of(spec: RunSpec, devices_per_machine: dict[str, int], resume: str | None) -> Shares:
@@ -53,11 +53,8 @@ def shares_of(spec: RunSpec, devices_per_machine: dict[str, int], resume: str | 
         ranks += machine.num_processes
     sites = {site: tuple(map(tuple, machines.values())) for site, machines in found.items()}
     old = Path(resume).parents[2] / SHARES_NAME if resume else None
-    return Shares(
-        sites=sites,
-        resume=resume,
-        old_sites=tuple(Shares.load(old).sites) if old is not None and old.exists() else (),
-    )
+    old_sites = tuple(Shares.load(old).sites) if old is not None and old.exists() else ()
+    return Shares(sites=sites, resume=resume, old_sites=old_sites)
 
 
 if __name__ == "__main__":

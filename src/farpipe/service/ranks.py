@@ -20,12 +20,14 @@ from typing import Any, Final
 
 from farpipe.core.errors import FarpipeError, InputError, RunError, RunStoppedError
 from farpipe.core.strict import parse_json, validate, write_text
+from farpipe.engine.figures.follower import Follower
+from farpipe.engine.figures.metrics import METRICS_NAME
 from farpipe.engine.launch.launcher import RANK_PROGRAM, launch
 from farpipe.engine.launch.run import LEAVE_S
 from farpipe.engine.launch.world import World
 from farpipe.engine.lock import RUN_SHA256_VARIABLE, digest_of
 from farpipe.engine.processes import LeaveRequest, end_at_once, leave_request
-from farpipe.service.folder import POLL_S, RUN_NAME, begins, stop_time
+from farpipe.service.folder import LOG_NAME, POLL_S, RUN_NAME, begins, stop_time
 from farpipe.service.share import GO_NAME, SHARES_NAME, Share, Shares, SiteRules
 
 BEAT_S: Final = 2.0
@@ -47,12 +49,13 @@ class Ranks(Share):
             if rank is not None:
                 name = signal.Signals(-rank.exit_code).name if rank.exit_code < 0 else None
                 end |= {"rank": rank.rank, "signal": name, "is_victim": rank.is_victim}
+            self._log(f"{self.site}: {error}")
         write_text(self.path("end", ".json"), json.dumps(end | {"site": self.site, "time_s": time.time()}) + "\n")
 
     def _run(self) -> None:
         shares = Shares.load(self.folder / SHARES_NAME)
         rules = validate(SiteRules, parse_json(self.rules_path.read_text(), str(self.rules_path)), "rules")
-        host = rules.host or _address()
+        host = _address() if rules.host == "auto" else rules.host
         with leave_request(end_at_once) as request:
             tick = partial(self._tick, request, rules.orphan_after_s)
             tick()
@@ -68,18 +71,37 @@ class Ranks(Share):
 
     def _launch(self, world: World, host: str, rules: SiteRules, tick: "partial[None]", request: LeaveRequest) -> None:
         run_dir = self.folder / RUN_NAME
+        follower = Follower(run_dir / METRICS_NAME, self._log_step if 0 in world.ranks else None)
         security = ["--allow-plaintext"] if rules.certs is None else ["--certs", rules.certs]
         argv = [sys.executable, *RANK_PROGRAM, str(run_dir), "--host", host, *security]
-        launch(
-            lambda rank: argv,
-            len(world.ranks),
-            world=world,
-            log_dir=run_dir / "logs",
-            env={RUN_SHA256_VARIABLE: digest_of(run_dir)},
-            on_tick=tick,
-            request=request,
-            leave_s=LEAVE_S,
-        )
+
+        def tick_and_read() -> None:
+            tick()
+            follower.read()
+
+        try:
+            launch(
+                lambda rank: argv,
+                len(world.ranks),
+                world=world,
+                log_dir=run_dir / "logs",
+                env={RUN_SHA256_VARIABLE: digest_of(run_dir)},
+                on_tick=tick_and_read,
+                request=request,
+                leave_s=LEAVE_S,
+            )
+        finally:
+            follower.read()
+
+    def _log_step(self, line: dict[str, Any]) -> None:
+        if line["step"] >= 1000 and line["step"] % 100:
+            return  # the log stays within what is shown of it at once
+        loss = "" if line.get("loss") is None else f"loss {line['loss']:.4g}, "
+        self._log(f"step {line['step']}: {loss}{line.get('step_s', 0.0):.3g} s")
+
+    def _log(self, text: str) -> None:
+        with (self.folder / LOG_NAME).open("a") as log:
+            log.write(text + "\n")
 
     def _tick(self, request: LeaveRequest, orphan_after_s: float) -> None:
         """Beat, and note when the share is to leave; RunError when it has not left in its time."""

@@ -6,7 +6,7 @@ missing at the next pass, and one that is done twice does nothing twice.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,10 @@ CHANGED: Final = 0.1
 """Share of a step's time by which it has to differ to be reported at once."""
 
 
+class LeaseOverError(Exception):
+    """The lease is over, and nothing may be started or stopped here."""
+
+
 @dataclass
 class Heard:
     """What was read of an attempt so far; it is read again after a restart, and old reports change nothing."""
@@ -66,6 +70,8 @@ class Reconciler:
     """Interval of step reports, unless a step has got slower or faster."""
     gone: set[Key] = field(default_factory=set)
     """Attempts that have ended and are not wanted: nobody looks at them again."""
+    may_act: Callable[[], bool] = lambda: True
+    """False for an instance that was away and has lost its lease meanwhile: another one may lead."""
 
     def step(self, state: FleetState, now_s: float) -> list[Event]:
         """One pass: what has happened since the last one, at `now_s`, to be handed to `FleetState.handle`."""
@@ -97,7 +103,7 @@ class Reconciler:
             if found.state == "ended":
                 self.gone.add(key)
             if found.state in ("alive", "absent"):
-                self.launcher.stop(key, self.leave_s)
+                self._stop(key)
         return not any(found.state == "alive" for found in seen.values())
 
     def _attempts(self) -> Iterator[Key]:
@@ -117,10 +123,19 @@ class Reconciler:
             order = Order.of(state, self.cluster, key.job, self.documents[key.job], self._checkpoint(job))
             folder.mkdir(parents=True, exist_ok=True)
             order.save(folder / ORDER_NAME)
+            self._expect_lease()
             self.launcher.start(key, folder, dict(job.placement.devices))
         except (FarpipeError, OSError) as error:
             return [JobFailed(now_s, key.job, key.attempt, f"it can't be started: {error}")]
         return []
+
+    def _stop(self, key: Key) -> None:
+        self._expect_lease()
+        self.launcher.stop(key, self.leave_s)
+
+    def _expect_lease(self) -> None:
+        if not self.may_act():
+            raise LeaseOverError("the lease is over: another instance may lead")
 
     def _checkpoint(self, job: JobState) -> Path | None:
         """The checkpoint that the state wants the attempt to begin from; InputError if no attempt has it any more."""
@@ -136,7 +151,7 @@ class Reconciler:
         """Events of an attempt that has begun, in their order."""
         heard = self.heard.setdefault(key, Heard())
         if job.phase == "stopping":
-            self.launcher.stop(key, self.leave_s)
+            self._stop(key)
             found = self.launcher.look([key])[key]  # what was about to begin has begun, or is barred
         lines = self._new_lines(key, heard)
         stored = max(found.stored, default=0)

@@ -6,13 +6,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 import uvicorn
 
 from farpipe.core.errors import UsageError
+from farpipe.core.hosts import is_loopback
 from farpipe.core.units import printable
 from farpipe.engine.transport.security.tls import TlsFiles
 from farpipe.fleet.events import PriceChanged
@@ -41,7 +41,7 @@ class Address:
     certs: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.certs is None and not _is_loopback(self.host):
+        if self.certs is None and not is_loopback(self.host):
             raise UsageError(
                 f"--host {self.host} can be reached from other machines, and tokens would cross the network in the "
                 "clear: give --certs (farpipe certs issue), or listen on 127.0.0.1"
@@ -97,16 +97,9 @@ def instance(scenario: Scenario, policy: str, store: Store, root: Path, owner: s
     first = first_state(scenario.cluster, configured(policy_of(policy), scenario), quotes_of(scenario), scenario.stops)
     runs = (root / RUNS_NAME).resolve()
     runs.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Instance(
-        store,
-        first,
-        scenario.cluster,
-        launcher_of(scenario.launcher, runs, scenario.launching),
-        runs,
-        owner,
-        prices_of(scenario),
-        lambda store: make_first_token(store, root),
-    )
+    launcher = launcher_of(scenario.launcher, runs, scenario.launching)
+    given = (store, first, scenario.cluster, launcher, runs, owner, prices_of(scenario))
+    return Instance(*given, lambda store: make_first_token(store, root))
 
 
 def compile_quotes(scenario: Scenario) -> None:
@@ -147,10 +140,3 @@ class OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         first, *others = super().format(record).split("\n")
         return "\n    ".join(printable(line) for line in (first, *others))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,5 +1,6 @@
 """One machine's share of an attempt: whose ranks, its files, and the rules of its site. Loads little."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -44,8 +45,8 @@ class Shares(Document, Table):
 class SiteRules(Table):
     """What its operator decides about the shares at a site."""
 
-    host: str | None = "127.0.0.1"
-    """Address at which other sites reach its ranks; None: the first one of the machine."""
+    host: str = "127.0.0.1"
+    """Address at which other sites reach its ranks; ``auto``: the first one of each machine."""
     certs: str | None = None
     """The site's folder from `farpipe certs issue`; None: messages are not encrypted."""
     orphan_after_s: float = 900.0
@@ -67,6 +68,16 @@ class Share:
     def name(self) -> str:
         """Of its machine."""
         return f"{self.site}.{self.number}" if self.number else self.site
+
+    @property
+    def label(self) -> str:
+        """Name of its job in the site's scheduler, by which a lost answer does no harm."""
+        return f"farpipe-{self.folder.parent.name}.{self.folder.name}.{self.name}"
+
+    @property
+    def digest(self) -> str:
+        """Tells it from all others of one scheduler, those of another fleet among them."""
+        return hashlib.sha256(f"{self.folder} {self.name}".encode()).hexdigest()[:10]
 
     def path(self, kind: str, suffix: str = "") -> Path:
         """A file of this machine's."""

@@ -17,7 +17,7 @@ from farpipe.core.document import Table
 from farpipe.core.errors import InputError, RunError
 from farpipe.core.strict import parse_json, write_text
 from farpipe.fleet.events import Event, SiteBack, SiteLost
-from farpipe.service.door import FILES, Door
+from farpipe.service.door import FILES
 from farpipe.service.folder import LOCK_NAME, SECRET_NAMES, STOP_NAME, is_locked, read_in, spawn, write_end
 from farpipe.service.launcher import Key, Seen, noted_end
 from farpipe.service.share import SHARES_NAME, Shares
@@ -90,11 +90,6 @@ class SitesLauncher:
     silent: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Sites that do not answer: since when, on the monotonic clock, and why."""
     _asked_s: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def here(cls, root: Path, sites: Iterable[str]) -> "SitesLauncher":
-        """All sites as processes of this machine."""
-        return cls(root, {site: Door(site=site, root=root).answer for site in sites}, emulates=True)
 
     def start(self, key: Key, folder: Path, where: Mapping[str, int]) -> None:
         """As `Launcher.start`: first it is planned, in a process beside; `look` goes on with what is planned."""
@@ -218,20 +213,16 @@ class SitesLauncher:
 
     def _unplanned(self, folder: Path) -> Seen:
         """An attempt whose plan is not made, or can't be."""
-        if is_locked(folder / LOCK_NAME):
+        if is_locked(folder / LOCK_NAME) or (folder / SHARES_NAME).exists():  # or it was planned since
             return Seen("alive")
-        if (folder / SHARES_NAME).exists():
-            return Seen("alive")  # it was planned since
         if (end := noted_end(folder)) is not None:
             return end
+        if not (folder / PLANNED_NAME).exists():
+            return Seen("absent")
         if (folder / STOP_NAME).exists():
-            return (
-                Seen("absent") if not (folder / PLANNED_NAME).exists() else Seen("ended", 75, "stopped before it began")
-            )
-        if (folder / PLANNED_NAME).exists():
-            fresh = time.time() < (folder / PLANNED_NAME).stat().st_mtime + PLAN_S
-            return Seen("alive" if fresh else "vanished")
-        return Seen("absent")
+            return Seen("ended", 75, "stopped before it began")
+        is_fresh = time.time() < (folder / PLANNED_NAME).stat().st_mtime + PLAN_S
+        return Seen("alive" if is_fresh else "vanished")
 
     def _advance(self, key: Key, shares: Shares, parts: Mapping[str, Any], stored: tuple[int, ...]) -> Seen:
         """Begin what has not begun, and let the ranks go where all machines are ready."""

@@ -21,8 +21,11 @@ WAITING: Final = ("PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HO
 _FIELD: Final = re.compile(r"\b(JobState|Reason|ExitCode|NodeList)=(\S+)")
 
 
-class SlurmRules(Table):
-    """[sites.slurm]: what every job of a site is submitted with."""
+class Slurm(Table):
+    """[sites.slurm]: what every job of a site is submitted with.
+
+    The machines of a site are one job, whose name is the attempt's: a lost answer of sbatch's does no harm.
+    """
 
     partition: str | None = None
     """Queue; None: the cluster's default."""
@@ -32,37 +35,20 @@ class SlurmRules(Table):
     with_gpus: bool = False
     """Ask for as many GPUs per machine as the plan uses there."""
 
-
-class Slurm:
-    """Starts the machines of a site as one job, whose name is the attempt's: a lost answer of sbatch's is no matter."""
-
-    def __init__(self, rules: SlurmRules) -> None:
-        self._rules = rules
-
     def start(self, shares: list[Share], num_devices: int) -> None:
         """Submit the job, unless there is one of its name; RunError with Slurm's words where that can't be done."""
         first = shares[0]
         if _known(first) is not None or self._find(first) is not None:
             return
-        rules = self._rules
-        asked = {"partition": rules.partition, "account": rules.account, "time": rules.time_limit}
+        asked = {"partition": self.partition, "account": self.account, "time": self.time_limit}
         options = [f"--{name}={value}" for name, value in asked.items() if value is not None]
-        if rules.with_gpus:
+        if self.with_gpus:
             options.append(f"--gpus-per-node={num_devices}")
-        script = shlex.join(
-            [
-                "srun",
-                "--kill-on-bad-exit=0",
-                sys.executable,
-                "-m",
-                "farpipe.service.ranks",
-                str(first.folder),
-                first.site,
-            ]
-        )
+        ranks = (sys.executable, "-m", "farpipe.service.ranks", str(first.folder), first.site)
+        script = shlex.join(("srun", "--kill-on-bad-exit=0", *ranks))
         said = self._submit(
             "--parsable",
-            f"--job-name={job_name(first)}",
+            f"--job-name={first.label}",
             f"--nodes={len(shares)}",
             "--ntasks-per-node=1",
             "--no-requeue",
@@ -86,23 +72,20 @@ class Slurm:
             raise InputError(str(error)) from None
 
     def states(self, shares: list[Share]) -> list[tuple[State, str]]:
-        """What Slurm says of the jobs; ``unknown`` where it says nothing."""
-        try:
-            queue = self._queue() if shares else []
-        except RunError as error:
-            return [("unknown", str(error)) for _ in shares]
+        """What Slurm says of the jobs; RunError where it says nothing."""
+        queue = self._queue() if shares else []
         return [_state(share, queue) for share in shares]
 
     def kill(self, share: Share, *, only_waiting: bool) -> None:
         """Cancel the job if it waits, or whatever it does."""
         for number, name, state in self._queue():
-            if name == job_name(share) and (state in WAITING or not only_waiting):
+            if name == share.label and (state in WAITING or not only_waiting):
                 _slurm("scancel", number)
 
     def _find(self, share: Share) -> str | None:
         """Number of the job that an earlier start has submitted; it is noted."""
         for number, name, _ in self._queue():
-            if name == job_name(share):
+            if name == share.label:
                 write_text(share.path("job"), f"{number}\n")
                 return number
         return None
@@ -114,13 +97,8 @@ class Slurm:
         return [(row[0], row[1], row[2]) for row in rows if len(row) == 3 and row[1].startswith("farpipe-")]
 
 
-def job_name(share: Share) -> str:
-    """Name of the site's job of an attempt."""
-    return f"farpipe-{share.folder.parent.name}.{share.folder.name}.{share.site}"
-
-
 def _state(share: Share, queue: list[tuple[str, str, str]]) -> tuple[State, str]:
-    states = [state for _, name, state in queue if name == job_name(share)]
+    states = [state for _, name, state in queue if name == share.label]
     if states:
         return ("queued", "Slurm: " + states[0]) if all(one in WAITING for one in states) else ("alive", "")
     number = _known(share)

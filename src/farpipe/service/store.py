@@ -150,9 +150,8 @@ class Store:
         is_due = number >= self._snapshot + SNAPSHOT_EVERY
         with self._write() as db:
             try:
-                db.execute(
-                    sa.insert(LOG), {"number": number} | {k: getattr(change, k) for k in ("time_s", "who", "line")}
-                )
+                row = {"number": number, "time_s": change.time_s, "who": change.who, "line": change.line}
+                db.execute(sa.insert(LOG), row)
             except sa.exc.IntegrityError:
                 raise DeposedError(f"another instance has written line {number} of the log") from None
             _write_rows(db, change)

@@ -1,6 +1,5 @@
 """What the service shows of jobs, attempts, sites and links: the same for the API, the commands and the page."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
@@ -209,8 +208,3 @@ def link_views(state: FleetState, cluster: Cluster) -> list[LinkView]:
         )
         for link in cluster.links
     ]
-
-
-def ended_from(text: str) -> JobView:
-    """The view of an ended job, as it was stored."""
-    return JobView.model_validate(json.loads(text))

@@ -36,7 +36,7 @@ def _task(
     script = script_of(machines, group, run_dir, max_restarts, "SKYPILOT_NODE_RANK", _HOST)
     site, most = group.machines[0].site, max(machine.num_processes for machine in group.machines)
     lines = [
-        f"name: {_label(group.name)}",
+        f"name: {label_of(group.name)}",
         f"num_nodes: {len(group.machines)}",
         "resources:",
         f"  # infra: where {site} is, such as aws/us-west-2 or k8s/context",
@@ -78,33 +78,51 @@ def _jobset(
 ) -> dict[str, Any]:
     script = script_of(machines, group, run_dir, max_restarts, "JOB_COMPLETION_INDEX", "$POD_IP")
     most = max(machine.num_processes for machine in group.machines) if with_gpus else 0
-    pod = _pod(script, machines[0].address, run_dir, most)
-    counts = {"parallelism": len(group.machines), "completions": len(group.machines), "completionMode": "Indexed"}
+    env: list[dict[str, Any]] = [
+        {"name": "MASTER_ADDR", "value": machines[0].address},
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+    mount, count = run_dir.absolute().parent, len(group.machines)
+    return jobset(f"farpipe-{label_of(group.name)}", script, count, mount, num_gpus=most, env=env)
+
+
+def jobset(
+    name: str,
+    script: str,
+    num_machines: int,
+    mount: Path,
+    *,
+    num_gpus: int = 0,
+    image: str = IMAGE,
+    claim: str = CLAIM,
+    env: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """A JobSet that runs a script of bash once on every machine; `mount` is where its volume claim is seen there."""
+    pod = _pod(script, mount, num_gpus, f"{IMAGE}-cuda" if num_gpus and image == IMAGE else image, claim, env)
+    counts = {"parallelism": num_machines, "completions": num_machines, "completionMode": "Indexed"}
     job = {
         "name": "stages",
         "replicas": 1,
         "template": {"spec": counts | {"backoffLimit": 0, "template": {"spec": pod}}},
     }
-    name = {"name": f"farpipe-{_label(group.name)}"}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": name,
+        "metadata": {"name": name},
         "spec": {"replicatedJobs": [job]},
     }
 
 
-def _pod(script: str, master: str, run_dir: Path, num_gpus: int) -> dict[str, Any]:
+def _pod(
+    script: str, mount: Path, num_gpus: int, image: str, claim: str, env: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Specification of a machine's pod."""
     container = {
         "name": "farpipe",
-        "image": f"{IMAGE}-cuda" if num_gpus else IMAGE,
+        "image": image,
         "command": ["bash", "-c", script],
-        "env": [
-            {"name": "MASTER_ADDR", "value": master},
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        ],
-        "volumeMounts": [{"name": "runs", "mountPath": str(run_dir.absolute().parent)}],
+        "env": [*env],
+        "volumeMounts": [{"name": "runs", "mountPath": str(mount)}],
         **({"resources": {"limits": {"nvidia.com/gpu": num_gpus}}} if num_gpus else {}),
     }
     return {
@@ -112,10 +130,10 @@ def _pod(script: str, master: str, run_dir: Path, num_gpus: int) -> dict[str, An
         "hostNetwork": True,  # other sites reach the machine, not the pod
         "dnsPolicy": "ClusterFirstWithHostNet",
         "containers": [container],
-        "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": CLAIM}}],
+        "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": claim}}],
     }
 
 
-def _label(name: str) -> str:
+def label_of(name: str) -> str:
     """A site's name as both systems take it: letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -29,7 +29,8 @@ class QueuePolicy:
     when_blocked: Literal["wait", "skip", "backfill"] = "skip"
     """The first job that does not fit: all behind it wait; or are tried as well; or only if that does not delay it.
 
-    One for which there would be no place in an empty fleet either delays nobody."""
+    One for which there would be no place in an empty fleet either delays nobody; nor does one whose checkpoint is at a
+    lost site, for nobody knows how long."""
 
     def decide(self, view: View) -> Iterator[Decision]:
         if not view.queue:
@@ -47,12 +48,15 @@ class QueuePolicy:
                 take(view, space, job, devices)
                 num_free = space.num_devices
                 yield Decision(job.name, devices)
-            elif shadow is not None or self.when_blocked == "skip" or not self.find(view, view.empty, job):
+            elif shadow is not None or self.when_blocked == "skip" or not self._delays(view, job):
                 continue
             elif self.when_blocked == "wait":
                 return
             else:
                 shadow = _Shadow.of(self, view, space, job)
+
+    def _delays(self, view: View, job: JobState) -> bool:
+        return not view.lost_checkpoint(job) and self.find(view, view.empty, job) is not None
 
     def find(self, view: View, space: Space, job: JobState) -> Devices | None:
         """The largest size that finds a place, and the place."""

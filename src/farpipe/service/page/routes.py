@@ -180,15 +180,14 @@ def job(name: JobName, request: Request, service: Service, visitor: Seen) -> HTM
         for one in attempts[-MOST_TAILS:]
         if one.ended_s is not None
     }
+    link = f"/jobs/{name}/report?attempt=" if request.app.state.report else ""
     return page(
         "job.html",
         visitor,
         job=found,
         why=_why(service, name, who),
         figures=Safe(described(tables.key_figures(found, steps, quote_s), name)),
-        attempts=tables.attempts_table(
-            attempts, last, f"/jobs/{name}/report?attempt=" if request.app.state.report else ""
-        ),
+        attempts=tables.attempts_table(attempts, last, link),
         charts=[Safe(chart) for chart in step_charts(steps, quote_s)],
         steps=tables.steps_table(steps),
         log=log,
