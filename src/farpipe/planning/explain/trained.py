@@ -20,8 +20,7 @@ FAR: Final = 1.75
 MAYBE_FAR: Final = 1.4
 """Ratio of the least estimate of all that `train` runs to the plan's step from which a quick search is worth trying:
 estimates of long pipelines are a fifth too short."""
-
-_BY_SITE: Final = "given the job, train has each site train in a layout of its own"
+_BY_SITE: Final = "given the job, train finds each site a layout of its own"
 
 
 def obstacles_of(plan: Plan) -> ByTrain | None:
