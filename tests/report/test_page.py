@@ -152,6 +152,16 @@ def test_people_who_hear_the_page_find_their_way():
     assert all(attributes["tabindex"] == "0" and attributes["aria-label"] for attributes in scrolling)
 
 
+def test_steps_without_a_barrier_are_drawn_in_a_row():
+    run = run_view(4, 4, "eager", 5)
+    free = dataclasses.replace(run, problem=run.problem.model_copy(update={"barrier": False}))
+    with_barrier, without = (Page(render(report(runs=(one,)))) for one in (run, free))
+    assert "3 steps without a barrier, as predicted" in without.text
+    assert "without a barrier" not in with_barrier.text
+    labels = [tag.get("aria-label") for tag in without.all("div")]
+    assert "Steps in a row" in labels
+
+
 def test_the_same_report_is_the_same_page():
     assert render(report()) == render(report())
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from farpipe.core.simulate.timeline import Timeline
+from farpipe.core.simulate import Timeline, steps_in_a_row
 from farpipe.core.strict import write_text
 from farpipe.core.units import format_change, format_percent, format_seconds
 from farpipe.report.charts import ChartGroup, LineChart, link_charts, loss_chart, memory_charts, step_time_chart
@@ -26,6 +26,8 @@ from farpipe.report.what_if import what_if_section
 
 _ZOOMS: Final = (1, 2, 4)
 """Largest width of a Gantt chart, in widths of the page."""
+_IN_A_ROW: Final = 3
+"""Steps without a barrier that are drawn one after the other."""
 _GANTT_NOTE: Final = (
     "point at a box for its times. The line across the ranks is the end of the step. "
     "A message with an edge has no slack: were it later, the step would be longer; a pale one could take twice as "
@@ -238,6 +240,7 @@ def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
         charts.append(figure.inline())
         scrolled = scrolling(charts[-1], _of_run(figure.title, view, runs))
         yield tag("figure", *_zooms(index), scrolled, class_="wide")
+        yield from _in_a_row(view, index, runs)
         if (band := draw_membership(view.metrics, f"membership-{index}")) is not None:
             yield tag("figure", scrolling(band.inline(), _of_run(band.title, view, runs)), class_="wide")
             yield tag("p", band.description, class_="note")
@@ -246,6 +249,17 @@ def _timelines(runs: Sequence[RunView]) -> Iterator[Markup]:
         numbers = f"Numbers are {numbered}; " if any(NUMBER_CLASS in chart for chart in charts) else ""
         note = f"{numbers}{_GANTT_NOTE}"
         yield tag("p", f"{note[0].upper()}{note[1:]}", class_="note")
+
+
+def _in_a_row(view: RunView, index: int, runs: Sequence[RunView]) -> Iterator[Markup]:
+    """A few steps one after the other, where they have no barrier between them."""
+    if view.problem.barrier:
+        return
+    timeline = steps_in_a_row(view.problem, view.predicted, _IN_A_ROW)
+    text = f"{_IN_A_ROW} steps without a barrier, as predicted: {format_seconds(timeline.makespan_s)}"
+    figure = draw_gantt([Panel("in a row", timeline, view.sites, text)], key=f"in-a-row-{index}")
+    yield tag("figure", scrolling(figure.inline(), _of_run("Steps in a row", view, runs)), class_="wide")
+    yield tag("p", "A rank begins the next step when its own part is done; the optimizer is left out.", class_="note")
 
 
 def _zooms(index: int) -> Iterator[Markup]:

@@ -5,9 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from farpipe.core.errors import ScheduleError
 from farpipe.core.schedule import check
 from farpipe.core.schedule.library import order
-from farpipe.core.simulate import Timeline, simulate
+from farpipe.core.simulate import Timeline, simulate, steps_in_a_row
 from farpipe.core.simulate.timeline import MESSAGE_KINDS
 from farpipe.core.step import KINDS, Action, Hop, Link, Problem, Rank, Schedule, Stage, Sync, Transfer
+from farpipe.core.step.player import period_s
 from strategies import problems_with_schedules
 from twin import play_slowly
 
@@ -161,3 +162,23 @@ def test_orders_that_deadlock_are_refused_with_the_circle():
     schedule = Schedule.from_text(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], 2)
     with pytest.raises(ScheduleError, match=r"deadlock\n  rank 0 can't start 0B0: it waits for the backward 1B0"):
         simulate(problem, schedule)
+
+
+@pytest.mark.parametrize("method", ["1f1b", "zb-h1", "zb-2p"])
+def test_steps_in_a_row_follow_each_other_after_a_period(method):
+    step = chain(4, 12, cut=1, latency=1.0, transfer=0.3)
+    played = simulate(step, order(method, step))
+    row = steps_in_a_row(step, played, 5)
+    number = row.actions["microbatch"] // 12
+    ends = [row.actions["end_s"][number == index].max() for index in range(5)]
+    assert ends[0] == pytest.approx(played.makespan_s)
+    assert ends[4] - ends[3] == pytest.approx(period_s(step, order(method, step)))
+
+
+def test_steps_in_a_row_have_the_figures_of_every_microbatch_again():
+    varied = chain(2, 2, cut=0)
+    stages = [stage.model_copy(update={"forward_s": (1.0, 3.0)}) for stage in varied.stages]
+    varied = Problem(num_microbatches=2, ranks=varied.ranks, stages=tuple(stages), links=varied.links, hops=varied.hops)
+    row = steps_in_a_row(varied, simulate(varied, order("1f1b", varied)), 3).actions
+    forwards = row[(row["rank"] == 0) & (row["kind"] == KINDS.index("F"))]
+    assert (forwards["end_s"] - forwards["start_s"]).tolist() == [1.0, 3.0] * 3

@@ -1,6 +1,7 @@
 """Simulate a schedule: `simulate(problem, schedule) -> Timeline`; in samples of its times only the makespans."""
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +10,13 @@ from farpipe.core.arguments import expect_kind
 from farpipe.core.errors import ScheduleError
 from farpipe.core.schedule import check
 from farpipe.core.simulate.timeline import ACTION_DTYPE, MESSAGE_DTYPE, MESSAGE_KINDS, Timeline
-from farpipe.core.step import BACKWARD, FORWARD, NOTHING, Problem, Schedule
+from farpipe.core.step import BACKWARD, FORWARD, KINDS, NOTHING, Action, Hop, Problem, Rank, Schedule, Stage, Transfer
 from farpipe.core.step.arrays import Floats, Ints, Played, StepArrays, step_arrays
 from farpipe.core.step.codes import B, F, I, cell_of, kind_of
 from farpipe.core.step.player import Player
+from farpipe.core.step.problem import STAGE_FIGURES
+
+PartT = TypeVar("PartT", Stage, Transfer)
 
 
 def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> Timeline:
@@ -32,6 +36,43 @@ def simulate(problem: Problem, schedule: Schedule, *, checked: bool = False) -> 
     after_s = (0.0, arrays.messages.leaves_after_s, arrays.messages.arrives_after_s)
     message_s = np.stack([message_start_s + seconds for seconds in after_s])
     return timeline_of(problem, arrays, schedule, start_s, message_s, others_start_s)
+
+
+def steps_in_a_row(problem: Problem, step: Timeline, num_steps: int) -> Timeline:
+    """Steps in the order of `step`, one after the other without a barrier: a rank goes on when its own part is done.
+
+    Microbatches go on counting. Collectives and the optimizer are left out.
+    """
+    size, rows = problem.num_microbatches, step.actions
+
+    def again(part: PartT, names: Iterable[str]) -> PartT:
+        figures = ((name, getattr(part, name)) for name in names)
+        return part.model_copy(update={name: num_steps * one for name, one in figures if isinstance(one, tuple)})
+
+    def hop_again(hop: Hop | None) -> Hop | None:
+        if hop is None:
+            return None
+        ways = {"forward": hop.forward, "backward": hop.backward}
+        return Hop(**{way: again(sent, Transfer.model_fields) for way, sent in ways.items() if sent is not None})
+
+    stages = tuple(again(stage, STAGE_FIGURES) for stage in problem.stages)
+    many = Problem(
+        num_microbatches=num_steps * size,
+        ranks=tuple(Rank() for _ in problem.ranks),
+        stages=stages,
+        links=problem.links,
+        hops=tuple(map(hop_again, problem.hops)),
+    )
+    of_ranks = [rows[rows["rank"] == rank] for rank in range(problem.num_ranks)]
+    orders = [
+        [
+            Action(int(row["stage"]), KINDS[row["kind"]], int(row["microbatch"]) + number * size)
+            for number in range(num_steps)
+            for row in of_rank
+        ]
+        for of_rank in of_ranks
+    ]
+    return simulate(many, Schedule(many.num_microbatches, orders), checked=True)
 
 
 def timeline_of(
