@@ -186,8 +186,8 @@ def _nodes_of_ranks(nodes: str | None, num_ranks: int, sites: Sequence[str]) -> 
     """The node of every rank."""
     if nodes is None:
         raise UsageError(
-            "nodes: missing; name the node of every rank or site (--nodes zurich=1,lugano=5), or give a number of random "
-            "`placements` (--set placements=10)"
+            "nodes: missing; name the node of every rank or site (--nodes zurich=1,lugano=5), or give a number of "
+            "random `placements` (--set placements=10)"
         )
     words = [word.strip() for word in nodes.split(",")]
     if all("=" in word for word in words):
