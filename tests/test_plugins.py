@@ -10,6 +10,7 @@ from benchmarks.fleet import baselines
 from benchmarks.fleet.baselines import BASELINES
 from farpipe.cli.app import app
 from farpipe.core.errors import InputError, UsageError, UsersCodeError
+from farpipe.core.step import Schedule
 from farpipe.fleet.policies import ADDED, policy_of
 from farpipe.optical import find_policy
 from farpipe.testing import check_order, check_policy
@@ -85,6 +86,14 @@ def test_what_a_distribution_adds_is_found_by_name(install):
     assert check_order("theirs") == ("one stage per rank",)
     check_policy(policy_of("mine"), num_fleets=1)
     assert find_policy("far-first").slots == "last"
+
+
+def test_a_fault_is_told_once_for_each_shape_of_pipeline():
+    with pytest.raises(AssertionError) as raised:
+        check_order(lambda problem: Schedule(problem.num_microbatches, ((),) * problem.num_ranks, "empty"))
+    text = str(raised.value)
+    assert text.count("is not valid: 0F0 is missing") == 3
+    assert text.count("no step works; raise farpipe.core.errors.InputError if the order is not for it") == 3
 
 
 def test_commands_know_it(install, tmp_path):

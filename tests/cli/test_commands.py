@@ -1,3 +1,4 @@
+import csv
 import json
 import os
 import re
@@ -101,6 +102,22 @@ def test_compare_of_named_methods_takes_orders_and_searches(farpipe, problem_fil
 
 
 @pytest.mark.slow
+def test_compare_puts_an_order_beside_all_of_the_librarys_and_writes_csv(farpipe, problem_file, tmp_path):
+    mine = "from farpipe.core.schedule.library.one_f_one_b import one_f_one_b as mine\n"
+    (tmp_path / "mine.py").write_text(mine)
+    for _ in range(2):  # the second time in the place of its own file
+        run = farpipe(
+            "compare", problem_file, "--method", "all", "--method", "mine.py:mine", "--csv", "rows.csv", "--json"
+        )
+    found = json.loads(run.stdout)["schedules"]
+    rows = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
+    assert {*ORDERS} - {"interleaved"} < {row["method"] for row in rows}
+    assert [row["method"] for row in rows] == [row["method"] for row in found]
+    steps = {row["method"]: row["step_s"] for row in rows}
+    assert steps["mine.py:mine"] == steps["1f1b"] == str(next(r["step_s"] for r in found if r["method"] == "1f1b"))
+    assert "link_busy_ratio" not in rows[0]
+
+
 def test_compare_of_a_job_counts_what_is_outside_the_pipeline_as_plan_does(farpipe, tmp_path):
     plan = json.loads(farpipe("plan", RECIPES / "two_sites.toml", "--json").stdout)
     data = json.loads(farpipe("compare", "plan.json", "--json").stdout)

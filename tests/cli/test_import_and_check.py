@@ -298,7 +298,12 @@ def test_a_log_is_its_steps_and_as_a_toml_the_job_of_its_arguments(farpipe, tmp_
     (tmp_path / "train.log").write_text(printed() + steps)
     assert "import train.log -o JOB.toml" in farpipe("import", "train.log").stderr
     assert farpipe("import", "train.log", "-o", "job.toml").returncode == 0
-    assert farpipe("check", "job.toml", "--log", "train.log", "--tolerance", "1000").returncode == 0
+    agreed = farpipe("check", "job.toml", "--log", "train.log", "--tolerance", "1000")
+    assert agreed.returncode == 0
+    assert agreed.stdout.splitlines()[-1].startswith("The prediction agrees with the log: ")
+    (tmp_path / "empty").mkdir()
+    other = farpipe("check", "job.toml", "--log", "empty")
+    assert "empty: has neither a run's metrics.jsonl nor TensorBoard's files" in other.stderr
     (tmp_path / "bare.log").write_text(steps)
     failed = farpipe("import", "bare.log", "-o", "bare.toml")
     assert failed.returncode == 3

@@ -7,8 +7,8 @@ import pytest
 
 from test_docs import INTERFACE
 
-COMMON: Final = ("--json", "--set", "--server", "--token-file")
-"""Options that nearly every command has, or every client of a service, counted once."""
+COMMON: Final = ("--json", "--csv", "--set", "--server", "--token-file")
+"""Options that nearly every command has, every table of figures, or every client of a service, counted once."""
 MOST: Final = 145
 """Options of all commands; a rare one is a key of the job or a setting, which `--set` names."""
 NAMES: Final = {

@@ -1,3 +1,4 @@
+import csv
 import json
 import os
 from pathlib import Path
@@ -31,6 +32,13 @@ def job_file(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(job_text())
     return path
+
+
+def test_csv_has_every_choice_with_its_money(farpipe, job_file, tmp_path):
+    options = json.loads(farpipe("pareto", job_file, "--json", "--csv", "front.csv").stdout)["options"]
+    rows = list(csv.DictReader((tmp_path / "front.csv").read_text().splitlines()))
+    assert [float(row["step_s"]) for row in rows] == [one["step_s"] for one in options]
+    assert [float(row["total_usd"]) for row in rows] == [one["per_million_tokens"]["total_usd"] for one in options]
 
 
 def test_the_front_is_shown_as_a_table(farpipe, job_file):

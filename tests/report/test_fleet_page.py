@@ -45,6 +45,13 @@ def test_the_verdict_says_what_the_best_is_worth_beside_today():
     assert verdict_lines([BETTER, TODAY])[0] == ("Today's policy, farpipe, has the shortest mean completion time.")
 
 
+def test_of_policies_that_tie_in_time_the_cheaper_one_is_the_best():
+    cheap = outcome("bace", [3600.0, 3610.0], usd=90.0)
+    assert best_of([TODAY, cheap]) is cheap
+    assert verdict_lines([TODAY, cheap])[0].endswith("mean completion time +0.1 %, money -$10.00, carbon 0.")
+    assert best_of([TODAY, outcome("sjf", [3600.0, 3600.0])]) is TODAY
+
+
 def test_who_leaves_jobs_undone_is_not_the_best():
     assert best_of([TODAY, outcome("sjf", [60.0, None])]) is TODAY
     assert best_of([outcome("sjf", [None])]) is None

@@ -55,8 +55,11 @@ class CheckOptions:
         from farpipe.engine.figures.metrics import METRICS_NAME
         from farpipe.interop.log_tables import is_table
 
-        is_run = self.log_file.is_dir() and not is_table(self.log_file)
-        return self.log_file / METRICS_NAME if is_run else self.log_file
+        if not self.log_file.is_dir() or is_table(self.log_file):
+            return self.log_file
+        if not (metrics := self.log_file / METRICS_NAME).is_file():
+            raise InputError(f"{self.log_file}: has neither a run's {METRICS_NAME} nor TensorBoard's files")
+        return metrics
 
 
 @with_groups

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, JobKeys, Plot, with_groups
+from farpipe.cli.options import AsJson, Csv, JobKeys, Plot, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, search_status
 from farpipe.core.errors import InfeasibleError, UsageError
 from farpipe.core.strict import write_text
 from farpipe.core.units import format_seconds
-from farpipe.report.tables import to_rich
+from farpipe.report.tables import csv_text, to_rich
 
 if TYPE_CHECKING:
     from farpipe.planning import Plan, PlanDocument
@@ -36,6 +36,7 @@ class CompareOptions:
         typer.Option(min=0, help="Search too (greedy, auto, or those of --method), each for this many seconds."),
     ] = None
     plot: Plot = None
+    csv: Csv = None
     as_json: AsJson = False
 
 
@@ -50,7 +51,7 @@ def compare(options: CompareOptions) -> None:
     from farpipe.report.comparison import compare_orders
 
     check_picture(options.plot, kinds=(".svg",))
-    check_folder(options.plot, keeping=(options.step,))
+    check_folder(options.plot, options.csv, keeping=(options.step,))
     named = _named(options.method, options.time_limit) if options.method else None
     problem, own, document = load_explained(options.step, options.given)
     plan = document.plan if document else None
@@ -60,6 +61,8 @@ def compare(options: CompareOptions) -> None:
     )
     if options.plot is not None and found.is_usable:
         write_text(options.plot, found.figure().svg())
+    if options.csv is not None:
+        write_text(options.csv, csv_text(found.to_data()))
     if options.as_json:
         figures = {"lower_bound_s": found.lower_bound_s, "overhead_s": overhead_s, "schedules": found.to_data()}
         print_json(figures | _guess(plan))

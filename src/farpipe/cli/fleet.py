@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from farpipe.cli.fleet_units import ENERGIES, MASSES, TIMES, in_unit, in_usd
-from farpipe.cli.options import AsJson, with_groups
+from farpipe.cli.options import AsJson, Csv, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, status
 from farpipe.core.errors import InfeasibleError, UsageError
 from farpipe.core.strict import nearest, write_text
@@ -95,7 +95,7 @@ def compare(
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the verdict, and every policy beside the first.")
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the figures of every policy to this CSV.")] = None,
+    csv: Csv = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate the same trace under several policies, side by side.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farpipe.planning.cost import Profile
 
 _SITE = re.compile(r"([1-9]\d*)x(?=.)")
+_DEVICE: Final = "h100"
 """A number of devices before their name."""
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
@@ -51,9 +52,9 @@ class ImportOptions:
     ]
     form: Annotated[str, typer.Option("--format", help=f"One of {FORMATS}.")] = "auto"
     site: Annotated[
-        str,
-        typer.Option(help="Devices of the training, such as h100; 128xh100 if the files don't say how many."),
-    ] = "h100"
+        str | None,
+        typer.Option(help="Devices of the training; 128xh100 if the files don't say how many. Default: h100."),
+    ] = None
     given: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,12 +89,12 @@ class ImportOptions:
     @property
     def device(self) -> str:
         """The device's name, of `--site`."""
-        return _SITE.sub("", self.site)
+        return _SITE.sub("", self.site or _DEVICE)
 
     @property
     def num_devices(self) -> int | None:
         """Number of devices, of `--site`."""
-        found = _SITE.match(self.site)
+        found = _SITE.match(self.site or _DEVICE)
         return int(found[1]) if found else None
 
     @property
@@ -168,6 +169,8 @@ def _import_settings(options: ImportOptions) -> None:
         return
     draft = _draft(settings, notes, options)
     draft.notes += link.notes
+    if options.site is None and not sites:
+        draft.notes.append(f"the devices are {_DEVICE}; --site names others")
     text, model = _job_text(draft, sites, link, options)
     _write_draft(draft, text, model, options)
     _report(draft, options.output)

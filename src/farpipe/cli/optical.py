@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farpipe.cli.optical_blocking import Network, blocking, net_called
-from farpipe.cli.options import AsJson, Given, Plot, refuse, settings, typed, with_groups
+from farpipe.cli.options import AsJson, Csv, Given, Plot, refuse, settings, typed, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, log, print_json, progress_bar
 from farpipe.core.errors import UsageError
 from farpipe.core.strict import write_text
 from farpipe.core.units import counted, format_change, format_percent, format_seconds
-from farpipe.report.tables import TableView, to_rich
+from farpipe.report.tables import TableView, csv_text, to_rich
 
 if TYPE_CHECKING:
     from farpipe.optical.demands import TransferPolicy
@@ -172,14 +172,18 @@ def compare(
     policy: Annotated[
         str, typer.Option(metavar="NAMES", help="Policies with commas between them, the baseline first.")
     ] = COMPARED,
+    csv: Csv = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare policies for a training's light paths on the same background traffic and order."""
+    check_folder(csv, keeping=(job, *options.inputs))
     options.expect_one_source(context)
     refuse(_set(options.settings.model_fields_set, "window"), "is for the picture of `optical simulate`")
     setting = options.setting(COMPARED_SEEDS)
     cases, found = _run(job, setting, [name.strip() for name in policy.split(",")])
     rows, order = found.to_data(), cases[0][1].schedule.method
+    if csv is not None:
+        write_text(csv, csv_text(rows))
     if as_json:
         draws = {"placements" if setting.placements else "seeds": setting.num_draws}
         print_json({"order": order, **draws, "policies": rows})

@@ -24,6 +24,7 @@ Full = Annotated[
     bool, typer.Option("--full", help="Show all: every table, and what every predicted second is made of.")
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the result as a picture to this file.")]
+Csv = Annotated[Path | None, typer.Option(help="Write the figures to this file as CSV, in SI units.")]
 Perfetto = Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
 Processes = Annotated[int | None, typer.Option(min=1, max=1024, help="Processes at a time; default: all cores.")]

@@ -101,7 +101,7 @@ _RESULTS: Final = re.compile(
     rb"""|(\x89PNG|<\?xml)(?s:.*)farpipe"""
     rb"""|\{"traceEvents":\[\{"ph":"M\""""
     rb"""|\{\s*"format": ?"farpipe/|\{"time_s": """
-    rb"""|policy,finished,jobs,|request,arrival_s,src,dst,gbit_s,accepted,|owner,nodes,first_slot,slots,from_s|\d+[A-Z_]+\d+(,|\s|$)"""
+    rb"""|policy,[a-z]|method,step_s,|where,pipeline,|point,|request,arrival_s,src,dst,gbit_s,accepted,|owner,nodes,first_slot,slots,from_s|\d+[A-Z_]+\d+(,|\s|$)"""
 )
 """Beginnings of pages, pictures (farpipe's own and matplotlib's), traces, documents, logs and orders of farpipe."""
 _HEAD_BYTES: Final = 4096
@@ -142,6 +142,8 @@ def _check_places(files: Iterable[Path | None], keeping: Iterable[Path | None] =
         if not file.parent.is_dir():
             what = "is not a directory" if file.parent.exists() else "does not exist"
             raise RunError(f"{file}: can't be written: {file.parent} {what}")
+        if file.is_dir():
+            raise RunError(f"{file}: can't be written: it is a directory")
 
 
 def _is_same(file: Path, other: Path) -> bool:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from farpipe.cli.options import AsJson, JobKeys, job_with
-from farpipe.cli.output import console, print_json
+from farpipe.cli.options import AsJson, Csv, JobKeys, job_with
+from farpipe.cli.output import check_folder, console, print_json
 from farpipe.core.errors import UsageError
-from farpipe.core.strict import nearest
-from farpipe.report.tables import to_rich
+from farpipe.core.strict import nearest, write_text
+from farpipe.report.tables import csv_text, to_rich
 
 if TYPE_CHECKING:
     from farpipe.planning.planner.objective import Objective
@@ -23,6 +23,7 @@ def pareto(
     objective: Annotated[
         str, typer.Option(metavar="NAMES", help="Two or more of time, money, energy and carbon.")
     ] = "time,money",
+    csv: Csv = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the Pareto front of layouts over two or more objectives.
@@ -35,9 +36,12 @@ def pareto(
     from farpipe.planning.planner.quotes import Planner
     from farpipe.report.plan_tables import front_data, front_table
 
+    check_folder(csv, keeping=(job,))
     names, spec = _objectives(objective), job_with(job, given)
     choices = choices_by.known(choices_by.options(Planner(), spec), names)
     front = choices_by.pareto(choices, names)
+    if csv is not None:
+        write_text(csv, csv_text([row | row["per_million_tokens"] for row in front_data(choices, front)]))
     if as_json:
         print_json(
             {"format": FORMAT, "objectives": list(names), "options": front_data(choices, front)} | spec.model.guess_data

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farpipe.cli.options import AsJson, JobKeys, Plot, Processes, changes, job_with, refuse, with_groups
+from farpipe.cli.options import AsJson, Csv, JobKeys, Plot, Processes, changes, job_with, refuse, with_groups
 from farpipe.cli.output import check_folder, check_picture, console, print_json, progress_bar
-from farpipe.report.tables import to_rich
+from farpipe.core.strict import write_text
+from farpipe.report.tables import csv_text, to_rich
 
 if TYPE_CHECKING:
     from farpipe.planning.explain.job_grid import Axis, Result
@@ -45,6 +46,7 @@ class SweepOptions:
     ] = None
     processes: Processes = None
     plot: Plot = None
+    csv: Csv = None
     as_json: AsJson = False
 
     @cached_property
@@ -68,11 +70,11 @@ def sweep(options: SweepOptions) -> None:
     """
     from farpipe.engine.launch.grid import RowFile, here, play_grid
     from farpipe.planning.explain.job_grid import FORMAT, Result, job_points, name_of, parse_axis, row_of
-    from farpipe.report.sweeps import draw_map
+    from farpipe.report.sweeps import draw_map, sweep_rows
 
     if options.lengths is None and options.sample is not None:
         refuse(["--sample"], "needs --lengths")
-    check_folder(options.output, options.plot, keeping=(options.job, options.lengths))
+    check_folder(options.output, options.plot, options.csv, keeping=(options.job, options.lengths))
     check_picture(options.plot)
     axes = [parse_axis(text) for text in options.over]
     points = job_points(options.table, axes, _documents(options))
@@ -83,6 +85,8 @@ def sweep(options: SweepOptions) -> None:
     results = [Result.from_data(row, point.values) for row, point in zip(rows, points, strict=True)]
     if options.plot is not None:
         draw_map(options.plot, axes, results)
+    if options.csv is not None:
+        write_text(options.csv, csv_text(sweep_rows(axes, results)))
     _show(axes, results, options)
 
 

@@ -185,7 +185,10 @@ class LightSetting(LightSettings, metaclass=Checked):
 def _nodes_of_ranks(nodes: str | None, num_ranks: int, sites: Sequence[str]) -> tuple[str, ...]:
     """The node of every rank."""
     if nodes is None:
-        raise UsageError("nodes: missing; name the node of every rank or site, or give a number of random `placements`")
+        raise UsageError(
+            "nodes: missing; name the node of every rank or site (--nodes zurich=1,lugano=5), or give a number of "
+            "random `placements` (--set placements=10)"
+        )
     words = [word.strip() for word in nodes.split(",")]
     if all("=" in word for word in words):
         of_site = dict(word.split("=", 1) for word in words)

@@ -1,7 +1,5 @@
 """A page on policies that have simulated the same fleet, and their figures as CSV; the first one is today's."""
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +14,7 @@ from farpipe.report.figure import Markup
 from farpipe.report.fleet import Location, draw_charts, draw_fleet
 from farpipe.report.lines import WITHOUT
 from farpipe.report.page import draw_picture, draw_table, folded, render_sections
-from farpipe.report.tables import TableView, bar_lengths
+from farpipe.report.tables import TableView, bar_lengths, csv_text
 from farpipe.report.views import Picture
 
 CSV_HEAD: Final = "policy,finished,jobs"
@@ -96,12 +94,7 @@ def descriptions(outcomes: Sequence[FleetOutcome]) -> TableView:
 
 def fleet_csv(outcomes: Sequence[FleetOutcome]) -> str:
     """The figures of every policy, and their differences to the first, as CSV in SI units and dollars."""
-    text, today = io.StringIO(), outcomes[0]
-    rows = [_figures(one, today) for one in outcomes]
-    writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text([_figures(one, outcomes[0]) for one in outcomes])
 
 
 def _figures(one: FleetOutcome, today: FleetOutcome) -> dict[str, Any]:

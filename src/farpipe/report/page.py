@@ -159,8 +159,8 @@ def draw_table(view: TableView, *, captioned: bool = True) -> Markup:
     rows = [_row(view, index) for index in range(len(view.rows))]
     caption = tag("caption", view.title) if captioned else ""
     table = tag("table", caption, tag("thead", head), tag("tbody", *rows))
-    note = tag("p", view.note, class_="note") if view.note else ""
-    return join([scrolling(table, view.title), note])
+    notes = [tag("p", line, class_="note") for line in view.note.splitlines()]
+    return join([scrolling(table, view.title), *notes])
 
 
 def _row(view: TableView, index: int) -> Markup:

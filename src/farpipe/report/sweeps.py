@@ -33,6 +33,18 @@ def sweep_table(axes: Sequence[Axis], results: Sequence[Result]) -> TableView:
     return TableView("Best strategy", columns, tuple(rows), numbers, expendable=(first + 2, first + 4))
 
 
+def sweep_rows(axes: Sequence[Axis], results: Sequence[Result]) -> list[dict[str, Any]]:
+    """A row for every strategy at every point, with the point's inputs and its winner; where nothing fits one with the
+    reason."""
+    rows = list[dict[str, Any]]()
+    for number, result in enumerate(results, 1):
+        data = result.to_data()
+        inputs = {axis.key: str(value) for axis, value in zip(axes, result.values, strict=True)}
+        point = {"point": number, **inputs, "winner": data["winner"], "obstacle": data["obstacle"]}
+        rows += [point | strategy for strategy in data["strategies"]] or [point]
+    return rows
+
+
 def _cells(result: Result) -> tuple[str, ...]:
     best, gain = result.winner, result.gain
     if best is None:

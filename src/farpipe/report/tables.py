@@ -5,10 +5,11 @@ table of few rows is turned, so that its columns become lines, and one of many r
 which.
 """
 
-from collections.abc import Iterator, Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -156,3 +157,15 @@ def _table(view: TableView, widths: Sequence[int]) -> "Table":
     for index, row in enumerate(view.rows):
         table.add_row(*(Text(cell) for cell in row), style="bold" if index == view.chosen else None)
     return table
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of figures as CSV, under the names that they have as JSON: what is unknown is empty, a list one text, and
+    maps are left out. The columns are those of the first row and then of later ones."""
+    names = {name: None for row in rows for name, value in row.items() if not isinstance(value, Mapping)}
+    text = StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "; ".join(map(str, it)) if isinstance(it, list) else it for name, it in row.items()})
+    return text.getvalue()
