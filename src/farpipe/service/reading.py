@@ -15,6 +15,8 @@ from farpipe.service.launcher import Key, Launcher
 PART_BYTES: Final = 64 * 1024
 """Longest part of a log in one answer."""
 MOST_STEPS: Final = 500
+READ_BYTES: Final = 64 * 1024**2
+"""Longest file that is read whole: metrics of some 60,000 steps."""
 
 
 class LogPart(BaseModel):
@@ -38,7 +40,8 @@ class Step(BaseModel):
 
 def log_part(launcher: Launcher, job: str, attempt: int, after: int | None) -> LogPart:
     """A part of the log of an attempt from byte `after` on; None: its end."""
-    data = launcher.read(Key(job, attempt), LOG_NAME, after or 0)
+    key = Key(job, attempt)
+    data = _whole(launcher, key, LOG_NAME) if after is None else launcher.read(key, LOG_NAME, after)
     begin = max(0, len(data) - PART_BYTES) if after is None else 0
     part = data[begin : begin + PART_BYTES]
     first = (after or 0) + begin
@@ -48,13 +51,21 @@ def log_part(launcher: Launcher, job: str, attempt: int, after: int | None) -> L
 
 def steps_of(launcher: Launcher, job: str, attempt: int) -> list[Step]:
     """Steps of an attempt, `MOST_STEPS` at most, evenly chosen, the last one among them."""
-    data = launcher.read(Key(job, attempt), f"{RUN_NAME}/{METRICS_NAME}", 0)
+    data = _whole(launcher, Key(job, attempt), f"{RUN_NAME}/{METRICS_NAME}")
     lines = good_lines(data[: data.rfind(b"\n") + 1], Path(METRICS_NAME))
     found = [
         Step(step=line["step"], step_s=line.get("step_s"), loss=line.get("loss")) for line in lines if "step" in line
     ]
     every = -(-len(found) // MOST_STEPS) or 1
     return found[::-1][::every][::-1]
+
+
+def _whole(launcher: Launcher, key: Key, file: str) -> bytes:
+    """A file of an attempt, which a launcher reads in parts; of a very long one the first READ_BYTES."""
+    data = bytearray()
+    while len(data) < READ_BYTES and (part := launcher.read(key, file, len(data))):
+        data += part
+    return bytes(data)
 
 
 def masked(text: str, names: Iterable[str]) -> str:
