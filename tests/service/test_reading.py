@@ -10,7 +10,7 @@ from farpipe.service.reading import log_part, steps_of
 def test_steps_and_the_end_of_a_log_are_those_of_a_long_run(tmp_path):
     """A launcher reads a mebibyte at a time: the first had been all."""
     (tmp_path / RUN_NAME).mkdir()
-    lines = [json.dumps({"step": step, "loss": 1.0, "padding": "x" * 1000}) for step in range(3000)]
+    lines = [json.dumps({"step": step, "attempt": 0, "loss": 1.0, "padding": "x" * 1000}) for step in range(3000)]
     (tmp_path / RUN_NAME / METRICS_NAME).write_text("\n".join(lines) + "\n")
     (tmp_path / LOG_NAME).write_text("begun\n" + "x" * 3 * 2**20 + "\nthe end")
 
