@@ -143,7 +143,7 @@ def _check_places(files: Iterable[Path | None], keeping: Iterable[Path | None] =
             what = "is not a directory" if file.parent.exists() else "does not exist"
             raise RunError(f"{file}: can't be written: {file.parent} {what}")
         if file.is_dir():
-            raise RunError(f"{file}: can't be written: it is a directory")
+            raise RunError(f"{file}: can't be written: Is a directory")
 
 
 def _is_same(file: Path, other: Path) -> bool:
