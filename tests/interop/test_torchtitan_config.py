@@ -13,7 +13,7 @@ from farpipe.interop.megatron_flags import megatron_flags
 from farpipe.interop.torchtitan_config import torchtitan_config
 from planning.planner.jobs import device, job, site
 
-RATES = device().model_copy(update={"peak_flops": {"bf16": 312e12, "fp16": 312e12, "fp32": 20e12}})
+RATES = device().model_copy(update={"peak_flops": {"bf16": 312e12, "fp16": 312e12, "fp8": 624e12, "fp32": 20e12}})
 
 PIPELINE = {"pipeline": 2, "data": 4, "tensor": 2, "virtual": 1}
 ALONE = {"pipeline": 1, "data": 4, "tensor": 1}

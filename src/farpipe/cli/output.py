@@ -176,9 +176,9 @@ def expect_replaceable(path: Path, kind: str) -> bool:
 
 def expect_new(path: Path) -> None:
     """InputError where a file is at `path` already: it may be what somebody has written by hand."""
-    _check_places([path])
     if path.exists():
         raise InputError(f"{path}: exists already; choose another name")
+    _check_places([path])
 
 
 def keep_earlier(path: Path, kind: str) -> str:

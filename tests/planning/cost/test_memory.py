@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cost_jobs import gpt, layout, llama, site, stage_cost, training
 from farpipe.core.spec import preset_model
-from farpipe.planning.cost import flops, memory
+from farpipe.planning.cost import flops, memory, stash
 
 SHAPES = {
     "hidden": st.sampled_from([512, 1024, 6144]),
@@ -162,8 +162,8 @@ def test_quantized_products_keep_their_inputs_in_8_bit():
     kept = memory.layer_activation_bytes(model, training(sequence_length=7, **FP8), layout(microbatch_size=1))
     norms, attention, mlp = 2 * 6 * (2 + 1), (2 * 12 + 2 * 4) * 2 + 12, 5 * (2 * 2 + 1)
     assert kept == 7 * (norms + attention + mlp)
-    stash = [memory.layer_stash_bytes(model, training(**how), layout()) for how in (FP8, {})]
-    assert stash[1] == 2 * stash[0]
+    kept = [stash.layer_stash_bytes(model, training(**how), layout()) for how in (FP8, {})]
+    assert kept[1] == 2 * kept[0]
 
 
 @given(operation=st.sampled_from(["layernorm", "mlp"]))

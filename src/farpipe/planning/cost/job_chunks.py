@@ -6,7 +6,7 @@ from dataclasses import replace
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, Site
 from farpipe.core.step import Problem, Rank
-from farpipe.planning.cost import memory
+from farpipe.planning.cost import memory, stash
 from farpipe.planning.cost.chunk_laws import Law, Laws, layer_on_several, model_laws
 from farpipe.planning.cost.chunk_profile import ChunkProfile
 from farpipe.planning.cost.chunks import PROBE_TOKENS, ChunkCosts, StageChunks
@@ -133,12 +133,12 @@ class _ChunkJob:
         least = memory.layer_activation_bytes(self.model, self._probe.model_copy(update={"recompute": "full"}), job[2])
         ends = is_first * memory.embedding_activation_bytes(*job) + is_last * memory.boundary_bytes(*job)
         logits = 2 * 4 * self._probe.sequence_length * self.model.vocab_size / self.layout.tensor
-        ends_stash = is_first * memory.embedding_stash_bytes(*job) + is_last * memory.head_stash_bytes(*job)
+        ends_stash = is_first * stash.embedding_stash_bytes(*job) + is_last * stash.head_stash_bytes(*job)
         num_shares, element = self.layout.tensor * self.context, memory.element_bytes(self._probe.precision)
         keys = 2 * self.model.kv_hidden / num_shares
         return {
             "activation_bytes": (num_layers * layer + ends) / share,
-            "stash_bytes": (num_layers * memory.layer_stash_bytes(*job) + ends_stash) / share,
+            "stash_bytes": (num_layers * stash.layer_stash_bytes(*job) + ends_stash) / share,
             "saved_bytes": (layer - least) / share,
             "key_bytes": keys * element,
             "attention_bytes": (self.model.attention_hidden * element + 4 * self.model.num_heads) / num_shares,

@@ -9,10 +9,9 @@ byte per element) and the scores' dropped-out copy are counted where `training.d
 
 from typing import Final
 
-from farpipe.core.spec import Device, Lora, Matmul, Model, Precision, Training, recomputed_of
+from farpipe.core.spec import Device, Matmul, Model, Precision, Training, recomputed_of
 from farpipe.core.spec.lora import attention_modules
 from farpipe.core.spec.training import QUANTIZED
-from farpipe.planning.cost.adapters import layout_adapted, shared_inputs
 from farpipe.planning.cost.layout import Layout
 
 MASK_BYTES: Final = 1
@@ -283,7 +282,7 @@ def layer_activation_bytes(model: Model, training: Training, layout: Layout) -> 
     """Bytes that one layer keeps for one microbatch from its forward to its backward, in the mean of all layers where
     some of them wait in the host's memory."""
     if training.recompute == "full":
-        return _residual_bytes(model, training, layout)
+        return held_residual_bytes(model, training, layout)
     return (1 - training.cpu_offloading_num_layers / model.num_layers) * kept_bytes(model, training, layout)
 
 
@@ -308,7 +307,7 @@ def head_activation_bytes(model: Model, training: Training, layout: Layout) -> f
     with what their norms start from.
     """
     logits = 4 * microbatch_tokens(training, layout) * model.vocab_size / layout.tensor
-    residual = _residual_bytes(model, training, layout)
+    residual = held_residual_bytes(model, training, layout)
     once = (2 if training.lora is None else 1) * residual + logits
     return once + model.mtp_num_layers * (once + 4 * residual + layer_activation_bytes(model, training, layout))
 
@@ -323,43 +322,6 @@ def working_bytes(model: Model, training: Training, layout: Layout) -> float:
     if training.cpu_offloading_num_layers:  # two layers leave or come back, when the others' activations are not there
         return max(0, 2 + training.cpu_offloading_num_layers - model.num_layers) * kept_bytes(model, training, layout)
     return float(sum(freed_bytes(model, training, layout, one) for one in recomputed_of(model, training.recompute)))
-
-
-def layer_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """Bytes that remain of one layer between I and W: inputs and output gradients of its linear maps."""
-    if training.lora is not None:
-        return _adapter_stash_bytes(model, training, training.lora, layout)
-    at = model.experts
-    inner = (at.per_token * at.ffn_hidden + at.shared_ffn_hidden if at else model.ffn_hidden) / layout.tensor
-    heads, keys = model.attention_hidden / layout.tensor, model.kv_hidden / layout.tensor
-    inputs = 2 * model.hidden + heads + inner
-    grads = 2 * model.hidden + heads + 2 * keys + inner * (2 if model.gated_mlp else 1)
-    return microbatch_tokens(training, layout) * (inputs + grads) * input_bytes(training)
-
-
-def _adapter_stash_bytes(model: Model, training: Training, lora: Lora, layout: Layout) -> float:
-    """The same of the adapters: inputs of both matrices, and the gradients of both results."""
-    base = layout_adapted(model, lora, microbatch_tokens(training, layout), layout)
-    numbers = sum(at.count * at.rows * (at.columns + 2 * lora.rank) for at in base)
-    inputs = sum(at.count * at.rows * at.depth for at in shared_inputs(base))
-    return (numbers + inputs) * element_bytes(training.precision)
-
-
-def head_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """Bytes that remain of the head between I and W: its input and the gradient of the logits; none if frozen."""
-    if training.lora is not None:
-        return 0.0
-    width = model.hidden + model.vocab_size / layout.tensor
-    once = microbatch_tokens(training, layout) * width * element_bytes(training.precision)
-    streams = 3 * _residual_bytes(model, training, layout)
-    return once + model.mtp_num_layers * (once + streams + layer_stash_bytes(model, training, layout))
-
-
-def embedding_stash_bytes(model: Model, training: Training, layout: Layout) -> float:
-    """Bytes that remain of the embedding between I and W: the gradient of its output; none if frozen."""
-    if training.lora is not None:
-        return 0.0
-    return microbatch_tokens(training, layout) * model.hidden * element_bytes(training.precision)
 
 
 def state_bytes(
@@ -423,6 +385,7 @@ def num_expert_shares(training: Training, layout: Layout) -> int:
     return max(1, num_shares(training, layout) * layout.tensor // (layout.expert * layout.expert_tensor))
 
 
-def _residual_bytes(model: Model, training: Training, layout: Layout) -> float:
+def held_residual_bytes(model: Model, training: Training, layout: Layout) -> float:
+    """The residual stream of one microbatch as one tensor-parallel device keeps it."""
     tokens = microbatch_tokens(training, layout) / (layout.tensor if training.sequence_parallel is True else 1)
     return tokens * model.hidden * element_bytes(training.precision)

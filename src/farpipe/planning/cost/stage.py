@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farpipe.core.spec import Model, Recompute, Site, Training
-from farpipe.planning.cost import compute, memory
+from farpipe.planning.cost import compute, memory, stash
 from farpipe.planning.cost.adapters import trained_params
 from farpipe.planning.cost.calibration import Calibration, calibration_of
 from farpipe.planning.cost.exchange import Times
@@ -202,9 +202,9 @@ def _parts(
             memory.head_activation_bytes(*job),
         ),
         stash_bytes=(
-            sum(share * memory.layer_stash_bytes(kind, training, layout) for share, kind in kinds),
-            memory.embedding_stash_bytes(*job),
-            memory.head_stash_bytes(*job),
+            sum(share * stash.layer_stash_bytes(kind, training, layout) for share, kind in kinds),
+            stash.embedding_stash_bytes(*job),
+            stash.head_stash_bytes(*job),
         ),
         working_bytes=memory.working_bytes(*job)
         + memory.gathered_bytes(compute.device_layer_params(model, layout), training),
