@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from farpipe.fleet.job import FleetJob, sizes
-from farpipe.fleet.policies.places import across, alone, max_sites
+from farpipe.fleet.policies.places import QUANTUM, across, alone, max_sites
 from farpipe.fleet.quotes import Devices
 from farpipe.fleet.snapshot import Snapshot, Space
 
@@ -54,4 +54,7 @@ def _too_wide(empty: Space, min_devices: int) -> str:
     ask = f"ask for {most} at most"
     if min_devices > total:
         return f"min_devices {min_devices} is more than the {total} devices of all sites; {ask}"
-    return f"min_devices {min_devices} is more than a pipeline over linked sites can have; {ask}, or link the others"
+    return (
+        f"min_devices {min_devices} is more than a pipeline over linked sites can have; {ask}, or link the others; "
+        f"every site of it gives at least {QUANTUM} devices"
+    )

@@ -98,6 +98,8 @@ def _nowhere(state: FleetState, job: JobState) -> str:
     if least > largest:
         name = state.policy.name
         why += f": its {least} devices are more than the {largest} of a site, and no links wide enough for {name}"
+    drained = [site for site, known in state.sites.items() if known.is_up and not known.num_devices]
+    why += f"; drained: {', '.join(drained)}" if drained else ""
     return why + (f"; lost: {', '.join(lost)}" if lost else "") + "".join(f"; {text}" for text in alone.refusals)
 
 

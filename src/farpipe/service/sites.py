@@ -18,7 +18,7 @@ from farpipe.core.errors import InputError, RunError
 from farpipe.core.strict import parse_json, write_text
 from farpipe.fleet.events import Event, SiteBack, SiteLost
 from farpipe.service.door import FILES
-from farpipe.service.folder import LOCK_NAME, SECRET_NAMES, STOP_NAME, is_locked, read_in, spawn, write_end
+from farpipe.service.folder import LOCK_NAME, LOG_NAME, SECRET_NAMES, STOP_NAME, is_locked, read_in, spawn, write_end
 from farpipe.service.launcher import Key, Seen, noted_end
 from farpipe.service.share import SHARES_NAME, Shares
 
@@ -232,6 +232,8 @@ class SitesLauncher:
             for site, part in parts.items():
                 if part["state"] == "absent":
                     self._begin(key, shares, site)
+                if part["state"] == "queued":
+                    _log_once(folder / LOG_NAME, f"{site} waits: {part['why']}")
             if all(len(ready[site]) == len(machines) for site, machines in shares.sites.items()):
                 self._go(key, folder, next(address for one in ready.values() for address in one if address[1]))
         except InputError as error:
@@ -271,6 +273,13 @@ def _end(ends: list[dict[str, Any]], parts: Mapping[str, Any], stored: tuple[int
     return Seen(
         "vanished", why=" ".join(part["why"] for part in parts.values() if not part["ends"]).strip(), stored=stored
     )
+
+
+def _log_once(path: Path, line: str) -> None:
+    """Tell what every look sees the first time; nothing trains yet, so the log is short."""
+    if not path.exists() or line not in path.read_text().splitlines():
+        with path.open("a") as log:
+            log.write(line + "\n")
 
 
 def _path(key: Key) -> str:
