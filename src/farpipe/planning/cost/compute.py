@@ -166,7 +166,8 @@ def again_s(
     speed = Speed.of(site.device, calibration, training.precision, training.matmul)
     again = products.get(operation, ())
     seconds = speed.products_s(again) + speed.traffic_s(scaling_traffic_bytes(training, layout, again)[0])
-    made = memory.freed_bytes(model, training, layout, operation) * _passes(model, training, calibration)
+    fused = training.model_copy(update={"kernels": "fused"})  # what eager ones write besides is in `_passes`
+    made = memory.freed_bytes(model, fused, layout, operation) * _passes(model, training, calibration)
     seconds += speed.traffic_s(FORWARD_PASSES * made)
     if operation == "moe":
         seconds += speed.traffic_s(expert_traffic_bytes(model, training, layout)[0])
