@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
@@ -142,8 +142,9 @@ def _check_places(files: Iterable[Path | None], keeping: Iterable[Path | None] =
         if not file.parent.is_dir():
             what = "is not a directory" if file.parent.exists() else "does not exist"
             raise RunError(f"{file}: can't be written: {file.parent} {what}")
-        if file.is_dir():
-            raise RunError(f"{file}: can't be written: Is a directory")
+        with suppress(PermissionError):  # writing there reports it
+            if file.is_dir():
+                raise RunError(f"{file}: can't be written: Is a directory")
 
 
 def _is_same(file: Path, other: Path) -> bool:

@@ -67,6 +67,7 @@ def test_the_carried_points_are_within_tolerance(carried):
         "narayanan-sc21": 5,
         "zero-bubble": 8,
         "h100": 9,
+        "torchao": 5,
         "b200": 8,
         "sailor-opt-350-gh200": 15,
         "mlperf-hopper": 5,
@@ -97,8 +98,8 @@ def test_readme_and_status_have_the_table_of_errors_that_validate_prints():
 @pytest.mark.slow
 def test_the_tolerances_are_the_marks_that_the_project_set_itself(carried):
     times = {group.group.name: group.group.tolerance for group in carried.groups}
-    assert list(times.values())[:8] == [0.20, 0.04, 0.08, 0.08, 0.08, 0.08, 0.08, 0.10]
-    assert list(times.values())[8:] == [0.05, 0.08, 0.12, 0.10, 0.10, 0.10, 0.10, 0.06]
+    assert list(times.values())[:9] == [0.20, 0.04, 0.08, 0.08, 0.08, 0.08, 0.03, 0.08, 0.10]
+    assert list(times.values())[9:] == [0.05, 0.08, 0.12, 0.10, 0.10, 0.10, 0.10, 0.06]
     sizes = {group.group.name: group.group.memory_tolerance for group in carried.groups}
     assert {name: size for name, size in sizes.items() if size} == {
         "b200": 0.04,
