@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from farpipe.planning.cost import Profile
 
 _SITE = re.compile(r"([1-9]\d*)x(?=.)")
-_DEVICE: Final = "h100"
 """A number of devices before their name."""
+_DEVICE: Final = "h100"
+"""Taken where neither the files nor `--site` name one."""
 FORMATS = "auto, megatron, torchtitan, nemo, deepspeed, hugging-face, torch-csv"
 FILES = (
     "Settings of a training: a log of Megatron-LM that prints its arguments (-o JOB.toml), a script or options of "

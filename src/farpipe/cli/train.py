@@ -50,16 +50,9 @@ def train(
     show_planned(plan, options.device_for(plan.job), to_stderr=True)
     emulated = plan.job.run.emulate and not wan
     paths = _load_light_paths(light_paths, plan, emulated=emulated)
-    settings = (
-        options.settings(plan)
-        | of_run
-        | {
-            "emulate_links": emulated,
-            "light_paths": paths,
-            "resume": options.resume,
-            "on_lost_site": on_lost_site,
-        }
-    )
+    settings = options.settings(plan) | of_run
+    settings |= {"emulate_links": emulated, "light_paths": paths}
+    settings |= {"resume": options.resume, "on_lost_site": on_lost_site}
     launching = {"allow_plaintext": allow_plaintext}
     with wan_for(plan.job.cluster, wanted=wan) as between:
         run = _train(document, place.run_dir, launching | {"wan": between}, settings)

@@ -168,6 +168,10 @@ class Snapshot:
             raise InputError(f"there is no job {name!r} in the fleet{gone}")
         return self.jobs[name]
 
+    def has_lost_checkpoint(self, job: JobState) -> bool:
+        """True if the job's newest checkpoint is at a lost site: it starts nowhere before that is back."""
+        return job.stored_at is not None and not self.sites[job.stored_at].is_up
+
     def space(self) -> Space:
         """Devices and rates that no job holds; the links of a lost site carry nothing."""
         lost = {name for name, site in self.sites.items() if not site.is_up}

@@ -89,7 +89,7 @@ def _halves(number: int) -> Iterator[int]:
 
 def _nowhere(state: FleetState, job: JobState) -> str:
     """Reason for which the policy would not start the job in a fleet without any other."""
-    if job.stored_at is not None and not state.sites[job.stored_at].is_up:
+    if state.has_lost_checkpoint(job):
         return f"its checkpoint is at {job.stored_at}, which is lost: it waits until that is back, or is cancelled"
     alone, _ = decide(replace(state, jobs={job.name: job}), state.policy)
     lost = [site for site, known in state.sites.items() if not known.is_up]

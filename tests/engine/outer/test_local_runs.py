@@ -31,6 +31,7 @@ from farpipe.engine.run_spec import RunSpec
 from farpipe.engine.stages.make_stage import make_stage, numerics_of
 from farpipe.engine.stages.slices import StageSlice
 from farpipe.planning.documents.batches import Share
+from job_files import SMALL_MODEL
 
 SITES = ("zurich", "lugano")
 RANK = Path(__file__).with_name("unhurried_rank.py")
@@ -173,21 +174,14 @@ def test_sites_of_unlike_layouts_and_shares_train_one_model(tmp_path):
     expect_reference(tmp_path / "run", spec, (12, 4))
 
 
-UNLIKE = """
-[model]
-num_layers = 4
-hidden = 64
-num_heads = 4
-ffn_hidden = 176
-vocab_size = 256
-
+UNLIKE = f"""{SMALL_MODEL}
 [training]
 sequence_length = 64
 global_batch = 24
 microbatch_size = 2
 num_steps = 6
 precision = "fp32"
-local_steps = { every = 3 }
+local_steps = {{ every = 3 }}
 
 [[cluster.sites]]
 name = "zurich"
@@ -215,7 +209,9 @@ def test_a_job_of_unlike_sites_is_planned_site_by_site_and_trained(tmp_path):
     assert shares["zurich"] > shares["lugano"]
     assert {plan.sites[0]: plan.problem.num_ranks for plan in done.settings.site_plans} == {"zurich": 2, "lugano": 1}
     model, training = done.plan.model, done.plan.training
-    whole = make_stage(model, training, StageSlice(0, 4, True, True), numerics_of(training), "cpu").module
+    whole = make_stage(
+        model, training, StageSlice(0, model.num_layers, True, True), numerics_of(training), "cpu"
+    ).module
     first, other = (kept(tmp_path / "run", site, 6, dict(whole.named_parameters())) for site in SITES)
     assert all(torch.equal(first[name], other[name]) for name in first)
     shown = load_run(tmp_path / "run")

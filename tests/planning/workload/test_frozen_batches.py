@@ -113,9 +113,8 @@ def test_a_batch_is_planned_as_it_was(name):
     frozen, now = json.loads(FROZEN.read_text())[name], answer(*BATCHES[name])
     assert now.keys() == frozen.keys()
     for key, value in frozen.items():
-        # Orders of nearly equal time are chosen by the last digit, which processors round differently, and a search for
-        # a limited time goes as far as the machine is fast.
-        expected = pytest.approx(value, rel=1e-4) if key == "step_s" else value
+        # Orders of nearly equal time are chosen by the last digit, which processors round differently.
+        expected = pytest.approx(value, rel=1e-5) if key == "step_s" else value
         assert now[key] == expected, key
 
 

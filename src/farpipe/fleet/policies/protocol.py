@@ -54,10 +54,6 @@ class View:
         """The space without jobs and with all sites, the lost ones too."""
         return Space({name: site.num_devices for name, site in self.state.sites.items()}, dict(self.state.rates))
 
-    def lost_checkpoint(self, job: JobState) -> bool:
-        """True if the job's newest checkpoint is at a lost site: it starts nowhere before that is back."""
-        return job.stored_at is not None and not self.state.sites[job.stored_at].is_up
-
     def fits_alone(self, job: FleetJob) -> bool:
         """True if a site, were it empty, could hold the job."""
         sites = self.state.sites

@@ -56,7 +56,7 @@ class QueuePolicy:
                 shadow = _Shadow.of(self, view, space, job)
 
     def _delays(self, view: View, job: JobState) -> bool:
-        return not view.lost_checkpoint(job) and self.find(view, view.empty, job) is not None
+        return not view.state.has_lost_checkpoint(job) and self.find(view, view.empty, job) is not None
 
     def find(self, view: View, space: Space, job: JobState) -> Devices | None:
         """The largest size that finds a place, and the place."""

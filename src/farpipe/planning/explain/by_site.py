@@ -6,7 +6,7 @@ from farpipe.core.errors import InputError
 from farpipe.core.spec import Job
 from farpipe.planning.cost import JobCosts
 from farpipe.planning.cost.profile import Profile
-from farpipe.planning.explain.separate_sites import fastest_exchange, pins_one_layout, separate_sites
+from farpipe.planning.explain.separate_sites import fastest_exchange, pins_one_layout, separate_sites, share_of
 from farpipe.planning.planner.engine import plan_obstacle, within_engine
 from farpipe.planning.planner.find import MeasuredDevices, find
 from farpipe.planning.planner.plan import Explanation, Plan, PlanDocument
@@ -56,13 +56,11 @@ def _one_each(job: Job) -> Job:
 
 def _at(alone: Job, job: Job, site: str, share: int, profiles: MeasuredDevices) -> Plan:
     """The plan of one site for `share` sequences of a step, in which the job's other sites and local steps remain."""
-    pins = alone.layout.model_copy(update={"sites": (site,)})
-    part = alone.model_copy(
-        update={"layout": pins, "training": alone.training.model_copy(update={"global_batch": share})}
-    )
+    part = share_of(alone, site, share)
     found = find(part, [one for one in profiles if one.device == part.cluster.site(site).device.name])[0].plan
     obstacle, change = plan_obstacle(found)
     if obstacle:
         raise InputError(f"the engine can't run this at {site}: {obstacle}; plan again with {change}")
     training = found.job.training.model_copy(update={"local_steps": job.training.local_steps})
-    return found.model_copy(update={"job": found.job.model_copy(update={"training": training, "layout": job.layout})})
+    whole = {"training": training, "layout": job.layout, "cluster": job.cluster}
+    return found.model_copy(update={"job": found.job.model_copy(update=whole)})

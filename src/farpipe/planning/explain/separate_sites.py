@@ -170,7 +170,7 @@ def planned_in_full(job: Job, costs: JobCosts, one: SeparateSites, until_s: floa
 
 def _searched(job: Job, costs: JobCosts, site: Site, part: Evaluated, share: int, until_s: float) -> Evaluated:
     """The faster of `part` and what the planner's search finds for so many sequences of a step at this site alone."""
-    alone = _share_of(job, site.name, share)
+    alone = share_of(job, site.name, share)
     found = search(alone, costs.trained(alone.training), until_s=until_s).evaluated
     return min([part, *found], key=lambda each: each.step_s)
 
@@ -197,14 +197,14 @@ class _Alone:
         return self._known[-1][2]
 
     def _searched(self, site: Site, batch: int) -> Evaluated | None:
-        part = _share_of(self._job, site.name, batch)
+        part = share_of(self._job, site.name, batch)
         try:
             return search(part, self._costs.trained(part.training), BEST_ONLY).best
         except FarpipeError:
             return None
 
 
-def _share_of(job: Job, name: str, batch: int) -> Job:
+def share_of(job: Job, name: str, batch: int) -> Job:
     """The job of one site alone with so many sequences of a step."""
     training = job.training.model_copy(update={"global_batch": batch})
     pins = job.layout.model_copy(update={"replicas": None})
