@@ -5,6 +5,9 @@ from pathlib import Path
 
 from waiting import wait_until
 
+FAULTY_RANK = (str(Path(__file__).parent / "engine" / "faulty_rank.py"),)
+"""The program of a rank that breaks where the test says."""
+
 
 def processes_of(run_dir):
     """Process ids of a run's ranks, by number: those that have one, and its directory in their command line."""

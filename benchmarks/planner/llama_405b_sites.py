@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from benchmarks.shared.jobs import link_table, site_table
 from farpipe import planning
+from farpipe.core.schedule.bounds import lower_bound_s, period_bound_s
 from farpipe.core.spec import Job, parse_job
 
 RECIPE: Final = Path(__file__).parents[2] / "recipes" / "llama_405b_two_sites.toml"
@@ -35,10 +36,12 @@ Sites = Sequence[tuple[str, int]]
 """Device and number of devices of each site."""
 
 
-def job(sites: Sites, latency: str = "10 ms", bandwidth: str = "200 Gbit/s", layout: str = "") -> Job:
+def job(
+    sites: Sites, latency: str = "10 ms", bandwidth: str = "200 Gbit/s", layout: str = "", *, barrier: bool = True
+) -> Job:
     """The recipe's training on `sites`, every two of which have a link; `layout`: lines of pins."""
     training = RECIPE.read_text(encoding="utf-8").partition("[[cluster.sites]]")[0]
-    text = f"{training}[layout]\n{layout}\n"
+    text = f"{training}barrier = {str(barrier).lower()}\n[layout]\n{layout}\n"
     for index, (device, count) in enumerate(sites):
         text += site_table(f"s{index}", device, count)
     for one, other in combinations(range(len(sites)), 2):
@@ -59,6 +62,12 @@ def settings() -> Iterator[tuple[str, Job]]:
         yield f"4 x 256, 10 ms, {bandwidth} Gbit/s", job(four, bandwidth=f"{bandwidth} Gbit/s")
     mixed = [("h200", 512), ("h200", 256), ("h100", 256)]
     yield "512 H200 + 256 H200 + 256 H100, 10 ms, 200 Gbit/s", job(mixed)
+    yield "1 x 1024, no barrier", job(one, barrier=False)
+    for bandwidth in (200, 400):
+        yield (
+            f"2 x 512, 10 ms, {bandwidth} Gbit/s, no barrier",
+            job(two, bandwidth=f"{bandwidth} Gbit/s", barrier=False),
+        )
 
 
 def measure(name: str, described: Job) -> dict[str, Any]:
@@ -67,9 +76,11 @@ def measure(name: str, described: Job) -> dict[str, Any]:
     began_s = time.process_time()
     plan = planning.plan(described)
     cpu_s, at = time.process_time() - began_s, plan.layout
+    bound_s = (lower_bound_s if described.training.barrier else period_bound_s)(plan.problem)
     return {
         "setting": name,
         "step, s": round(plan.prediction.step_s, 3),
+        "its layout's bound, s": round(bound_s + plan.prediction.overhead_s, 3),
         "sites used": len({place.site for place in plan.placements}),
         "layout": f"p{at.pipeline} v{at.virtual} d{at.data} t{at.tensor} c{at.context} mbs{at.microbatch_size}",
         "order": plan.schedule.method,
@@ -88,7 +99,7 @@ def main() -> None:
             table.append(measure(name, described))
             print(json.dumps(table[-1]), file=sys.stderr, flush=True)
     one_site_s = next((line["step, s"] for line in table if line["setting"] == "1 x 1024"), None)
-    for line in table:
+    for line in table:  # without a barrier beside one site with one, too
         line["of one site's throughput"] = one_site_s and round(one_site_s / line["step, s"], 4)
         line["of the measured one"] = round(MEASURED_S / line["step, s"], 4)
     print(json.dumps({"measured on 1 x 1024, s": MEASURED_S, "llama 405b": table}, indent=1))

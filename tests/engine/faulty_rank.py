@@ -1,8 +1,9 @@
 """A rank that is killed, or is slow, where FARPIPE_TEST_FAULT says: ``python faulty_rank.py RUN_DIR``.
 
-The variable is a JSON list with one entry per attempt at the run: [victim, phase], or null for none. The production
-code knows nothing of it: what has to break is replaced here, before it runs. When it was killed (time.monotonic(),
-which is the same for all processes) is left in RUN_DIR/killed_s.
+The variable is a JSON list with one entry per attempt at the run: [victim, phase], or null for none; a victim that is
+null is all ranks. The production code knows nothing of it: what has to break is replaced here, before it runs. When it
+was killed (time.monotonic(), which is the same for all processes) is left in RUN_DIR/killed_s, and by a rank that is
+bold the updates that it took back in RUN_DIR/again.
 """
 
 import json
@@ -17,7 +18,9 @@ import typer
 
 from farpipe.engine.checkpoint import checkpointer
 from farpipe.engine.checkpoint.folders import CHECKPOINTS_NAME, whole_checkpoints
+from farpipe.engine.executor.free_steps import FreeSteps
 from farpipe.engine.executor.optimizer import Optimizer
+from farpipe.engine.executor.work import Trainer
 from farpipe.engine.launch import rank_main
 from farpipe.engine.replicas.collectives import Line
 from farpipe.engine.stages.stage import TorchStage
@@ -104,6 +107,9 @@ def break_in(phase):
         before(checkpointer, "write_file", once_further(half_write))
     elif phase == "slow":
         before(TorchStage, "forward", lambda *_: time.sleep(0.003))
+    elif phase == "bold":
+        FreeSteps.__init__.__defaults__ = (1e9,)  # without a barrier: never wait, however large the last norm was
+        before(Trainer, "take_back", lambda *_: (RUN_DIR / "again").open("a").write(f"{RANK}\n"))
     else:
         raise ValueError(phase)
 
@@ -111,6 +117,6 @@ def break_in(phase):
 faults = json.loads(os.environ["FARPIPE_TEST_FAULT"])
 number = attempt()
 fault = faults[number] if number < len(faults) else None
-if fault is not None and fault[0] == RANK:
+if fault is not None and fault[0] in (RANK, None):
     break_in(fault[1])
 typer.run(rank_main.main)

@@ -5,16 +5,15 @@ Every rank in every phase, with one replica, is in tests/engine/launch/test_rest
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
 from farpipe.engine.launch.run import run
+from rank_processes import FAULTY_RANK
 from trainings import equal_states, losses, state
 
 pytestmark = pytest.mark.slow
 
-FAULTY_RANK = Path(__file__).parent.parent / "engine" / "faulty_rank.py"
 FAULTS = [[3, "reduce"], [2, "checkpoint"], [0, "sync"], [1, "backward"]]
 """Every rank once: in the middle of a ring, of a file, of the exchange that ends a step, of the pipeline."""
 SECONDS = 50
@@ -31,7 +30,7 @@ def test_kill_9_of_replicas_while_they_sum_write_and_compute_changes_nothing(mak
         reasons.append(reason)
         lasted_s.append(time.monotonic() - float((run_dir / "killed_s").read_text()))
 
-    summary = run(spec, run_dir, max_restarts=4, on_restart=on_restart, rank_program=(str(FAULTY_RANK),))
+    summary = run(spec, run_dir, max_restarts=4, on_restart=on_restart, rank_program=FAULTY_RANK)
     assert len(reasons) == 4
     for (victim, _), reason in zip(FAULTS, reasons, strict=True):
         assert f"rank {victim} was killed by SIGKILL" in reason

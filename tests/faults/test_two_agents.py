@@ -7,16 +7,15 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from proxies import free_port
+from rank_processes import FAULTY_RANK
 from trainings import checkpoints, equal_states, losses, metrics, state
 
 pytestmark = pytest.mark.slow
 
-FAULTY_RANK = Path(__file__).parent.parent / "engine" / "faulty_rank.py"
 NUM_STEPS = 40
 LIMIT_S = 120
 
@@ -30,7 +29,7 @@ def agents(stack, run_dir, faults, max_restarts):
         options = {"nnodes": 2, "nproc-per-node": 1, "node-rank": node, "max-restarts": max_restarts}
         options |= {"master-addr": "127.0.0.1", "master-port": port, "monitor-interval": 0.1}
         words = [f"--{name}={value}" for name, value in options.items()]
-        command = [sys.executable, "-m", "torch.distributed.run", *words, str(FAULTY_RANK), str(run_dir)]
+        command = [sys.executable, "-m", "torch.distributed.run", *words, *FAULTY_RANK, str(run_dir)]
         log = stack.enter_context((run_dir / f"agent-{node}.log").open("w"))
         agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
         started.append(agent)

@@ -70,4 +70,5 @@ def test_a_job_that_no_change_would_start_is_told_so():
     state, _ = lost.handle(JobSubmitted(5.0, job("waits", 16, 5.0)))
     assert why_waiting(state, "waits") == "fcfs starts it nowhere, even were it alone; lost: one"
     drained = replace(state, sites={"one": replace(state.sites["one"], num_devices=0, is_up=True)})
-    assert "; drained: one" in why_waiting(drained, "waits")
+    assert "; drained: one" in (why := why_waiting(drained, "waits"))
+    assert "wide enough" not in why, "no link would help"

@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from farpipe.core.errors import InputError
 from farpipe.core.spec import Cluster, preset_site
 from farpipe.fleet.documents import state_data
-from farpipe.fleet.events import JobCancelled, JobStarted, JobSubmitted
+from farpipe.fleet.events import JobCancelled, JobStarted, JobStopped, JobSubmitted, Tick
 from farpipe.fleet.job import FleetJob, Kind
 from farpipe.fleet.policies import POLICIES
 from farpipe.fleet.quotes import StopCosts
@@ -104,6 +104,18 @@ def test_without_the_fence_a_second_writer_would_be_believed(store, database, mo
     write(other, stale, job("c", 2.0))
     assert len(store.load(first()).jobs) == 3
     other.close()
+
+
+def test_an_attempt_that_is_stopped_keeps_the_reason_that_the_stop_was_asked_for(store):
+    state = write(store, first(), job("a", 1.0), jobs=[row("a", 1.0)])
+    late_s = 1.0 + state.jobs["a"].placement.startup_s + state.world.stops.start_limit_s + 1
+    state = write(store, state, Tick(late_s))
+    assert [(one["ended_s"], one["why"][:29]) for one in store.attempts("a")] == [
+        (None, "its start was not confirmed w")
+    ]
+    write(store, state, JobStopped(late_s + 5, "a", 1))
+    (over,) = [one for one in store.attempts("a") if one["attempt"] == 1]
+    assert (over["ended_s"], over["result"], over["why"][:13]) == (late_s + 5, "stopped", "its start was")
 
 
 def test_a_follower_reads_what_the_leader_writes(store, database):

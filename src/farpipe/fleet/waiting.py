@@ -95,10 +95,10 @@ def _nowhere(state: FleetState, job: JobState) -> str:
     lost = [site for site, known in state.sites.items() if not known.is_up]
     least, largest = job.job.min_devices, max(site.num_devices for site in state.sites.values())
     why = f"{state.policy.name} starts it nowhere, even were it alone"
-    if least > largest:
-        name = state.policy.name
-        why += f": its {least} devices are more than the {largest} of a site, and no links wide enough for {name}"
     drained = [site for site, known in state.sites.items() if known.is_up and not known.num_devices]
+    if least > largest:
+        links = "" if drained or lost else f", and no links wide enough for {state.policy.name}"
+        why += f": its {least} devices are more than the {largest} of a site{links}"
     why += f"; drained: {', '.join(drained)}" if drained else ""
     return why + (f"; lost: {', '.join(lost)}" if lost else "") + "".join(f"; {text}" for text in alone.refusals)
 

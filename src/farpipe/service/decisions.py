@@ -48,16 +48,17 @@ def _begun(after: FleetState, command: Start | Resize | Migrate) -> Row:
 
 
 def _over(before: FleetState, after: FleetState) -> Iterable[Row]:
-    """Rows of the attempts that held devices and do not any more."""
+    """Rows of the attempts that held devices and do not any more, and of those that begin to stop, with the reason."""
     words = {one.name: (one.what, one.why) for one in after.done if one.what not in ("run", "start", "submit")}
     for job in before.jobs.values():
         if job.placement is None:
             continue
-        now = after.jobs.get(job.name)
+        now, (result, why) = after.jobs.get(job.name), words.get(job.name, ("stopped", ""))
+        row: Row = {"job": job.name, "attempt": job.attempt} | ({"why": why} if why else {})
         if now is None or now.placement is None or now.attempt != job.attempt:
-            result, why = words.get(job.name, ("stopped", ""))
-            key = {"job": job.name, "attempt": job.attempt}
-            yield {**key, "ended_s": after.now_s, "result": result, "why": why}
+            yield row | {"ended_s": after.now_s, "result": result}
+        elif why and now.phase == "stopping" != job.phase:
+            yield row
 
 
 def heard_rows(heard: Mapping[Key, Heard], keys: Iterable[Key]) -> list[Row]:

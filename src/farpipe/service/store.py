@@ -49,7 +49,7 @@ class Change:
     begun: list[Row] = field(default_factory=list)
     """Rows of `ATTEMPTS` that are new."""
     over: list[Row] = field(default_factory=list)
-    """``job``, ``attempt``, ``ended_s``, ``result`` and ``why`` of attempts that are over."""
+    """``job``, ``attempt`` and, as far as they are known, ``ended_s``, ``result`` and ``why`` of attempts that end."""
     heard: list[Row] = field(default_factory=list)
     """``job``, ``attempt``, ``offset``, ``num_steps`` and ``num_stored`` of attempts that were read further."""
 

@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farpipe.core.schedule import peak_memory_bytes
 from farpipe.core.schedule.bounds import period_bound_s
 from farpipe.core.schedule.library import order
-from farpipe.core.step import Action, Exchange, Problem, Schedule, Sync, Transfer
+from farpipe.core.step import Action, Exchange, Problem, Rank, Schedule, Sync, Transfer
 from farpipe.core.step.player import makespan_s, period_s
 from farpipe.planning.planner.orders import best_order
 from pipelines import two_sites, work_s
@@ -37,6 +38,8 @@ def test_the_period_is_what_a_joined_step_takes(name, latency, seconds, num_rank
 @settings(max_examples=150, deadline=None)
 def test_no_period_is_below_its_bound(data, problem):
     schedule = data.draw(schedules(problem))
+    has = peak_memory_bytes(problem, schedule)  # and no more
+    problem = problem.changed(ranks=tuple(Rank(memory_bytes=most or None) for most in has))
     assert period_s(problem, schedule) >= period_bound_s(problem) * (1 - 1e-9)
 
 
@@ -45,6 +48,16 @@ def test_zb_2p_has_no_bubble_between_steps_where_one_step_has():
     schedule = order("zb-2p", problem)
     assert makespan_s(problem, schedule) > 1.03 * work_s(problem)
     assert period_s(problem, schedule) == pytest.approx(period_bound_s(problem), rel=5e-3)
+
+
+def test_the_bound_knows_how_many_weight_gradients_memory_lets_wait():
+    """Two fit behind the last rank's last I; its way to the first rank and back takes five seconds."""
+    ample = two_sites(2, 12, latency=1.5, seconds=(1, 1, 1), stash=1.0)
+    tight = ample.changed(ranks=tuple(rank.model_copy(update={"memory_bytes": 2.0}) for rank in ample.ranks))
+    assert period_bound_s(ample) == pytest.approx(36)
+    assert period_bound_s(tight) == pytest.approx(36 + 6 - 2)
+    found = [period_s(tight, order(name, tight)) for name in ("1f1b", "zb-h1", "zb-1p")]
+    assert min(found) >= period_bound_s(tight)
 
 
 @pytest.mark.parametrize("sent", ["reduce", "exchange"])

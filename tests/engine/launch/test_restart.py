@@ -22,13 +22,12 @@ from farpipe.engine.processes.leaving import SAME_REQUEST_S
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.run_spec import RunSpec
 from forked import WITH_FORKS
-from rank_processes import processes_of
+from rank_processes import FAULTY_RANK, processes_of
 from trainings import checkpoints, equal_states, losses, make_run, metrics, state
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-FAULTY_RANK = (str(Path(__file__).parents[2] / "engine" / "faulty_rank.py"),)
 NUM_STEPS = 30
 SECONDS = 50
 """From a rank's end to that of all others: one or two, and room for a busy machine; other limits are 60 s and more."""

@@ -1,5 +1,6 @@
 """Experts that processes of a site share: loss and gradients of the whole model, checkpoints and exports whole."""
 
+import json
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.stages.self_check import one_thread
 from farpipe.planning.planner.engine import TENSOR_WITH_EXPERT, WITH_EXPERT
+from rank_processes import FAULTY_RANK
 from site_processes import run_processes
 from small_models import relative_error
 from trainings import losses, make_run, train
@@ -85,6 +87,16 @@ def a_run(text_file, model, homes, tensor=1, **options):
         **options,
     )
     return run.with_plan(model=model, sites=homes[0], replicas=homes, expert=len(homes) * tensor, tensor=tensor)
+
+
+@pytest.mark.nightly
+def test_without_a_barrier_processes_that_share_experts_have_the_same_bits(text_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("FARPIPE_TEST_FAULT", json.dumps([[None, "bold"]]))
+    for barrier in (True, False):
+        spec = a_run(text_file, MODELS["deepseek_v3"], SITES, clip_norm=1e-3, barrier=barrier)
+        run(spec, tmp_path / str(barrier), rank_program=FAULTY_RANK)
+    assert (tmp_path / "False" / "again").read_text().split(), "an update was taken back"
+    assert losses(tmp_path / "False") == losses(tmp_path / "True")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from farpipe.engine.launch.runs import run_spec_of
 from farpipe.planning import find
 from farpipe.planning.cost.chunk_laws import Laws
 from farpipe.planning.planner.engine import plan_obstacle
+from rank_processes import FAULTY_RANK
 from site_processes import run_processes
 from trainings import metrics
 
@@ -69,7 +69,6 @@ pipeline = 1
     + site_table("zurich", "cpu", 4)
     + "devices_per_machine = 4\n"
 )
-FAULTY_RANK = str(Path(__file__).parents[1] / "faulty_rank.py")
 LENGTHS = (*[1026] * 4, *range(30, 62), 3, 9)
 
 
@@ -112,7 +111,7 @@ def test_groups_train_as_one_process_does_also_after_a_kill_and_leave_it_their_c
     assert (alone.num_processes, groups.num_processes) == (1, 4)
     run(alone, tmp_path / "alone")
     monkeypatch.setenv("FARPIPE_TEST_FAULT", json.dumps([[3, "optimizer"]]))
-    run(groups, tmp_path / "groups", max_restarts=1, rank_program=[FAULTY_RANK])
+    run(groups, tmp_path / "groups", max_restarts=1, rank_program=FAULTY_RANK)
     run(alone.model_copy(update={"resume": str(tmp_path / "groups")}), tmp_path / "rest")
     in_groups, rest = metrics(tmp_path / "groups"), metrics(tmp_path / "rest")
     assert {line["attempt"] for line in in_groups} == {0, 1}

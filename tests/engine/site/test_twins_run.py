@@ -5,23 +5,23 @@ import os
 import shutil
 import signal
 import time
-from pathlib import Path
+from collections import Counter
 
 import pytest
 from safetensors import safe_open
 
+from chosen import chosen
 from farpipe.core.errors import RunError
 from farpipe.engine.launch.run import run
 from farpipe.engine.run_settings import TransportSettings
 from farpipe.engine.stages.self_check import one_thread
-from rank_processes import processes_of, wait_for_end_of_ranks
-from trainings import losses, make_run, metrics, train
+from rank_processes import FAULTY_RANK, processes_of, wait_for_end_of_ranks
+from trainings import folder, losses, make_run, metrics, train
 
 pytestmark = pytest.mark.slow
 
 SITES, HERE, THERE = (("site0", "site1"),), "site0", "site1"
 OUTAGE_S = 5.0
-FAULTY_RANK = (str(Path(__file__).parents[1] / "faulty_rank.py"),)
 
 
 @pytest.fixture
@@ -94,6 +94,31 @@ def test_checkpoints_of_any_degrees_are_read_by_any_others(make, alone, tmp_path
     name = "weight/model.layers.0.self_attn.o_proj.weight"
     assert keys[f"{name}@16,16"] == [16, 16], "a box, which is no run of the flattened matrix"
     assert not any("norm" in key for key in keys), "its twin has the same gains, and writes them"
+
+
+SHARING = {
+    "tensor": {"tensor": 2},
+    "context": {"context": 2},
+    "zero2": {"homes": SITES * 2, "zero": 2},
+    "zero3": {"homes": SITES * 2, "zero": 3, "precision": "bf16"},
+    "across": {"homes": ((HERE,), (THERE,)), "tensor": 2, "method": "1f1b"},
+}
+"""How processes share stages, in runs of four processes."""
+
+
+@pytest.mark.parametrize("sharing", chosen(SHARING, 0, 3))
+def test_without_a_barrier_bits_are_the_same_where_updates_are_taken_back(make, sharing, tmp_path, monkeypatch):
+    options = {"num_steps": 5, "checkpoint_every_steps": 0, "weight_decay": 0.5, "clip_norm": 1e-3} | SHARING[sharing]
+    specs = {barrier: make(barrier=barrier, **options) for barrier in (True, False)}
+    monkeypatch.setenv("FARPIPE_TEST_FAULT", json.dumps([[None, "bold"]]))
+    for barrier, spec in specs.items():
+        run(spec, tmp_path / str(barrier), rank_program=FAULTY_RANK)
+    again = (tmp_path / "False" / "again").read_text().split()
+    assert Counter(again) == dict.fromkeys("0123", 3), "all but the first, whose norm nobody knows, and the last"
+    assert losses(tmp_path / "False") == losses(tmp_path / "True")
+    files = [sorted(folder(tmp_path / str(barrier), 5).glob("*.safetensors")) for barrier in specs]
+    assert len(files[0]) == 4
+    assert [file.read_bytes() for file in files[0]] == [file.read_bytes() for file in files[1]], "weights, moments"
 
 
 def test_a_killed_twin_ends_all_at_once_and_the_restart_is_bit_equal(make, undisturbed, tmp_path, monkeypatch):

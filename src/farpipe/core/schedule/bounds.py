@@ -32,13 +32,28 @@ def period_bound_s(problem: Problem) -> float:
     """A lower bound of `Player.period_s`, seconds: the time from one step to the next without a barrier.
 
     Every rank and every link has all its work in each step, and the first stage's rank, which begins with a step's
-    first forward, ends with its last weight gradient.
+    first forward, ends with its last weight gradient. Between a rank's last input gradient and its next step's first
+    forward lie the way back to the first stage and the way forth again: in that time it has only those weight gradients
+    left that its memory could keep waiting, and else nothing to do.
     """
-    forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
-    stage_s = (forward + inputs + weights).sum(axis=1)
-    ranks_s = np.bincount([stage.rank for stage in problem.stages], stage_s)
     busy_s = problem.kept(_link_times_s)[0][:-1]
-    return float(max(ranks_s.max(), busy_s.max(initial=0.0), critical_path_s(problem)) * (1 - ROUNDING))
+    return float(max(_turning_s(problem), busy_s.max(initial=0.0), critical_path_s(problem)) * (1 - ROUNDING))
+
+
+def _turning_s(problem: Problem) -> float:
+    """The longest of all ranks' work in a step with the wait between its last input gradient and its next forward."""
+    stash, weights = problem.table("weight_stash_bytes"), problem.table("weight_grad_s")
+    stage_s = (problem.table("forward_s") + problem.table("input_grad_s") + weights).sum(axis=1)
+    head, tail, room = _heads_s(problem), _tails_s(problem), headroom_bytes(problem)
+    found = [0.0]
+    for rank, mine in enumerate(map(list, problem.stages_of_rank)):
+        if mine:
+            least = float(stash[mine].min())
+            most = num_fitting(float(room[rank]), least) if least > 0 and math.isfinite(room[rank]) else math.inf
+            left_s = min(most, stash[mine].size) * float(weights[mine].max())
+            wait_s = float(head[mine].min()) + float(tail[mine].min())
+            found.append(float(stage_s[mine].sum()) + max(0.0, wait_s - left_s))
+    return max(found)
 
 
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:

@@ -135,7 +135,7 @@ def plan_obstacle(plan: "Plan") -> tuple[str, str]:
             "no data.packing"
         )
     layout |= _of_separate_sites(plan.job, training, plan.layout)
-    layout |= _without_barrier(plan.job, training, plan.layout)
+    layout |= _without_barrier(plan.job, training)
     if plan.job.model.is_of_transformers and plan.job.model.hugging_face is None:
         model |= _of_experts(plan)
     changes = (
@@ -157,17 +157,13 @@ def _of_separate_sites(job: Job, training: Training, layout: Layout) -> dict[str
     return {}
 
 
-def _without_barrier(job: Job, training: Training, layout: Layout) -> dict[str, str]:
+def _without_barrier(job: Job, training: Training) -> dict[str, str]:
     """Obstacles to steps without a barrier, and what to say instead."""
     others = {
         "data.packing": job.data.packing is not None,
         "training.local_steps": training.local_steps is not None,
         "training.elastic": training.elastic,
         "a table [publish]": job.publish is not None,
-        f"training.zero = {training.zero}": training.zero in (2, 3),
-        f"layout.tensor = {layout.tensor}": layout.tensor > 1,
-        f"layout.context = {layout.context}": layout.context > 1,
-        f"layout.expert = {layout.expert}": layout.expert > 1,
     }
     found = [name for name, is_there in others.items() if is_there and not training.barrier]
     return {f"training.barrier = false with {name}": "training.barrier = true" for name in found}
