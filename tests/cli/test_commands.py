@@ -12,6 +12,7 @@ from farpipe.core.schedule import check
 from farpipe.core.schedule.library import ORDERS
 from farpipe.core.simulate import Timeline
 from farpipe.core.step import Problem, Schedule
+from farpipe.core.step.player import period_s
 from farpipe.planning import PlanDocument
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,6 +62,16 @@ def test_schedule_json_has_what_the_format_promises(farpipe, problem_file):
     timeline = Timeline.from_data(data["timeline"])
     assert timeline.makespan_s == data["makespan_s"] >= data["lower_bound_s"]
     assert len(timeline.actions) == schedule.num_actions
+
+
+def test_schedule_without_a_barrier_is_for_the_time_between_steps(farpipe, problem_file, tmp_path):
+    free = tmp_path / "free.json"
+    free.write_text(json.dumps(json.loads(Path(problem_file).read_text()) | {"barrier": False}))
+    data = json.loads(farpipe("schedule", free, "--method", "local", "--json").stdout)
+    assert data["period_s"] == period_s(Problem.load(free), Schedule.from_data(data["schedule"]))
+    assert data["lower_bound_s"] * (1 + data["gap"]) == pytest.approx(data["period_s"])
+    shown = farpipe("schedule", free, "--method", "1f1b").stdout
+    assert re.search(r"\d s from step to step, .* the lower bound of .*; makespan \d", shown, re.DOTALL)
 
 
 def test_schedule_file_is_simulated(farpipe, problem_file, tmp_path):

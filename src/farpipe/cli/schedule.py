@@ -75,6 +75,7 @@ def _facts(problem: "Problem", best: "FoundOrder", elapsed_s: float) -> dict[str
         "makespan_s": best.timeline.makespan_s,
         "lower_bound_s": best.lower_bound_s,
         "gap": best.gap,
+        **({} if best.period_s is None else {"period_s": best.period_s}),
         "bubble_ratio": best.timeline.bubble_ratio,
         "peak_memory_bytes": peak_memory_bytes(problem, best.schedule),
         "elapsed_s": elapsed_s,
@@ -83,8 +84,13 @@ def _facts(problem: "Problem", best: "FoundOrder", elapsed_s: float) -> dict[str
 
 def _show(best: "FoundOrder", facts: dict[str, Any]) -> None:
     console().print(best.schedule)
+    makespan, nearness = format_seconds(best.timeline.makespan_s), _nearness(best.gap, best.lower_bound_s)
+    if best.period_s is None:
+        time = f"makespan {makespan}, {nearness}"
+    else:
+        time = f"{format_seconds(best.period_s)} from step to step, {nearness}; makespan {makespan}"
     console().print(
-        f"makespan {format_seconds(best.timeline.makespan_s)}, {_nearness(best.gap, best.lower_bound_s)}, bubble "
+        f"{time}, bubble "
         f"{format_percent(best.timeline.bubble_ratio)}, peak memory {format_bytes(max(facts['peak_memory_bytes']))}"
     )
 

@@ -8,6 +8,7 @@ from farpipe.core.schedule.library import order
 from farpipe.core.step import Action, Exchange, Problem, Rank, Schedule, Sync, Transfer
 from farpipe.core.step.player import makespan_s, period_s
 from farpipe.planning.planner.orders import best_order
+from farpipe.planning.search import search
 from pipelines import two_sites, work_s
 from strategies import problems, schedules
 
@@ -80,3 +81,31 @@ def test_without_a_barrier_the_order_of_the_shorter_period_is_taken():
     assert free.to_json() != one.to_json(), "the flag is part of the document"
     assert "barrier" not in one.to_json()
     assert Problem.from_json(free.to_json(), "a test") == free
+
+
+@pytest.mark.parametrize(
+    ("options", "gain"),
+    [
+        ({"latency": 60.0}, 0.06),
+        ({"latency": 10.0, "memory": 9.0}, 0.02),
+        ({"latency": 10.0, "memory": 6.0, "v_shape": True}, 0.01),
+    ],
+)
+def test_orders_are_searched_for_their_period(options, gain):
+    one = two_sites(4, 20, seconds=(20, 22, 17), stash=0.5, **options)
+    free = one.changed(barrier=False)
+    found, other = (search(problem, 1.0, methods=["named", "greedy", "local"]) for problem in (free, one))
+    assert found.period_s == period_s(free, found.schedule) <= (1 - gain) * period_s(one, other.schedule)
+    assert found.timeline.makespan_s == pytest.approx(makespan_s(one, found.schedule))
+    assert found.lower_bound_s == period_bound_s(free)
+    assert found.gap == pytest.approx(found.period_s / found.lower_bound_s - 1)
+
+
+@given(problems())
+@settings(max_examples=100, deadline=None)
+def test_any_step_without_a_barrier_is_searched(problem):
+    free, told = problem.changed(barrier=False), []
+    found = search(free, 0.2, methods=["greedy", "local"], on_progress=told.append)
+    assert told
+    assert found.period_s >= found.lower_bound_s * (1 - 1e-9)
+    assert found.period_s <= period_s(free, order("gpipe", free)) if not free.chains.any else True

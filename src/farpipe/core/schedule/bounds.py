@@ -44,7 +44,7 @@ def _turning_s(problem: Problem) -> float:
     """The longest of all ranks' work in a step with the wait between its last input gradient and its next forward."""
     stash, weights = problem.table("weight_stash_bytes"), problem.table("weight_grad_s")
     stage_s = (problem.table("forward_s") + problem.table("input_grad_s") + weights).sum(axis=1)
-    head, tail, room = _heads_s(problem), _tails_s(problem), headroom_bytes(problem)
+    head, tail, room = first_starts_s(problem), _tails_s(problem), headroom_bytes(problem)
     found = [0.0]
     for rank, mine in enumerate(map(list, problem.stages_of_rank)):
         if mine:
@@ -63,7 +63,7 @@ def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
     the gradient still has to go back through all earlier stages, however W is postponed: head + F + I + tail.
     """
     forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
-    head, tail = _heads_s(problem), _tails_s(problem)
+    head, tail = first_starts_s(problem), _tails_s(problem)
     work, weights_s = (forward + inputs).sum(axis=1), weights.sum(axis=1)
     everything, without_weights = 0.0, 0.0
     for mine in map(list, filter(None, problem.stages_of_rank)):
@@ -290,7 +290,7 @@ def _links_used(link: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
         yield from ((kind, stage, name) for name in np.unique(link[kind, stage]).tolist())
 
 
-def _heads_s(problem: Problem) -> NDArray[np.float64]:
+def first_starts_s(problem: Problem) -> NDArray[np.float64]:
     """Per stage the earliest that any forward can start: [num_stages]."""
     forward = problem.table("forward_s")
     if problem.is_uniform:

@@ -14,7 +14,7 @@ from farpipe.core.schedule.library import ORDERS, Order, expect_order, order
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.step import Problem, Schedule, exceeds
 from farpipe.core.step.player import makespan_s, period_s
-from farpipe.planning.search import SEARCHES, FoundOrder, Progress, search
+from farpipe.planning.search import SEARCHES, FoundOrder, Progress, of_period, search
 
 V_ORDERS: Final = ("zbv", "zbv-late", "v-half", "v-min", "wave")
 """The named orders of two stages per rank in a V."""
@@ -145,7 +145,8 @@ def find_order(
     schedule, timeline = best_order(problem, method)
     bound_s = lower_bound_s(problem)
     gap = timeline.makespan_s / bound_s - 1 if bound_s else 0.0
-    return FoundOrder(schedule, timeline, bound_s, gap, proven=gap <= 1e-9, cut_by_clock=False, history=())
+    found = FoundOrder(schedule, timeline, bound_s, gap, proven=gap <= 1e-9, cut_by_clock=False, history=())
+    return found if problem.barrier else of_period(problem, found)
 
 
 def best_order(problem: Problem, method: str | Order = AUTO, limit_s: float = math.inf) -> tuple[Schedule, Timeline]:

@@ -18,7 +18,7 @@ from farpipe.core.schedule.bounds import lower_bound_s
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.spec import Job, Recompute, Site, differing_keys
 from farpipe.core.step import Problem, Schedule, exceeds, retimed
-from farpipe.core.step.player import period_s
+from farpipe.core.step.player import makespan_s, period_s
 from farpipe.planning.cost import JobCosts, Placement, StageCost, place_stages, step_cost
 from farpipe.planning.planner.bandwidth import link_bytes
 from farpipe.planning.planner.candidates import figures
@@ -29,7 +29,7 @@ from farpipe.planning.planner.plan import Prediction
 from farpipe.planning.planner.step_samples import StepSamples
 from farpipe.planning.search.greedy import greedy_orders
 from farpipe.planning.search.local import improve
-from farpipe.planning.search.step import fits_memory, search_step, split_backwards, to_orders, to_schedule
+from farpipe.planning.search.step import by_period, fits_memory, search_step, split_backwards, to_orders, to_schedule
 
 MAX_RIVALS: Final = 3
 """Largest number of candidates besides the first whose order is improved too."""
@@ -255,17 +255,18 @@ def _cost(best: Evaluated, index: int, mode: Recompute, costs: JobCosts) -> Stag
 def improve_order(best: Evaluated) -> Evaluated:
     """`best`, or the same with a faster order; the same `best` always gives the same answer.
 
-    The search knows makespans alone: without a barrier what it finds has to have the shorter period as well.
+    Without a barrier it is the period that gets shorter.
     """
-    bound_s = lower_bound_s(best.problem)
-    step = search_step(best.problem)
-    if step.num_actions > MAX_ACTIONS or best.timeline.makespan_s <= bound_s * (1 + CLOSE):
+    problem = best.problem if best.problem.barrier else by_period(best.problem)[0]
+    bound_s, now_s = lower_bound_s(problem), makespan_s(problem, best.schedule)
+    step = search_step(problem)
+    if step.num_actions > MAX_ACTIONS or now_s <= bound_s * (1 + CLOSE):
         return best
     least_s = bound_s * (1 + ROUNDING)
     seeds = greedy_orders(step, max_actions=GREEDY_ACTIONS, target_s=least_s)[:1]
     named = split_backwards(to_orders(best.schedule))
     if fits_memory(step, named):
-        seeds.append((best.timeline.makespan_s, named))
+        seeds.append((now_s, named))
     seeds.sort(key=lambda pair: pair[0])
     if not seeds:
         return best
@@ -273,7 +274,7 @@ def improve_order(best: Evaluated) -> Evaluated:
     if found_s > least_s:
         most = min(MAX_PLAYED, int(LOCAL_ACTIONS / step.num_actions))
         found_s, orders = improve(step, seeds, num_evaluations=most, target_s=bound_s * (1 + CLOSE))
-    if found_s >= best.timeline.makespan_s * (1 - ROUNDING):
+    if found_s >= now_s * (1 - ROUNDING):
         return best
     schedule = to_schedule(orders, best.problem.num_microbatches, "auto (short search)")
     if not best.problem.barrier and period_s(best.problem, schedule) >= period_s(best.problem, best.schedule):

@@ -3,24 +3,25 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from farpipe.core.errors import InfeasibleError, InputError, UsageError
 from farpipe.core.schedule import check
-from farpipe.core.schedule.bounds import lower_bound_s
+from farpipe.core.schedule.bounds import lower_bound_s, period_bound_s
 from farpipe.core.schedule.check import expect_enough_memory
 from farpipe.core.schedule.library import ORDERS, order
 from farpipe.core.simulate import Timeline, simulate
 from farpipe.core.step import Problem, Schedule
 from farpipe.core.step.codes import B, F, kind_of
-from farpipe.core.step.player import CodedSchedule, Player
+from farpipe.core.step.player import CodedSchedule, Player, period_s
 from farpipe.core.strict import nearest
 from farpipe.planning.search.greedy import greedy_orders, one_by_one
 from farpipe.planning.search.local import improve
 from farpipe.planning.search.periodic import extended, find_periods, short_microbatches, shortened
 from farpipe.planning.search.step import (
     SearchStep,
+    by_period,
     fits_memory,
     search_step,
     split_backwards,
@@ -79,7 +80,7 @@ class FoundOrder:
     timeline: Timeline
     lower_bound_s: float
     gap: float
-    """makespan / lower bound - 1."""
+    """makespan, or period, / lower bound - 1."""
     proven: bool
     """True if no order can be faster."""
     cut_by_clock: bool
@@ -88,6 +89,8 @@ class FoundOrder:
     """Every time that the best order or the bound got better."""
     interrupted: bool = False
     """True if Ctrl-C ended the search."""
+    period_s: float | None = None
+    """Seconds from one step to the next without a barrier, of which the bound and the gap then are."""
 
 
 @dataclass
@@ -163,10 +166,19 @@ def search(
 
     Ends early when it is proven that none is faster; on KeyboardInterrupt with the best so far. `split`: backwards may
     be done as I and W; else only as B. `always_exact`: the exact search however large the step. The same arguments give
-    the same schedule unless `cut_by_clock`. Raises InfeasibleError when one microbatch alone does not fit some rank,
-    UsageError for unknown methods.
+    the same schedule unless `cut_by_clock`. Without a barrier it is the period that is to be short. Raises
+    InfeasibleError when one microbatch alone does not fit some rank, UsageError for unknown methods.
     """
     chosen = _known(methods)
+    if not problem.barrier:
+        other, later_s = by_period(problem)
+
+        def tell(news: Progress) -> None:
+            bound_s, makespan_s = news.lower_bound_s - later_s, news.makespan_s - later_s
+            on_progress(replace(news, makespan_s=makespan_s, lower_bound_s=bound_s))
+
+        options: dict[str, Any] = {"split": split, "always_exact": always_exact, "on_progress": tell}
+        return of_period(problem, search(other, time_limit_s, seed, chosen, **options))
     expect_enough_memory(problem)
     began_s = time.monotonic()
     step = search_step(problem)
@@ -182,6 +194,15 @@ def search(
             raise
         best.cut_by_clock = best.interrupted = True
     return _found(best)
+
+
+def of_period(problem: Problem, found: FoundOrder) -> FoundOrder:
+    """`found`, an order for a step like `problem`, with the figures of that, which has no barrier."""
+    bound_s, between_s = period_bound_s(problem), period_s(problem, found.schedule)
+    gap = between_s / bound_s - 1 if bound_s else 0.0
+    timeline = simulate(problem, found.schedule)
+    figures: dict[str, Any] = {"timeline": timeline, "lower_bound_s": bound_s, "gap": gap, "period_s": between_s}
+    return replace(found, proven=gap <= _CLOSE, history=(), **figures)
 
 
 def _run(best: _Best, chosen: Sequence[str], time_limit_s: float, seed: int, split: bool) -> None:

@@ -1,14 +1,29 @@
 """A Problem as the searches read it: the simulator's flat tables, memory, and what makes a good order good."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
-from farpipe.core.step import Holding, Problem, Schedule, byte_tables, headroom_bytes, holdings, peaks
+from farpipe.core.schedule.bounds import first_starts_s
+from farpipe.core.step import (
+    Holding,
+    Link,
+    Problem,
+    Schedule,
+    Sync,
+    Transfer,
+    byte_tables,
+    headroom_bytes,
+    holdings,
+    peaks,
+)
 from farpipe.core.step.arrays import Floats, Ints, StepArrays, Tables, step_arrays
 from farpipe.core.step.codes import B, I, W, kind_of
 from farpipe.core.step.player import CodedSchedule
+
+AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
 
 _MAX_TICKS: Final = 1_000_000
 _CLOSE: Final = 1e-9
@@ -87,6 +102,38 @@ def search_step(problem: Problem) -> SearchStep:
         identical=not problem.chains.any
         and all(bool((row == row[:, :1]).all()) for row in (*rows, *map(problem.table, names))),
     )
+
+
+def by_period(problem: Problem) -> tuple[Problem, float]:
+    """A step with a barrier whose makespan, less the seconds returned, is the time between steps without one.
+
+    A rank need not end with the others: it has until it can begin again, which in a step's own beginning is later by as
+    much as its first forward can start later than the first rank's. So that every rank may end as late as it begins,
+    what its optimizer waits for comes later by what it begins earlier than the last. Links take no turns across steps:
+    orders found so are to be held against `farpipe.core.step.player.period_s`.
+    """
+    starts_s = first_starts_s(problem)
+    begins_s = [float(starts_s[list(mine)].min()) if mine else 0.0 for mine in problem.stages_of_rank]
+    later_s = [max(begins_s) - begins_s[stage.rank] for stage in problem.stages]
+    links, sync = dict(problem.links), list(problem.sync or (None,) * problem.num_stages)
+    for stage, seconds in enumerate(later_s):
+        own, name = sync[stage] or Sync(), f"stage {stage}>stage {stage}"
+        if own.reduce is None:
+            links[name] = Link(latency_s=0.0, bandwidth_bytes_per_s=1.0)
+        reduce = _later(own.reduce or Transfer(link=name, bytes=0.0), seconds, links)
+        sync[stage] = own.model_copy(update={"reduce": reduce})
+    exchanges = tuple(_later(one, later_s[one.target_stage], links) for one in problem.exchanges)
+    return problem.changed(sync=tuple(sync), exchanges=exchanges, links=links, barrier=True), max(begins_s)
+
+
+def _later(transfer: AnyTransfer, seconds: float, links: Mapping[str, Link]) -> AnyTransfer:
+    """A collective's transfer that arrives so much later."""
+    assert isinstance(transfer.link, str)
+    assert not isinstance(transfer.bytes, tuple)
+    travel_s = links[transfer.link].travel_s(transfer.bytes)
+    there_s = travel_s if transfer.arrives_after_s is None else transfer.arrives_after_s
+    assert not isinstance(there_s, tuple)
+    return transfer.model_copy(update={"arrives_after_s": there_s + seconds})
 
 
 def fits_memory(step: SearchStep, orders: CodedSchedule) -> bool:
