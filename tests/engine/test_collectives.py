@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from farpipe.engine.replicas import collectives
-from farpipe.engine.replicas.collectives import Line, Rings
+from farpipe.engine.replicas.collectives import Line, Ring, Rings
 from farpipe.engine.replicas.places import Places
 from in_process import run_ranks
 
@@ -81,3 +81,38 @@ def test_between_two_sites_a_sum_crosses_once_whatever_the_number_of_replicas(si
 def test_a_sum_is_the_same_in_every_run():
     first, second = (together("aabb", lambda rings, line, flat: rings.all_reduce(flat, line))[0][1] for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("more", [1, 2])
+def test_shares_one_element_longer_than_others_may_need_a_piece_more(size, more):
+    """A piece is 64 elements here."""
+
+    def body(peers):
+        flat = torch.full((64 * size + more,), float(peers.rank + 1))
+        Ring(tuple(range(size)), peers.rank).all_reduce(flat, Line(peers, 0, 0, "a test"))
+        return flat
+
+    for flat in run_ranks(size, body):
+        assert (flat == size * (size + 1) / 2).all()
+
+
+def test_a_finished_piece_is_passed_on_before_the_sum_is_whole():
+    said = []
+
+    class Said(Line):
+        def send(self, process, tensor):
+            said.append((self._peers.rank, "sent"))
+            super().send(process, tensor)
+
+        def receive(self, process):
+            said.append((self._peers.rank, "received"))
+            return super().receive(process)
+
+    def body(peers):
+        flat = torch.ones(64 * 2 * 4)
+        Ring((0, 1), peers.rank).all_reduce(flat, Said(peers, 0, 0, "a test"))
+
+    run_ranks(2, body)
+    order = [what for rank, what in said if rank == 0]
+    assert order == ["sent", "sent", *["received", "sent"] * 6, "received", "received"], "no pause between the halves"

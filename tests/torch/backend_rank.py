@@ -85,6 +85,19 @@ def a_long_tensor_is_sent_from_its_own_memory_and_received_where_it_belongs(me):
         assert (tensor == (me - 1) % NUM_RANKS).all()
 
 
+def a_long_sum_comes_in_where_it_belongs(me):
+    """What is added takes memory of the transport's, the finished sum none; shares of unequal numbers of pieces."""
+    inbox, sizes = dist.group.WORLD.transport._inbox, []
+    allocate = inbox._allocate
+    inbox._allocate = lambda size: sizes.append(size) or allocate(size)
+    tensor, expected = (torch.arange(3 * (1 << 20) + 2, dtype=torch.float32) % 7 * (me + 1) for _ in range(2))
+    dist.all_reduce(tensor)
+    inbox._allocate = allocate
+    dist.all_reduce(expected, group=GLOO)
+    assert torch.equal(tensor, expected)
+    assert sum(sizes) <= 2 * (tensor.nbytes // 3 + 4)
+
+
 def a_blocking_send_waits_for_no_receive(me):
     """The second finds no room on the other side until the first is taken, and is copied for the caller."""
     if me == 0:
@@ -459,6 +472,7 @@ CHECKS = (
     receives_may_be_strided_and_are_written_in_place,
     what_is_written_after_a_send_does_not_arrive,
     a_long_tensor_is_sent_from_its_own_memory_and_received_where_it_belongs,
+    a_long_sum_comes_in_where_it_belongs,
     a_blocking_send_waits_for_no_receive,
     many_tags_need_one_thread,
     a_forked_child_leaves_the_group_alone,

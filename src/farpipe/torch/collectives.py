@@ -8,6 +8,7 @@ hear of it.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -17,7 +18,8 @@ from torch.distributed import ReduceOp
 from farpipe.core.errors import InputError, RunError
 from farpipe.engine.executor.peers import describe, tensor_bytes, tensor_of
 from farpipe.engine.replicas.collectives import Ring
-from farpipe.engine.transport import Tag, Transport
+from farpipe.engine.transport import Message, Tag, Transport
+from farpipe.engine.transport.inbox import Accept
 from farpipe.engine.transport.outbox import Loan
 
 KIND: Final = "sync"
@@ -53,6 +55,7 @@ class GroupMessages:
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._loans: list[Loan] = []
+        self._placed: dict[tuple[int, Tag], Future[Message]] = {}
 
     def send(self, process: int, tensor: Tensor) -> None:
         """Send `tensor` (contiguous); it must not be written to before `end`, or before `process` has used it."""
@@ -67,15 +70,34 @@ class GroupMessages:
             loan.end()
         self._loans.clear()
 
+    def place(self, process: int, targets: Sequence[Tensor | None]) -> None:
+        """Where the next pieces from `process` belong: they come in there, unless most of one has come already."""
+        for number, target in enumerate(targets, self._received[process]):
+            if target is not None:
+                tag = Tag(self._number, 0, number)
+                accept = self._accept(tensor_bytes(target), describe(target) + self.what.encode())
+                found = self._transport.expect(process, KIND, tag, waiting_for=self.what, accept=accept)
+                self._placed[process, tag] = found
+
+    @staticmethod
+    def _accept(memory: memoryview, expected: bytes) -> Accept:
+        return lambda size, description: memory if size == len(memory) and description == expected else None
+
     def receive(self, process: int) -> Tensor:
         """The next piece from `process`; RunError where that is in another collective."""
         tag = Tag(self._number, 0, self._received[process])
         self._received[process] += 1
-        data, description, _ = self._transport.receive(process, KIND, tag, waiting_for=self.what)
+        data, description, _ = self._message(process, tag)
         end = _HEAD_BYTES + 8 * (description[1] if len(description) > 1 else 0)
         if (theirs := description[end:].decode(errors="replace")) != self.what:
             raise RunError(f"rank {self._transport.rank} is in {self.what}, and rank {process} in {theirs}")
         return tensor_of(data, description[:end])
+
+    def _message(self, process: int, tag: Tag) -> Message:
+        if (placed := self._placed.pop((process, tag), None)) is None:
+            return self._transport.receive(process, KIND, tag, waiting_for=self.what)
+        self._transport.limit(process, KIND, tag)
+        return placed.result()
 
 
 class GroupCollectives:
@@ -91,8 +113,7 @@ class GroupCollectives:
         combine = _REDUCTIONS[op]
         flat = tensor.view(-1)
         if combine is torch.add and tensor.nbytes > DIRECT_BYTES:
-            self._ring.reduce_scatter(flat, line)  # type: ignore[arg-type]
-            self._ring.all_gather(flat, line)  # type: ignore[arg-type]
+            self._ring.all_reduce(flat, line)  # type: ignore[arg-type]
         else:
             parts = self.to_all([flat] * self.size, line)
             flat = parts[0].clone()

@@ -302,3 +302,19 @@ def test_little_waits_in_the_kernel_before_a_paced_connection(pair, bytes_per_s,
     prepare(pair[0])
     pace(pair[0], bytes_per_s)
     assert pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == not_sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "not_sent_bytes", "fragment_bytes"), [(0.0, 2 << 20, 2 << 20), (0.01, 256 << 10, 1 << 20)]
+)
+def test_the_kernel_takes_more_of_a_connection_that_is_near(round_trip, not_sent_bytes, fragment_bytes, monkeypatch):
+    with connected() as (first, second):
+        monkeypatch.setattr(first._dialler, "measure", lambda peer, sock: None)
+        first._dialler._round_trips_s[1] = round_trip
+        first.send(1, "forward", Tag(0, 0, 0), b"x")
+        second.receive(0, "forward", Tag(0, 0, 0), waiting_for="it")
+        (outbox,) = first._outboxes.values()
+        sockets = [one.stream._connection._sock for one in outbox.reconnectors if one.stream.is_up]
+        found = {sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) for sock in sockets}
+        assert found == {not_sent_bytes}
+        assert outbox._fragment_bytes(outbox._num_streams << 24) == fragment_bytes

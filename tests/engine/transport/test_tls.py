@@ -4,9 +4,11 @@ import contextlib
 import datetime
 import os
 import random
+import select
 import socket
 import ssl
 import stat
+import sys
 import time
 
 import pytest
@@ -14,6 +16,7 @@ from cryptography import x509
 
 from farpipe.core.errors import InputError, RunError
 from farpipe.engine.transport import Rendezvous, Tag, TransportConfig, connect, handshake
+from farpipe.engine.transport.connection import Connection
 from farpipe.engine.transport.security import authority
 from farpipe.engine.transport.security.authority import init, issue
 from farpipe.engine.transport.security.tls import (
@@ -69,6 +72,58 @@ def test_everything_goes_through_tls_1_3_and_arrives(tmp_path):
         sockets += [line.stream._connection._sock for box in first._outboxes.values() for line in box.reconnectors]
         assert len(sockets) >= 2
         assert {sock.version() for sock in sockets} == {"TLSv1.3"}
+
+
+@contextlib.contextmanager
+def connection_within_tls(folder):
+    """A Connection and the socket at its other end."""
+    near, far = socket.socketpair()
+    near.settimeout(60)
+    files, _ = tls_files(folder, SITES)
+    contexts = [files.context(server=server) for server in (False, True)]
+    near, far = in_parallel(
+        lambda: secure(near, contexts[0], server=False), lambda: secure(far, contexts[1], server=True)
+    )
+    with near, far:
+        yield Connection(near), far
+
+
+def received(connection, num_bytes):
+    """The next bytes, and in how many calls of Python."""
+    calls, data = [], memoryview(bytearray(num_bytes))
+    wait_until(lambda: select.select([connection.fd], [], [], 0)[0], "something had come")
+    sys.setprofile(lambda frame, event, arg: calls.append(frame) if event == "call" else None)
+    try:
+        found = connection.receive_into(data)
+    finally:
+        sys.setprofile(None)
+    return bytes(data[:found]), len(calls)
+
+
+def test_records_of_tls_take_no_calls_of_python_each(tmp_path):
+    with connection_within_tls(tmp_path) as (connection, far):
+        for _ in range(100):
+            far.sendall(b"x")
+        data, num_calls = received(connection, 100)
+        assert data == b"x" * 100
+        assert num_calls < 10
+
+
+def test_what_came_before_the_end_of_tls_is_received_and_then_the_end(tmp_path):
+    """Without TLS's own goodbye, as where a process is killed."""
+    with connection_within_tls(tmp_path) as (connection, far):
+        far.sendall(b"goodbye")
+        far.shutdown(socket.SHUT_RDWR)
+        assert received(connection, 100)[0] == b"goodbye"
+        with pytest.raises(handshake.ClosedError):
+            connection.receive_into(memoryview(bytearray(100)))
+
+
+def test_a_connection_within_tls_that_was_closed_here_has_ended(tmp_path):
+    with connection_within_tls(tmp_path) as (connection, _):
+        connection.close()
+        with pytest.raises(handshake.ClosedError):
+            connection.receive_into(memoryview(bytearray(100)))
 
 
 def test_nothing_of_a_message_is_readable_on_the_way(tmp_path, monkeypatch):

@@ -10,6 +10,10 @@ import pytest
 from farpipe.core.errors import InputError, RunError
 from farpipe.engine.transport import PeerError, Tag, TransportConfig
 from farpipe.engine.transport.clock import Clock
+from farpipe.engine.transport.health import Health
+from farpipe.engine.transport.inbox import Inbox, allocate_bytes
+from farpipe.engine.transport.outbox import Outbox
+from farpipe.engine.transport.wire import Channel, FragmentHeader
 from transports import connect_all, connected, in_parallel
 from waiting import wait_until
 
@@ -341,6 +345,39 @@ def test_messages_that_are_expected_come_in_any_order_where_they_belong_and_in_t
         second.limit(0, "forward", names[3])
         with pytest.raises(RunError, match=r"it: waited for .*microbatch 3 from rank 0: it did not come within 2 s"):
             futures[3].result(60)
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2, 3])
+def test_a_message_that_is_expected_while_it_comes_in_goes_on_where_it_belongs(num_before):
+    """Fragments that came before are copied there, and one that was on its way; where most have come it stays."""
+    inbox = Inbox(TransportConfig(), Health(lambda reason: None), Clock(), allocate_bytes)
+    channel, memory = Channel(0, "forward"), memoryview(bytearray(4))
+    headers = [FragmentHeader(0, Tag(0, 0, 0), b"", 4, offset, 1, 0, 0, 0) for offset in range(4)]
+
+    def come(number, place):
+        place[:] = bytes([number])
+        inbox.fill(channel, headers[number], place, 1, 1)
+
+    for number in range(num_before):
+        come(number, inbox.place(channel, headers[number], lambda: None))
+    on_its_way = inbox.place(channel, headers[num_before], lambda: None)
+    future = inbox.expect(channel, Tag(0, 0, 0), "it", lambda size, words: memory if size == 4 else None)
+    come(num_before, on_its_way)
+    for number in range(num_before + 1, 4):
+        come(number, inbox.place(channel, headers[number], lambda: None))
+    found = future.result(60)
+    assert bytes(found.data) == bytes(range(4))
+    assert (found.data is memory) == (num_before < 3)
+
+
+def test_who_waits_for_a_message_to_arrive_wakes_once():
+    outbox = Outbox(Channel(1, "forward"), TransportConfig(), 1, Health(lambda reason: None), Clock(), None)
+    outbox.put(Tag(0, 0, 0), memoryview(bytes(3 << 20)), b"")
+    frames, woken = [outbox.pull() for _ in range(3)], []
+    outbox._arrived.notify_all = lambda: woken.append(len(frames))
+    while frames:
+        outbox.acknowledged(frames.pop())
+    assert woken == [0]
 
 
 def test_an_expected_message_of_a_rank_that_has_left_never_comes():

@@ -11,7 +11,7 @@ once, whatever the number of replicas there.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -56,6 +56,9 @@ class Line:
         sent = tensor.clone() if self._copies else tensor
         self._peers.send(process, "sync", Tag(self._step, self._stage, number), sent)
 
+    def place(self, process: int, targets: Sequence[Tensor | None]) -> None:
+        """Do nothing: what comes next from `process` comes in memory of its own, and not where it belongs."""
+
     def receive(self, process: int) -> Tensor:
         """The next one from `process`."""
         number = next(self._received.setdefault(process, count(self._first_number)))
@@ -74,42 +77,43 @@ class Ring:
 
     def reduce_scatter(self, flat: Tensor, line: Line) -> Tensor:
         """Sum over the members; the result is this member's share, a view of `flat`. The rest of `flat` is spoilt."""
-        chunks = self._chunks(flat)
-
-        def take(number: int, received: Tensor) -> Tensor:
-            round_, piece = divmod(number, len(chunks[0]))
-            mine = chunks[(self.place - 2 - round_) % self.size][piece]
-            return mine.add_(received.to(mine.device))
-
-        self._go_round(chunks[self.place - 1], take, line)
+        self._go_round(flat, line, range(self.size - 1))
         return flat.tensor_split(self.size)[self.place]
 
     def all_gather(self, flat: Tensor, line: Line) -> None:
         """Give this member's share of `flat` to all and take theirs."""
+        self._go_round(flat, line, range(self.size - 1, 2 * self.size - 2))
+
+    def all_reduce(self, flat: Tensor, line: Line) -> None:
+        """Sum over the members, for all of them; a piece of the sum is passed on while others are still added up."""
+        self._go_round(flat, line, range(2 * self.size - 2))
+
+    def _go_round(self, flat: Tensor, line: Line, rounds: range) -> None:
+        """In round r send the share of member place - 1 - r and take that of place - 2 - r, counted round the ring.
+
+        What comes in the first size - 1 rounds is added to this member's own; after that the sums go round.
+        """
         chunks = self._chunks(flat)
-
-        def take(number: int, received: Tensor) -> Tensor:
-            round_, piece = divmod(number, len(chunks[0]))
-            chunks[(self.place - 1 - round_) % self.size][piece].copy_(received)
-            return received
-
-        self._go_round(chunks[self.place], take, line)
-
-    def _chunks(self, flat: Tensor) -> list[tuple[Tensor, ...]]:
-        """The pieces of every member's share."""
-        return [pieces(chunk) for chunk in flat.tensor_split(self.size)]
-
-    def _go_round(self, first: Sequence[Tensor], take: Callable[[int, Tensor], Tensor], line: Line) -> None:
-        """Send the pieces of `first`; ``take(number, received)`` gives what is to be passed on in the next round."""
-        waiting = deque(first)
-        num_all, num_sent = len(first) * (self.size - 1), 0
-        for number in range(num_all):
+        taken = [(round_, piece) for round_ in rounds for piece in chunks[(self.place - 2 - round_) % self.size]]
+        line.place(self.before, [None if round_ < self.size - 1 else piece for round_, piece in taken])
+        waiting, num_sent = deque(chunks[(self.place - 1 - rounds.start) % self.size]), 0
+        for number, (round_, mine) in enumerate(taken):
             while waiting and num_sent < number + WINDOW:
                 line.send(self.next, waiting.popleft())
                 num_sent += 1
-            passed_on = take(number, line.receive(self.before))
-            if number < num_all - len(first):
+            passed_on = received = line.receive(self.before)
+            if round_ < self.size - 1:
+                passed_on = mine.add_(received.to(mine.device))
+            elif received.data_ptr() != mine.data_ptr():
+                mine.copy_(received)
+            if round_ + 1 in rounds:
                 waiting.append(passed_on)
+
+    def _chunks(self, flat: Tensor) -> list[tuple[Tensor, ...]]:
+        """The pieces of every member's share, equally many of each; the first share is the longest."""
+        shares = flat.tensor_split(self.size)
+        num_pieces = len(pieces(shares[0]))
+        return [share.tensor_split(num_pieces) if num_pieces else () for share in shares]
 
     def swap(self, flat: Tensor, line: Line) -> None:
         """Sum over two members in one exchange: the bytes of a ring, and one latency where the ring has two."""
@@ -167,8 +171,7 @@ class Rings:
         if outer.size == 2:
             outer.swap(views[-1], line)
         else:
-            outer.reduce_scatter(views[-1], line)
-            outer.all_gather(views[-1], line)
+            outer.all_reduce(views[-1], line)
         for ring, view in zip(reversed(inner), reversed(views[:-1]), strict=True):
             ring.all_gather(view, line)
 

@@ -5,7 +5,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from farpipe.engine.transport import tcp
 from farpipe.engine.transport.handshake import ClosedError
@@ -26,16 +27,19 @@ class Retransmissions(NamedTuple):
 
 
 def _all_records(move: Callable[[memoryview], int], view: memoryview) -> int:
-    """Number of bytes that `move`, a call of TLS that takes one record of 16 KiB at most, has moved until it waits."""
+    """Number of bytes that `move`, a call of TLS that takes one record of 16 KiB at most, has moved until it waits.
+
+    An error or the end after some bytes is found again by the next call.
+    """
     done = 0
     while done < len(view):
         try:
             num_bytes = move(view[done:] if done else view)
-        except _WAITS:
+        except OSError:
             if not done:
                 raise
             break
-        if not num_bytes:  # the end: found again by the next call
+        if not num_bytes:
             break
         done += num_bytes
     return done
@@ -47,7 +51,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self._tls: Any = sock if isinstance(sock, ssl.SSLSocket) else None
         self.fd: Final = sock.fileno()
         self._renewed_s = time.monotonic()
         self._counted = Retransmissions(0, 0)
@@ -72,9 +76,8 @@ class Connection:
 
     def receive_into(self, view: memoryview) -> int:
         """Number of bytes that came into `view`; 0: none at the moment. ClosedError when there will be none."""
-        tls = self._tls
         try:
-            num_bytes = self._sock.recv_into(view) if tls is None else _all_records(tls.recv_into, view)
+            num_bytes = self._sock.recv_into(view) if self._tls is None else self._decrypt_into(view)
         except _WAITS:
             return 0
         except ssl.SSLEOFError:
@@ -83,6 +86,16 @@ class Connection:
             raise ClosedError("it was closed")
         self.is_drained = num_bytes < len(view)
         return num_bytes
+
+    def _decrypt_into(self, view: memoryview) -> int:
+        """As many records as there are.
+
+        Not by SSLSocket.recv_into: its three calls of Python for each record of 16 KiB take 5 % of all CPU of TLS.
+        """
+        decrypting = self._tls._sslobj
+        if decrypting is None:  # as its own methods find out that it was closed
+            raise ClosedError("it was closed")
+        return _all_records(partial(decrypting.read, len(view)), view)
 
     def delivered_bytes_per_s(self) -> float:
         """The rate at which TCP has lately seen its data arrive."""

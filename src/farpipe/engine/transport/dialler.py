@@ -16,6 +16,7 @@ from farpipe.engine.transport.rendezvous import Introduction
 from farpipe.engine.transport.security.tls import Credentials, RefusedError, check_address, check_site, secure
 from farpipe.engine.transport.tcp import (
     choose_streams,
+    fill_up,
     interrupt,
     is_far,
     pace,
@@ -66,8 +67,9 @@ class Dialler:
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         try:
             prepare(sock)
-            if purpose.kind is not None and is_far(self._round_trips_s.get(purpose.target, 0.0)):
-                suit_to_pauses(sock)
+            if purpose.kind is not None:
+                suit = suit_to_pauses if is_far(self._round_trips_s.get(purpose.target, 0.0)) else fill_up
+                suit(sock)
             if rate is not None:
                 pace(sock, rate)
             sock.settimeout(handshake.LIMIT_S)

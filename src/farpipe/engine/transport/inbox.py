@@ -52,6 +52,26 @@ class _PartialMessage:
     end_ns: int = 0
     received_ns: int | None = None
     """Time at which it was complete, on the machine's clock."""
+    filled: list[slice] = field(default_factory=list)
+    """Its parts that are there."""
+
+    def move(self, accept: Accept) -> None:
+        """Go on in the receiver's own memory, unless most of it has come already: that is copied when it is taken."""
+        if 2 * self.missing_bytes < self.header.total_bytes:
+            return
+        own = accept(self.header.total_bytes, self.header.description)
+        if own is not None:
+            for part in self.filled:
+                own[part] = self.data[part]
+            self.data = own
+
+    def fill(self, header: FragmentHeader, place: memoryview) -> None:
+        """A fragment has come in to `place`."""
+        part = slice(header.offset, header.offset + header.fragment_bytes)
+        if place.obj is not self.data.obj:  # moved meanwhile
+            self.data[part] = place
+        self.filled.append(part)
+        self.missing_bytes -= header.fragment_bytes
 
     def available(self) -> "_PartialMessage | Later | None":
         """Itself when it is complete and, on an emulated link, has arrived."""
@@ -177,13 +197,13 @@ class Inbox:
     def _queue_of(self, channel: Channel) -> _ChannelQueue:
         return self._queues.setdefault(channel, _ChannelQueue())
 
-    def fill(self, channel: Channel, header: FragmentHeader, received_ns: int, end_ns: int) -> None:
-        """The fragment's bytes are in place: at `received_ns` (machine's clock), sent by `end_ns` (sender's clock)."""
+    def fill(self, channel: Channel, header: FragmentHeader, place: memoryview, received_ns: int, end_ns: int) -> None:
+        """The fragment is in `place`: at `received_ns` (machine's clock), sent by `end_ns` (sender's clock)."""
         with self._changed:
             queue = self._queues[channel]
             partial = queue.by_number[header.number]
             partial.start_ns, partial.end_ns = min(partial.start_ns, header.start_ns), max(partial.end_ns, end_ns)
-            partial.missing_bytes -= header.fragment_bytes
+            partial.fill(header, place)
             if partial.missing_bytes <= 0:
                 partial.received_ns = received_ns
                 queue.num_complete += 1
@@ -219,6 +239,8 @@ class Inbox:
     def _await(self, channel: Channel, tag: Tag, accept: Accept | None) -> _ChannelQueue:
         queue = self._queue_of(channel)
         queue.awaited[tag] = accept
+        if accept is not None and (partial := queue.by_tag.get(tag)) is not None:
+            partial.move(accept)
         self._make_space(queue)  # what is ahead of it may come in now, even beyond the limit
         return queue
 
@@ -237,8 +259,8 @@ class Inbox:
     def expect(self, channel: Channel, tag: Tag, waiting_for: str, accept: Accept) -> Future[Message]:
         """Future of a message that is taken as soon as it is there; one thread sets the futures of all such messages.
 
-        A message that has not begun to come in goes to the memory that `accept` gives for it, if it gives any. Its time
-        begins with `limit`.
+        A message most of which is still to come goes to the memory that `accept` gives for it, if it gives any. Its
+        time begins with `limit`.
         """
         context, future = _Wait(waiting_for, channel, tag), Future[Message]()
         with self._changed:
@@ -349,12 +371,12 @@ class FragmentReceiver:
     def acknowledged(self, frame: Frame) -> None:
         """Do nothing: nothing was sent."""
 
-    def begin(self, head: bytes, body_bytes: int) -> tuple[FragmentHeader, memoryview] | None:
+    def begin(self, head: bytes, body_bytes: int) -> tuple[tuple[FragmentHeader, memoryview], memoryview] | None:
         header = unpack_fragment(head, self._limit_bytes)
         if header.fragment_bytes != body_bytes:
             raise WireError(f"a fragment of {header.fragment_bytes} bytes in a frame of {body_bytes}")
         place = self._inbox.place(self._channel, header, self.go_on)
-        return None if place is None else (header, place)
+        return None if place is None else ((header, place), place)
 
-    def complete(self, key: FragmentHeader, end_ns: int) -> None:
-        self._inbox.fill(self._channel, key, time.monotonic_ns(), end_ns)
+    def complete(self, key: tuple[FragmentHeader, memoryview], end_ns: int) -> None:
+        self._inbox.fill(self._channel, *key, time.monotonic_ns(), end_ns)

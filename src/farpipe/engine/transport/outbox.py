@@ -30,6 +30,8 @@ from farpipe.engine.transport.wire import (
 
 SMALLEST_FRAGMENT_BYTES: Final = 32 << 10
 LARGEST_FRAGMENT_BYTES: Final = 1 << 20
+LARGEST_NEAR_BYTES: Final = 2 << 20
+"""The same where the round trip is no matter, and streams are equally fast: half the frames take 8 % less CPU."""
 DIRECT_BYTES: Final = 64 << 10
 """Longer messages are left to the transport's threads: copying and encrypting them takes a while."""
 COPIED_BYTES_PER_S: Final = 1e9
@@ -73,7 +75,7 @@ class Outbox:
         self.channel, self._config, self._health, self._clock = channel, config, health, clock
         self._num_streams, self._reserve = num_streams, reserve
         lock = threading.Lock()
-        self._lock, self._space = lock, health.condition(lock)
+        self._lock, self._space, self._arrived = lock, health.condition(lock), health.condition(lock)
         self._queue: deque[Outgoing] = deque()
         self._copies = Buffers(allocate_bytes)
         self._queued_bytes = self._put_bytes = 0
@@ -83,6 +85,7 @@ class Outbox:
         self._streams: list[Stream] = []
         self.rate: int | None = None
         """Bytes/s that each of its connections may send at most; None: any rate."""
+        self.is_near = False
 
     def send_over(self, reconnectors: Sequence[Reconnector]) -> None:
         """Send over these streams."""
@@ -144,10 +147,10 @@ class Outbox:
         slow link, and where the link is fast nothing is copied.
         """
         copied_s = len(message.data) / COPIED_BYTES_PER_S
-        with self._space:
+        with self._arrived:
             while message.num_unacknowledged:
                 left_bytes = message.end_bytes - self._put_bytes + self._queued_bytes
-                done = self._space.wait_for(lambda: not message.num_unacknowledged or self._health.error, copied_s)
+                done = self._arrived.wait_for(lambda: not message.num_unacknowledged or self._health.error, copied_s)
                 self._health.check(f"sending the {self.channel.kind} message of {message.header.tag}")
                 now_left_bytes = message.end_bytes - self._put_bytes + self._queued_bytes
                 if not done and now_left_bytes > 2 * (left_bytes - now_left_bytes):
@@ -201,7 +204,8 @@ class Outbox:
     def _fragment_bytes(self, total_bytes: int) -> int:
         """Equally many for every stream, but not tiny, and short enough for streams of unequal speed to even out."""
         share = math.ceil(total_bytes / self._num_streams)
-        return max(math.ceil(share / max(1, math.ceil(share / LARGEST_FRAGMENT_BYTES))), SMALLEST_FRAGMENT_BYTES)
+        largest_bytes = LARGEST_NEAR_BYTES if self.is_near else LARGEST_FRAGMENT_BYTES
+        return max(math.ceil(share / max(1, math.ceil(share / largest_bytes))), SMALLEST_FRAGMENT_BYTES)
 
     def pull(self) -> Frame | None:
         """The next fragment as a frame, if there is one."""
@@ -228,6 +232,8 @@ class Outbox:
             assert isinstance(frame.message, Outgoing)
             frame.message.num_unacknowledged -= 1
             self._space.notify_all()
+            if not frame.message.num_unacknowledged:  # who waits for all of a message does not wake for each part of it
+                self._arrived.notify_all()
 
     def begin(self, head: bytes, body_bytes: int) -> tuple[Any, memoryview]:
         """WireError: nothing comes in this direction."""
@@ -248,8 +254,8 @@ class Outbox:
             return not self._num_unacknowledged or self._health.has_departed(peer) or None
 
         context = f"sending the last {self.channel.kind} messages to rank {peer}"
-        with self._space:
-            return self._health.wait(self._space, is_done, deadline_s, context) is not None
+        with self._arrived:
+            return self._health.wait(self._arrived, is_done, deadline_s, context) is not None
 
     def close(self, deadline_s: float) -> None:
         """Break off the streams and wait for their threads, not beyond `deadline_s` (monotonic)."""

@@ -25,7 +25,7 @@ from farpipe.engine.transport.passages import Links, Passage, Shape
 from farpipe.engine.transport.reconnector import Dial, Reconnector, Surroundings
 from farpipe.engine.transport.rendezvous import Introduction, Meeting
 from farpipe.engine.transport.security.tls import Credentials, RefusedError, check_site
-from farpipe.engine.transport.tcp import TcpRamp, num_threads
+from farpipe.engine.transport.tcp import TcpRamp, is_far, num_threads
 from farpipe.engine.transport.wire import Channel, ChannelKind, FrameEndpoint, Message, Tag, as_bytes
 
 FAREWELL_S: Final = 1.0
@@ -183,7 +183,7 @@ class Transport:
         num_streams = streams or self._dialler.num_streams(peer)
         limit, distance_s = self._dialler.pace(peer, num_streams), self._dialler.round_trip_s(peer)
         outbox = Outbox(channel, config, num_streams, self._health, self.clock, self._reservation(channel))
-        outbox.rate = limit if config.paced else None
+        outbox.rate, outbox.is_near = limit if config.paced else None, not is_far(distance_s)
 
         def dial(stream: int, num_received: int) -> tuple[socket.socket, int]:
             return self._dialler.dial(Purpose(self.rank, peer, kind, stream), outbox.rate, num_received)

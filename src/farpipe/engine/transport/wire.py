@@ -88,7 +88,7 @@ MAX_HEAD_BYTES: Final = 1024
 MAX_BODY_BYTES: Final = 64 << 20
 ACK_BYTES: Final = 256 << 10
 """Number of received bytes after which an acknowledgement is due at once."""
-TURN_BYTES: Final = 1 << 20
+TURN_BYTES: Final = 2 << 20
 """Bytes after which a stream lets the others have their turn."""
 
 FRAME: Final = 0xF1
