@@ -32,6 +32,8 @@ from transports import MemoryStore, connected, in_parallel, tls_files
 from waiting import wait_until
 
 SITES = ("zurich", "lugano")
+SSL_OP_ENABLE_KTLS = 8
+"""OpenSSL's, which Python has a name for from 3.12 on."""
 
 
 def config(files, sites=SITES, **settings):
@@ -56,8 +58,12 @@ def both_errors(first, second):
     return found
 
 
-def test_everything_goes_through_tls_1_3_and_arrives(tmp_path):
+@pytest.mark.parametrize("in_kernel", [False, True])
+def test_everything_goes_through_tls_1_3_and_arrives(in_kernel, tmp_path, monkeypatch):
+    """Also where OpenSSL is told to ask the kernel, whatever that says."""
+    monkeypatch.setattr(ssl, "OP_ENABLE_KTLS", SSL_OP_ENABLE_KTLS if in_kernel else 0, raising=False)
     files = tls_files(tmp_path, SITES)
+    assert bool(files[0].context(server=True).options & SSL_OP_ENABLE_KTLS) == in_kernel
     with connected(configs=[config(f) for f in files]) as (first, second):
         messages = [os.urandom(size) for size in (1, 40_000, 4_000_000)]
         for i, data in enumerate(messages):

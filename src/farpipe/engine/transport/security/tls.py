@@ -67,6 +67,9 @@ class TlsFiles:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # which site it is counts, see `check_site`
         context.verify_mode = ssl.CERT_REQUIRED
+        # The kernel encrypts where it can (Linux with CONFIG_TLS, OpenSSL built for it, Python 3.12): OpenSSL asks it
+        # for each connection, and else encrypts itself.
+        context.options |= getattr(ssl, "OP_ENABLE_KTLS", 0)
         if server:
             context.num_tickets = 0  # each connection is made from scratch
         _check_mode(self.key)
