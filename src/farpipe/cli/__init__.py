@@ -58,7 +58,9 @@ def main() -> None:
 def _run() -> None:
     """The command, and all of its output written; BrokenPipeError when nobody reads it any more."""
     with _without_plugins():
-        from farpipe.cli.app import app
+        from farpipe.cli.app import called_by
+
+        app = called_by(sys.argv[1:])
 
     stdout = sys.stdout
     try:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from farpipe.cli.client import Server
+from farpipe.cli.fleet import fleet
 from farpipe.cli.options import need_service, with_groups
 from farpipe.cli.output import check_folder, console, print_json
 from farpipe.core.strict import write_text
@@ -14,6 +15,7 @@ from farpipe.report.tables import TableView, to_rich
 Site = Annotated[str, typer.Argument(help="Name of the site.")]
 
 
+@fleet.command()
 def serve(
     fleet: Annotated[Path, typer.Argument(metavar="FLEET.toml", help="Sites, links and prices.")],
     database: Annotated[
@@ -40,24 +42,28 @@ def serve(
     serve(fleet, run_dir, database, Address(host, port, certs), policy, page_of)
 
 
+@fleet.command()
 @with_groups
 def status(server: Server) -> None:
     """Show the sites of a fleet's service, their devices and jobs."""
     _print_sites(server, server.ask("GET", "sites"))
 
 
+@fleet.command()
 @with_groups
 def drain(site: Site, server: Server) -> None:
     """Stop what runs at a site, with checkpoints, and start nothing there."""
     _print_sites(server, server.ask("POST", "sites", site, "drain"))
 
 
+@fleet.command()
 @with_groups
 def undrain(site: Site, server: Server) -> None:
     """Let jobs have a drained site's devices again."""
     _print_sites(server, server.ask("POST", "sites", site, "undrain"))
 
 
+@fleet.command()
 @with_groups
 def token(
     role: Annotated[str, typer.Argument(help="viewer, submitter or operator.")],

@@ -14,9 +14,11 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from llvmlite.binding import ModuleRef, parse_assembly, parse_bitcode
 from numba import njit
-from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.compiler import CompileResult
+from numba.core.environment import Environment
 from numba.core.runtime.nrt import rtsys
 
 Function = Callable[..., Any]
@@ -94,21 +96,80 @@ class ShippedKernel(NullCache):
             if data is None:
                 return None
             rtsys.initialize(target_context)
-            return CompileResult._rebuild(target_context, *data)  # type: ignore[no-untyped-call]
+            return _rebuilt(target_context, data)
         except Exception:  # unpickling fails in any way
             return None
 
     def put(self, sig: Any, compiled: Any) -> None:
         """Put a compiled kernel into the folder; OSError where it can't be written."""
-        self._file.save(self._key(sig, compiled.codegen), compiled._reduce())  # type: ignore[no-untyped-call]
+        self._file.save(self._key(sig, compiled.codegen), _reduced(compiled))  # type: ignore[no-untyped-call]
 
     def _key(self, sig: Any, codegen: Any) -> tuple[str, ...]:
         own = _content(self._function.__code__.co_filename).hex()
         return codegen.magic_tuple()[0], str(sig), own, _digest(self._function)
 
 
+class _Parts(CompileResultCacheImpl):
+    """Parts of a compiled kernel, as the cache keeps them."""
+
+    def reduce(self, cres: Any) -> Any:
+        """The parts of a kernel."""
+        return _reduced(cres)
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        """The kernel of these parts."""
+        return _rebuilt(target_context, payload)
+
+
+def _reduced(compiled: Any) -> tuple[Any, ...]:
+    """Parts of a kernel without the modules of numba's functions in it, which machine code never looks into: to import
+    them took 0.02 s of a plan."""
+    *parts, environments = compiled._reduce()
+    return *parts, tuple(map(_without_module, environments))
+
+
+def _without_module(found: Any) -> Any:
+    if not found.globals["__name__"].startswith("numba."):
+        return found
+    bare = Environment({"__name__": __name__})
+    bare.env_name, bare.consts[:] = found.env_name, found.consts
+    return bare
+
+
+def _rebuilt(target_context: Any, parts: tuple[Any, ...]) -> Any:
+    """The kernel of these parts; its bitcode is only of use to compile kernels that call it, so it is parsed then."""
+    (name, kind, (machine_code, bitcode)), described, *others = parts
+    library = name, kind, (machine_code, _no_bitcode())
+    target_context.codegen()._engine._defined_symbols.add(described.llvm_cpython_wrapper_name)  # of the machine code
+    found = CompileResult._rebuild(target_context, library, described, *others)  # type: ignore[no-untyped-call]
+    found.library._shared_module = _Unparsed(bitcode)
+    return found
+
+
+@cache
+def _no_bitcode() -> bytes:
+    return bytes(parse_assembly("").as_bitcode())
+
+
+class _Unparsed:
+    """Bitcode in place of its module, as far as numba asks for that when it links it."""
+
+    def __init__(self, bitcode: bytes) -> None:
+        self._bitcode = bitcode
+
+    def clone(self) -> ModuleRef:
+        """The module."""
+        return parse_bitcode(self._bitcode)
+
+    def as_bitcode(self) -> bytes:
+        """The bitcode itself."""
+        return self._bitcode
+
+
 class KernelCache(FunctionCache):
     """The cache of one kernel. What can't be read, of another version or damaged, counts as empty."""
+
+    _impl_class = _Parts
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
