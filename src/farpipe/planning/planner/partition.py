@@ -5,18 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from farpipe.core.errors import InfeasibleError
 from farpipe.core.spec import Model, Recompute, Site, Training, possible_operations
 from farpipe.core.spec.recompute import spelled
 from farpipe.planning.cost import JobCosts, StageCost
 from farpipe.planning.planner.candidates import Candidate
-
-Floats = NDArray[np.float64]
 
 MAX_KNOWN: Final = 4096
 """Largest number of divisions that are remembered: three in four of a plan's, of its strategies' and of its changes'
@@ -53,6 +50,11 @@ class StageMode:
     def layer_s(self) -> float:
         """Seconds that a layer adds to forward and backward of one microbatch."""
         return self.one.seconds - self.none.seconds
+
+    @cached_property
+    def extra_s(self) -> float:
+        """Seconds of what the stage does besides layers."""
+        return self.none.seconds
 
     def layer_bytes(self, in_flight: int) -> float:
         """Bytes that a layer adds with `in_flight` microbatches."""
@@ -123,19 +125,25 @@ def stage_options(
     first of the modes; so whichever modes they take, together they fit. With one mode what is left over holds one layer
     more of as many stages as it is enough for, the last ones first, which need least.
     """
-    candidate = stages.candidate
+    candidate, alone = stages.candidate, stages.candidate.layout.virtual == 1
     parts = [stages.all(mode) for mode in modes]
-    shares = _shares(candidate, parts[0], in_flight, pinned or [1] * len(parts[0]))
+    sizes = [_layer_bytes(mine, in_flight) for mine in parts]
+    shares = _shares(candidate, sizes[0], pinned or [1] * len(parts[0]))
     options: list[list[StageOption]] = [[] for _ in candidate.ranks]
-    for mine in parts:
-        free = _free_bytes(candidate, mine if candidate.layout.virtual == 1 else parts[-1], in_flight)
-        each = zip(mine, shares, candidate.ranks, in_flight, strict=True)
-        most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
-        if len(modes) == 1 and pinned is None and candidate.layout.virtual > 1:
-            _use_rest(candidate, [part.layer_bytes(n) for part, n in zip(mine, in_flight, strict=True)], free, most)
+    free = [] if alone else _free_bytes(candidate, parts[-1], in_flight)
+    for mine, of_layers in zip(parts, sizes, strict=True):
+        free = _free_bytes(candidate, mine, in_flight) if alone else free
+        most = _most_layers(candidate, of_layers, shares, free)
+        if len(modes) == 1 and pinned is None and not alone:
+            _use_rest(candidate, of_layers, free, most)
         for of_stage, part, number in zip(options, mine, most, strict=True):
-            of_stage.append(StageOption(part.layer_s, part.none.seconds, number, part.recompute))
+            of_stage.append(StageOption(part.layer_s, part.extra_s, number, part.recompute))
     return options
+
+
+def _layer_bytes(parts: Sequence[StageMode], in_flight: Sequence[int]) -> list[float]:
+    """Bytes of a layer of every stage with so many microbatches in flight."""
+    return [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
 
 
 def _use_rest(candidate: Candidate, sizes: Sequence[float], free: Sequence[float], most: list[int]) -> None:
@@ -150,12 +158,9 @@ def _use_rest(candidate: Candidate, sizes: Sequence[float], free: Sequence[float
             most[index] += 1
 
 
-def _shares(
-    candidate: Candidate, parts: Sequence[StageMode], in_flight: Sequence[int], layers: Sequence[int]
-) -> list[float]:
-    """The part of its rank's memory that every stage takes which has so many `layers`."""
-    each = zip(parts, in_flight, layers, strict=True)
-    sizes = [count * part.layer_bytes(number) for part, number, count in each]
+def _shares(candidate: Candidate, of_layers: Sequence[float], layers: Sequence[int]) -> list[float]:
+    """The part of its rank's memory that every stage takes which has so many `layers` of so many bytes each."""
+    sizes = [count * size for size, count in zip(of_layers, layers, strict=True)]
     of_rank = [0.0] * candidate.layout.pipeline
     for rank, size in zip(candidate.ranks, sizes, strict=True):
         of_rank[rank] += size
@@ -170,8 +175,12 @@ def _free_bytes(candidate: Candidate, parts: Sequence[StageMode], in_flight: Seq
     return free
 
 
-def _most_layers(part: StageMode, free_bytes: float, in_flight: int) -> int:
-    return math.floor(free_bytes / part.layer_bytes(in_flight) * (1 + 1e-9))
+def _most_layers(
+    candidate: Candidate, sizes: Sequence[float], shares: Sequence[float], free: Sequence[float]
+) -> list[int]:
+    """Layers of so many bytes that fit into every stage's share of what its rank has."""
+    each = zip(sizes, shares, candidate.ranks, strict=True)
+    return [math.floor(share * free[rank] / size * (1 + 1e-9)) for size, share, rank in each]
 
 
 def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int]) -> float:
@@ -181,13 +190,10 @@ def missing_bytes(costs: JobCosts, candidate: Candidate, in_flight: Sequence[int
     """
     stages = StageModes(costs, candidate)
     parts = stages.all(stages.open[-1])
-    shares = _shares(candidate, parts, in_flight, [1] * len(parts))
-    free = _free_bytes(candidate, parts, in_flight)
-    each = zip(parts, shares, candidate.ranks, in_flight, strict=True)
-    most = [_most_layers(part, share * free[rank], number) for part, share, rank, number in each]
+    sizes, free = _layer_bytes(parts, in_flight), _free_bytes(candidate, parts, in_flight)
+    most = _most_layers(candidate, sizes, _shares(candidate, sizes, [1] * len(parts)), free)
     if sum(most) >= costs.model.num_layers and min(most) >= 1:
         return 0.0
-    sizes = [part.layer_bytes(number) for part, number in zip(parts, in_flight, strict=True)]
     return max(1.0, costs.model.num_layers * sum(sizes) / len(sizes) - sum(free))
 
 
@@ -222,17 +228,16 @@ def divide_layers(
 @lru_cache(MAX_KNOWN)
 def _divided(num_layers: int, stages: tuple[tuple[StageOption, ...], ...], pinned: tuple[int, ...] | None) -> Division:
     """The division of layers that fit."""
-    counts = np.arange(num_layers + 1)
-    seconds, choice = _fastest(stages, counts)
-    allowed = counts >= 1 if pinned is None else counts == np.array(pinned)[:, None]
-    seconds = np.where(allowed, seconds, np.inf)
-    slowest = _least_slowest(seconds) if pinned is None else float(seconds[:, pinned].diagonal().max())
-    even = np.where(seconds <= slowest * (1 + 1e-9), seconds**2, np.inf)
-    layers = _cheapest(even)
-    recompute = tuple(
-        options[choice[i, n]].recompute for i, (options, n) in enumerate(zip(stages, layers, strict=True))
-    )
-    return Division(tuple(layers), recompute, slowest)
+    from farpipe.planning.planner import partition_kernel  # here, for numba takes a third of a second to import
+
+    compiled: Any = partition_kernel.divide
+    most_options = max(map(len, stages))
+    nothing = StageOption(0.0, most_layers=-1)
+    padded = [[*options, *[nothing] * (most_options - len(options))] for options in stages]
+    figures = np.array([[(o.extra_s, o.layer_s, o.most_of(num_layers)) for o in options] for options in padded])
+    layers, chosen, slowest_s = compiled(figures, np.array(pinned or (), np.int64), num_layers)
+    recompute = tuple(options[index].recompute for options, index in zip(stages, chosen.tolist(), strict=True))
+    return Division(tuple(layers.tolist()), recompute, slowest_s)
 
 
 def _out_of_memory(num_layers: int, most: Sequence[int], wanted: Sequence[int]) -> str:
@@ -244,55 +249,3 @@ def _out_of_memory(num_layers: int, most: Sequence[int], wanted: Sequence[int]) 
     holds = f"{most[first]} of its {wanted[first]} layers" if most[first] > 0 else "not a single layer"
     others = f", nor do {len(short) - 1} others what they should" if len(short) > 1 else ""
     return f"out of memory: stage {first} of {len(most)} holds {holds}{others}"
-
-
-def _least_slowest(seconds: Floats) -> float:
-    """The least time of the slowest stage, `seconds` [num_stages, num_layers + 1] by number of layers.
-
-    A stage that may take longer never holds fewer layers, so the least time in which all together hold them all can be
-    found by halving.
-    """
-    num_layers = seconds.shape[1] - 1
-    times = np.unique(seconds[np.isfinite(seconds)])
-    low, high = 0, times.size - 1
-    while low < high:
-        middle = (low + high) // 2
-        holds = (seconds <= times[middle]).sum(axis=1)
-        low, high = (low, middle) if holds.min() and holds.sum() >= num_layers else (middle + 1, high)
-    return float(times[low])
-
-
-def _fastest(stages: Sequence[Sequence[StageOption]], counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Time of the fastest option that holds the layers, by stage and number of layers, and its index."""
-    num_layers, most_options = int(counts[-1]), max(map(len, stages))
-    nothing = StageOption(0.0, most_layers=-1)
-    padded = [[*options, *[nothing] * (most_options - len(options))] for options in stages]
-    figures = [
-        [(option.extra_s, option.layer_s, option.most_of(num_layers)) for option in options] for options in padded
-    ]
-    extra_s, layer_s, most = np.moveaxis(np.array(figures), 2, 0)[:, :, :, None]
-    seconds = np.where(counts <= most, extra_s + counts * layer_s, np.inf)
-    return seconds.min(axis=1), seconds.argmin(axis=1)
-
-
-def _cheapest(price: Floats) -> list[int]:
-    """The counts that add up to all layers with the lowest sum of prices.
-
-    `price` [num_stages, num_layers + 1] is what a stage costs by its number of layers; infinite where it can't have so
-    many.
-    """
-    num_stages, width = price.shape
-    most = int(np.isfinite(price).nonzero()[1].max()) + 1
-    rest = np.arange(width)[:, None] - np.arange(most)
-    outside = np.where(rest >= 0, 0.0, np.inf)
-    best, choice = price[0], np.zeros((num_stages, width), np.int64)
-    choice[0] = np.arange(width)
-    for stage in range(1, num_stages):
-        joined = best[rest] + price[stage, :most] + outside
-        choice[stage] = joined.argmin(axis=1)
-        best = joined.min(axis=1)
-    counts, left = [], width - 1
-    for stage in reversed(range(num_stages)):
-        counts.append(int(choice[stage, left]))
-        left -= counts[-1]
-    return counts[::-1]
