@@ -19,7 +19,9 @@ NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """Errors of a system that has too little: of descriptors, memory, processes."""
 MAX_SHOWN = 200
 """Characters of a path that an error shows."""
-NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+QUICK = {"PYDANTIC_DISABLE_PLUGINS": "__all__", "OPENBLAS_NUM_THREADS": "1"}
+"""Variables with which libraries are imported: pydantic does not look through all installed packages for its plugins,
+which takes 15 ms, and numpy starts no threads, which wait for work at first: 40 ms of CPU on two cores."""
 COLLECTED_AFTER = 1_000_000
 """Number of new objects after which Python collects garbage; its own 700 takes a tenth of imports and of a plan, and
 200,000 once 0.06 s while numba loads its first kernel."""
@@ -57,7 +59,7 @@ def main() -> None:
 
 def _run() -> None:
     """The command, and all of its output written; BrokenPipeError when nobody reads it any more."""
-    with _without_plugins():
+    with quick_imports():
         from farpipe.cli.app import called_by
 
         app = called_by(sys.argv[1:])
@@ -84,16 +86,15 @@ def _run() -> None:
 
 
 @contextmanager
-def _without_plugins() -> Iterator[None]:
-    """Within it pydantic does not look through all installed packages for its plugins, which takes 15 ms."""
-    if NO_PLUGINS in os.environ:
-        yield
-        return
-    os.environ[NO_PLUGINS] = "__all__"
+def quick_imports() -> Iterator[None]:
+    """Within it libraries are imported with the variables in QUICK, where these are not set."""
+    added = {name: value for name, value in QUICK.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ[NO_PLUGINS]  # not for processes that this one starts
+        for name in added:
+            del os.environ[name]  # not for processes that this one starts
 
 
 def _error_of_system(error: OSError) -> Exception:

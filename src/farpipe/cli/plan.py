@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from farpipe.cli import quick_imports
 from farpipe.cli.init import FewWords
 from farpipe.cli.options import AsJson, Full, JobKeys, ProfileFiles, changes, job_with, with_groups
 from farpipe.cli.output import check_folder, console, expect_replaceable, keep_earlier, progress_bar, search_status
@@ -137,11 +138,12 @@ def plan(options: PlanOptions, words: FewWords) -> None:
     can't run says so and names what to change. Over links that lose packets or jitter, step_s is the mean, with p50 and
     p90 beside it. Exit code 4: nothing fits.
     """
-    from farpipe.cli.compiling import compilation_announced
-    from farpipe.cli.planned import errors_of, load_profiles
-    from farpipe.planning import find
-    from farpipe.planning.explain import explained, with_fastest
-    from farpipe.report.shown import verdict_lines
+    with quick_imports():
+        from farpipe.cli.compiling import compilation_announced
+        from farpipe.cli.planned import errors_of, load_profiles
+        from farpipe.planning import find
+        from farpipe.planning.explain import explained, with_fastest
+        from farpipe.report.shown import verdict_lines
 
     job, num_tokens, began_s = options.load_job(words), options.num_tokens, time.perf_counter()
     job, profiles, learned = _with_learned(job, load_profiles(job, options.profile or []), options.learned_from)
