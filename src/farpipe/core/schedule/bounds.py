@@ -64,13 +64,20 @@ def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
     """
     forward, inputs, weights = (problem.table(name) for name in ("forward_s", "input_grad_s", "weight_grad_s"))
     head, tail = first_starts_s(problem), _tails_s(problem)
-    work, weights_s = (forward + inputs).sum(axis=1), weights.sum(axis=1)
+    figures = (head, tail, (forward + inputs).sum(axis=1), weights.sum(axis=1))
+    of_stages: list[tuple[float, ...]] = [*zip(*(figure.tolist() for figure in figures), strict=True)]
     everything, without_weights = 0.0, 0.0
-    for mine in map(list, filter(None, problem.stages_of_rank)):
-        until_s = float(head[mine].min()) + float(work[mine].sum())
-        everything = max(everything, until_s + float(weights_s[mine].sum()))
-        without_weights = max(without_weights, until_s + float(tail[mine].min()))
+    for mine in filter(None, problem.stages_of_rank):
+        heads, tails, work, weights_s = zip(*[of_stages[stage] for stage in mine], strict=True)
+        until_s = min(heads) + _sum(work)
+        everything = max(everything, until_s + _sum(weights_s))
+        without_weights = max(without_weights, until_s + min(tails))
     return everything, without_weights
+
+
+def _sum(figures: tuple[float, ...]) -> float:
+    """The sum of figures of a rank's stages, mostly one or two; as numpy rounds it."""
+    return sum(figures) if len(figures) <= 2 else float(np.sum(figures))
 
 
 def critical_path_s(problem: Problem) -> float:
@@ -214,7 +221,7 @@ class _Uses(NamedTuple):
 def _uses_of_links(problem: Problem) -> Iterable[_Uses]:
     """Uses of every link that is used."""
     uses: dict[int, _Uses] = {}
-    for kind, stage, link in _links_used(problem.traffic.messages.link):
+    for kind, stage, link in _links_used(problem.traffic.messages.link[:, :, : 1 if problem.is_uniform else None]):
         uses.setdefault(link, _Uses(link, [], [])).hops.append((kind, stage))
     links = problem.traffic.collectives.link.tolist()
     for at, (one, link) in enumerate(zip(problem.collectives, links, strict=True)):
@@ -245,6 +252,11 @@ def _of_hop(problem: Problem, head: Floats, tail: Floats, durations: Floats, lin
     most that.
     """
     last, messages, target = problem.num_microbatches, problem.traffic.messages, source + 1 - 2 * kind
+    if problem.is_uniform:
+        occupies = float(messages.occupies_s[kind, source, 0])
+        after_s = float(messages.arrives_after_s[kind, source, 0]) - occupies
+        rest = tail[kind, target] + after_s + durations[kind, target]
+        return head[kind, source] + durations[kind, source], rest, occupies, last
     chosen = messages.link[kind, source] == link
     occupies_s, count = messages.occupies_s[kind, source][chosen], int(chosen.sum())
     after_s = float((messages.arrives_after_s[kind, source][chosen] - occupies_s).min())
