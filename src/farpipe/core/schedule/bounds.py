@@ -21,11 +21,20 @@ def lower_bound_s(problem: Problem, enough_s: float = math.inf) -> float:
     With `enough_s` what takes longest is left out as soon as the others reach that. Those that know of actions only are
     for a step whose stages open at once (`farpipe.core.step.StepTraffic.opens_s`).
     """
+    if known := problem.kept(_whole_bound_s):
+        return known[0]
     of_actions = max(*busiest_rank_bounds_s(problem), critical_path_s(problem)) + float(problem.traffic.opens_s.min())
-    bound_s = max(of_actions, link_work_s(problem)) * (1 - ROUNDING)
+    bound_s = float(max(of_actions, link_work_s(problem)) * (1 - ROUNDING))
     if bound_s < enough_s:
-        bound_s = max(bound_s, relaxation_s(problem, enough_s * (1 + ROUNDING)) * (1 - ROUNDING))
-    return float(bound_s)
+        bound_s = float(max(bound_s, relaxation_s(problem, enough_s * (1 + ROUNDING)) * (1 - ROUNDING)))
+        if bound_s < enough_s:  # nothing was left out
+            known.append(bound_s)
+    return bound_s
+
+
+def _whole_bound_s(problem: Problem) -> list[float]:
+    """The bound of a step once it is known."""
+    return []
 
 
 def period_bound_s(problem: Problem) -> float:
@@ -57,7 +66,13 @@ def _turning_s(problem: Problem) -> float:
 
 
 def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
-    """A rank can't begin before its first input, and does one thing at a time.
+    """The largest of `rank_bounds_s`."""
+    everything, without_weights = zip(*problem.kept(rank_bounds_s), strict=True)
+    return max(everything), max(without_weights)
+
+
+def rank_bounds_s(problem: Problem) -> list[tuple[float, float]]:
+    """Of every rank with stages: it can't begin before its first input, and does one thing at a time.
 
     With all its work: it ends no earlier than head + F + I + W of everything it has. Without W: after its last I or B
     the gradient still has to go back through all earlier stages, however W is postponed: head + F + I + tail.
@@ -66,13 +81,12 @@ def busiest_rank_bounds_s(problem: Problem) -> tuple[float, float]:
     head, tail = first_starts_s(problem), _tails_s(problem)
     figures = (head, tail, (forward + inputs).sum(axis=1), weights.sum(axis=1))
     of_stages: list[tuple[float, ...]] = [*zip(*(figure.tolist() for figure in figures), strict=True)]
-    everything, without_weights = 0.0, 0.0
+    found = []
     for mine in filter(None, problem.stages_of_rank):
         heads, tails, work, weights_s = zip(*[of_stages[stage] for stage in mine], strict=True)
         until_s = min(heads) + _sum(work)
-        everything = max(everything, until_s + _sum(weights_s))
-        without_weights = max(without_weights, until_s + min(tails))
-    return everything, without_weights
+        found.append((until_s + _sum(weights_s), until_s + min(tails)))
+    return found
 
 
 def _sum(figures: tuple[float, ...]) -> float:

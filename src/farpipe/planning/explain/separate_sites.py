@@ -24,8 +24,8 @@ from farpipe.planning.cost.outer_exchange import exposed_exchange_s
 from farpipe.planning.cost.transfer import ring_bytes
 from farpipe.planning.planner.candidates import strongest
 from farpipe.planning.planner.evaluate import Evaluated
-from farpipe.planning.planner.refinement import identical, moved
 from farpipe.planning.planner.search import BEST_ONLY, search
+from farpipe.planning.planner.site_sets import identical, moved
 from farpipe.planning.workload.layout import slowest_rate
 
 MAX_SITES: Final = 4

@@ -23,8 +23,9 @@ from farpipe.planning.explain.separate_sites import (
 from farpipe.planning.planner.bandwidth import link_bytes
 from farpipe.planning.planner.evaluate import Evaluated, whole
 from farpipe.planning.planner.plan import Strategy, StrategyKind
-from farpipe.planning.planner.refinement import alike_at_identical_sites, expected, refined
+from farpipe.planning.planner.refinement import expected, refined
 from farpipe.planning.planner.search import search, small
+from farpipe.planning.planner.site_sets import alike_at_identical_sites
 
 if TYPE_CHECKING:
     from farpipe.planning.workload import BatchPlan

@@ -15,7 +15,7 @@ from farpipe.core.spec.lora import PARTS
 from farpipe.core.spec.recompute import OF_TRANSFORMERS, operations_of
 from farpipe.planning.cost import Layout, settle
 from farpipe.planning.planner.candidates import context_degrees, tensor_degrees
-from farpipe.planning.planner.refinement import identical
+from farpipe.planning.planner.site_sets import identical
 
 if TYPE_CHECKING:
     from farpipe.planning.planner.plan import Plan

@@ -18,7 +18,14 @@ from farpipe.planning.planner.bandwidth import link_bytes
 from farpipe.planning.planner.candidates import Candidate
 from farpipe.planning.planner.in_flight import InFlight, in_flight_targets, minimum_in_flight
 from farpipe.planning.planner.orders import AUTO, QUICK, best_order, quick_orders, try_quickly
-from farpipe.planning.planner.partition import Division, StageModes, divide_layers, missing_bytes, stage_options
+from farpipe.planning.planner.partition import (
+    Division,
+    StageModes,
+    divide_layers,
+    missing_bytes,
+    sooner_ended,
+    stage_options,
+)
 
 ROUNDING: Final = 1e-9
 """Relative difference of two times below which they are equal."""
@@ -272,7 +279,9 @@ class _Divisions:
             return []
         known, problem = self._costed(self._first), self._problem
         assert problem is not None
-        divisions = dict.fromkeys([self._first, *self._others(in_flight_targets(self._candidate, problem))])
+        others = self._others(in_flight_targets(self._candidate, problem))
+        sooner = sooner_ended(self._stages, self._first, problem) if self._job.layout.layers is None else ()
+        divisions = dict.fromkeys([self._first, *others, *sooner])
         found = []
         for division in divisions:
             busiest_s = self._busiest_s(division)
@@ -351,24 +360,6 @@ class _Divisions:
         step = step_cost(self._costs, candidate.layout, placements, self._job.cluster, self._problem)
         self._problem = self._problem or step.problem
         return placements, step
-
-
-def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, float]:
-    """Bytes that the fullest rank holds under 1F1B and that it may hold, each of one device.
-
-    InfeasibleError when the layers do not fit.
-    """
-    stages, flights = StageModes(costs, candidate), minimum_in_flight(candidate)
-    modes = stages.open if candidate.layout.virtual == 1 else stages.open[-1:]
-    options = stage_options(stages, flights, modes, job.layout.layers)
-    division = divide_layers(job.model.num_layers, options, job.layout.layers)
-    held, working = [0.0] * candidate.layout.pipeline, [0.0] * candidate.layout.pipeline
-    for index, rank in enumerate(candidate.ranks):
-        part = stages.of(index, division.recompute[index])
-        held[rank] += part.none.held_bytes(flights[index]) + division.layers[index] * part.layer_bytes(flights[index])
-        working[rank] = max(working[rank], part.one.working_bytes)
-    used = [(h + w, site.plannable_bytes) for h, w, site in zip(held, working, candidate.sites, strict=True)]
-    return max(used, key=lambda pair: pair[0] / pair[1])
 
 
 def describe_recompute(recompute: list[Recompute]) -> str:

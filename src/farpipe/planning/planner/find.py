@@ -16,7 +16,6 @@ from farpipe.planning.planner.infeasible import explain_infeasible
 from farpipe.planning.planner.orders import AUTO, best_order, expect_known, find_order
 from farpipe.planning.planner.plan import Plan
 from farpipe.planning.planner.refinement import (
-    alike_at_identical_sites,
     best_refined,
     expected,
     predict,
@@ -24,6 +23,7 @@ from farpipe.planning.planner.refinement import (
     rank_robustly,
 )
 from farpipe.planning.planner.search import Advance, Found, search_job
+from farpipe.planning.planner.site_sets import alike_at_identical_sites
 from farpipe.planning.search import SEARCHES, FoundOrder, Progress
 
 if TYPE_CHECKING:

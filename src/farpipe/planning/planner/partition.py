@@ -1,7 +1,7 @@
 """Partition of the layers into stages, each with its recomputation: exact, by dynamic programming."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -10,14 +10,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from farpipe.core.errors import InfeasibleError
-from farpipe.core.spec import Model, Recompute, Site, Training, possible_operations
+from farpipe.core.schedule.bounds import rank_bounds_s
+from farpipe.core.spec import Job, Model, Recompute, Site, Training, possible_operations
 from farpipe.core.spec.recompute import spelled
+from farpipe.core.step import Problem
 from farpipe.planning.cost import JobCosts, StageCost
 from farpipe.planning.planner.candidates import Candidate
+from farpipe.planning.planner.in_flight import minimum_in_flight
 
 MAX_KNOWN: Final = 4096
 """Largest number of divisions that are remembered: three in four of a plan's, of its strategies' and of its changes'
 have the same stages as one before."""
+
+WORTH_MOVING: Final = 0.005
+"""Relative gain by a lower bound for which a layer of the last stage is put into the first one."""
 
 
 class StageOption(NamedTuple):
@@ -240,6 +246,22 @@ def _divided(num_layers: int, stages: tuple[tuple[StageOption, ...], ...], pinne
     return Division(tuple(layers.tolist()), recompute, slowest_s)
 
 
+def sooner_ended(stages: StageModes, division: Division, problem: Problem) -> Iterator[Division]:
+    """The division with a layer of the last stage in the first one, where ranks end sooner; `problem` is its step.
+
+    A division by the slowest stage does not know that stages begin late, which counts with few microbatches or far
+    links.
+    """
+    at, last = stages.candidate.layout, len(division.layers) - 1
+    if at.virtual > 1 or last == 0 or division.layers[-1] == 1:
+        return
+    ends_s = [max(bounds) for bounds in problem.kept(rank_bounds_s)]
+    more_s, less_s = (stages.of(s, division.recompute[s]).layer_s * at.num_microbatches for s in (0, last))
+    if max(ends_s[0] + more_s, *ends_s[1:-1], ends_s[-1] - less_s) < max(ends_s) * (1 - WORTH_MOVING):
+        layers = (division.layers[0] + 1, *division.layers[1:-1], division.layers[-1] - 1)
+        yield division._replace(layers=layers)
+
+
 def _out_of_memory(num_layers: int, most: Sequence[int], wanted: Sequence[int]) -> str:
     short = [index for index, (n, w) in enumerate(zip(most, wanted, strict=True)) if n < w]
     if not short:
@@ -249,3 +271,21 @@ def _out_of_memory(num_layers: int, most: Sequence[int], wanted: Sequence[int]) 
     holds = f"{most[first]} of its {wanted[first]} layers" if most[first] > 0 else "not a single layer"
     others = f", nor do {len(short) - 1} others what they should" if len(short) > 1 else ""
     return f"out of memory: stage {first} of {len(most)} holds {holds}{others}"
+
+
+def peak_bytes(job: Job, candidate: Candidate, costs: JobCosts) -> tuple[float, float]:
+    """Bytes that the fullest rank holds under 1F1B and that it may hold, each of one device.
+
+    InfeasibleError when the layers do not fit.
+    """
+    stages, flights = StageModes(costs, candidate), minimum_in_flight(candidate)
+    modes = stages.open if candidate.layout.virtual == 1 else stages.open[-1:]
+    options = stage_options(stages, flights, modes, job.layout.layers)
+    division = divide_layers(job.model.num_layers, options, job.layout.layers)
+    held, working = [0.0] * candidate.layout.pipeline, [0.0] * candidate.layout.pipeline
+    for index, rank in enumerate(candidate.ranks):
+        part = stages.of(index, division.recompute[index])
+        held[rank] += part.none.held_bytes(flights[index]) + division.layers[index] * part.layer_bytes(flights[index])
+        working[rank] = max(working[rank], part.one.working_bytes)
+    used = [(h + w, site.plannable_bytes) for h, w, site in zip(held, working, candidate.sites, strict=True)]
+    return max(used, key=lambda pair: pair[0] / pair[1])

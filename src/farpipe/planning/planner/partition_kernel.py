@@ -9,8 +9,8 @@ from farpipe.core.step.jit import inner, jit
 def divide(figures, pinned, num_layers):  # type: ignore[no-untyped-def]
     """(layers of every stage [S], its option [S], seconds of the slowest stage).
 
-    `figures` [S, options, 3]: seconds besides layers, seconds of a layer, most layers. `pinned` [S] or []: the layers of
-    every stage. Stages together hold all layers.
+    `figures` [S, options, 3]: seconds besides layers, seconds of a layer, most layers. `pinned` [S] or []: the layers
+    of every stage. Stages together hold all layers.
     """
     num_stages = figures.shape[0]
     seconds = np.full((num_stages, num_layers + 1), np.inf)

@@ -9,10 +9,11 @@ from farpipe.core.errors import InfeasibleError, InputError
 from farpipe.core.spec import Cluster, Job, Request
 from farpipe.planning.cost import JobCosts, Profile
 from farpipe.planning.planner.candidates import Candidate, decided, placed
-from farpipe.planning.planner.evaluate import Evaluated, evaluate, peak_bytes, whole
+from farpipe.planning.planner.evaluate import Evaluated, evaluate, whole
 from farpipe.planning.planner.find import MeasuredDevices, as_plan, plan
 from farpipe.planning.planner.lattice import Estimate, Lattice
 from farpipe.planning.planner.orders import QUICK
+from farpipe.planning.planner.partition import peak_bytes
 from farpipe.planning.planner.quote import Quote, inter_site_bytes, quote_of, quote_of_candidate
 from farpipe.planning.planner.site_sets import Left
 

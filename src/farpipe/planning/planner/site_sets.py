@@ -3,10 +3,10 @@ at each."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, permutations
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from farpipe.planning.cost import memory
 from farpipe.planning.planner.candidates import figures
 from farpipe.planning.planner.site_paths import best_paths
 from farpipe.planning.workload.layout import MAX_SITES
+
+if TYPE_CHECKING:
+    from farpipe.planning.planner.evaluate import Evaluated
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -206,3 +209,35 @@ def _kinds(sites: Sequence[Site]) -> tuple[Ints, list[Site]]:
             kinds.append(site)
         numbers.append(bare.index(same))
     return np.array(numbers), kinds
+
+
+def alike_at_identical_sites(job: Job, found: "Iterable[Evaluated]") -> "list[Evaluated]":
+    """The same, the fastest first, with equal steps at identical sites; a search looks longer at the first of them.
+
+    The best of one site alone holds for all that are identical but for name and prices. Several sites are the same ones
+    where they and their links are identical but for names, and only the fastest of these sets stays.
+    """
+    chosen, alone, wheres = list["Evaluated"](), list["Evaluated"](), dict[object, str]()
+    for one in sorted(found, key=lambda one: one.step_s):
+        site, where, kind = one.candidate.sites[0], one.candidate.where, one.candidate.kind
+        if kind != "alone":
+            if wheres.setdefault((kind, *figures(job.cluster, one.candidate.order)), where) == where:
+                chosen.append(one)
+            continue
+        if all(where != other.candidate.where for other in alone):
+            like = next((other for other in alone if identical(other.candidate.sites[0], site)), one)
+            alone.append(one)
+            chosen += [] if like is one else [moved(like, site)]
+        chosen.append(one)
+    return sorted(chosen, key=lambda one: one.step_s)
+
+
+def identical(one: Site, other: Site) -> bool:
+    """True if two sites differ in name and prices alone."""
+    return one.num_devices == other.num_devices and not differing_keys(one, other)
+
+
+def moved(found: "Evaluated", site: Site) -> "Evaluated":
+    """The same at an identical site."""
+    candidate = replace(found.candidate, sites=(site,) * len(found.candidate.sites))
+    return replace(found, candidate=candidate, placements=tuple(replace(p, site=site.name) for p in found.placements))
