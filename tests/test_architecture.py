@@ -10,6 +10,8 @@ from pathlib import Path
 import networkx
 import pytest
 
+from farpipe.cli.app import HOMES
+
 SOURCE = Path(__file__).parent.parent / "src" / "farpipe"
 MAY_IMPORT = {
     "core": "",
@@ -191,6 +193,14 @@ def test_importing_farpipe_loads_nothing_heavy(heavy):
 @pytest.mark.parametrize("heavy", ["torch", "numba", "numpy", "matplotlib"])
 def test_importing_the_command_line_loads_nothing_heavy(heavy):
     assert heavy not in loaded_by("import farpipe.cli")
+
+
+def test_a_command_line_imports_its_own_command_alone():
+    names = {f"farpipe.cli.{home.partition(':')[0]}" for home in HOMES.values()}
+    assert names & set(loaded_by("from farpipe.cli.app import called_by; called_by(['plan', 'job.toml'])")) == {
+        *("farpipe.cli.plan", "farpipe.cli.init")
+    }
+    assert names <= set(loaded_by("from farpipe.cli.app import called_by; called_by(['--help'])"))
 
 
 @pytest.mark.parametrize(

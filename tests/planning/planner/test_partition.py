@@ -28,6 +28,10 @@ def slowest(stages, layers):
     return max(seconds(options, n) for options, n in zip(stages, layers, strict=True))
 
 
+def squares(stages, layers):
+    return sum(seconds(options, n) ** 2 for options, n in zip(stages, layers, strict=True))
+
+
 @given(st.integers(1, 9), STAGES)
 @settings(max_examples=200, deadline=None)
 def test_equals_brute_force(num_layers, stages):
@@ -43,6 +47,8 @@ def test_equals_brute_force(num_layers, stages):
     found = divide_layers(num_layers, stages)
     assert found.layers in every
     assert found.slowest_s == slowest(stages, found.layers) == min(slowest(stages, other) for other in every)
+    even = [layers for layers in every if slowest(stages, layers) == found.slowest_s]
+    assert squares(stages, found.layers) == min(squares(stages, layers) for layers in even)
     for options, n, mode in zip(stages, found.layers, found.recompute, strict=True):
         same = [option for option in options if option.recompute == mode]
         assert seconds(same, n) == seconds(options, n)

@@ -503,7 +503,8 @@ def test_pins_of_the_user_are_no_cheapest_gain():
 def test_a_strategy_that_beats_the_plan_is_told_and_the_plans_own_row_stays_the_chosen_one():
     """Three sites share 255 sequences unevenly; no pipeline has unlike replicas."""
     training = TRAINING.model_copy(update={"global_batch": 255, "microbatch_size": 1})
-    links = [link for one, other in (("a", "b"), ("b", "c"), ("a", "c")) for link in both_ways(one, other)]
+    pairs = (("a", "b"), ("b", "c"), ("a", "c"))
+    links = [link for one, other in pairs for link in both_ways(one, other, gbit_per_s=200.0)]
     plan = advised_plan(job([site(name, 8) for name in "abc"], links, training))
     same = [one for one in plan.explanation.strategies if one.same_training]
     told = [line for line in plan.explanation.advice if line.startswith("Faster than this plan")]

@@ -22,7 +22,7 @@ MAX_KNOWN: Final = 4096
 """Largest number of divisions that are remembered: three in four of a plan's, of its strategies' and of its changes'
 have the same stages as one before."""
 
-WORTH_MOVING: Final = 0.005
+WORTH_MOVING: Final = 0.01
 """Relative gain by a lower bound for which a layer of the last stage is put into the first one."""
 
 

@@ -36,7 +36,9 @@ NEARLY: Final = 0.03
 REFINEMENT: Final = 0.01
 """Relative gain that refining recomputation may still bring to a candidate whose order was improved."""
 NUM_SKETCHED: Final = 12
-"""Number of greedy orders that say whether a candidate, slow in named orders, is a rival."""
+"""Number of greedy orders that say whether a candidate, slow in named orders, is a rival after all."""
+SKETCHED_ACTIONS: Final = 20_000
+"""Largest number of actions of all of them: 3 ms. Of long steps named orders are close to the best."""
 WORTH_TRYING: Final = 0.005
 """Relative gain that the lower bound must leave to other recomputation or layers of a stage for an order to be made."""
 WORTH: Final = 0.001
@@ -99,8 +101,8 @@ def _hidden(open_ones: Sequence[Evaluated], most_s: float) -> list[Evaluated]:
     found = []
     for one in open_ones:
         step = search_step(one.problem)
-        most = min(NUM_SKETCHED * step.num_actions, GREEDY_ACTIONS // 4)
-        if step.num_actions <= MAX_ACTIONS:
+        most = min(NUM_SKETCHED * step.num_actions, SKETCHED_ACTIONS)
+        if step.num_actions <= SKETCHED_ACTIONS:
             sketched = greedy_orders(step, max_actions=most, target_s=most_s - one.overhead_s)[:1]
             found += [(makespan_s, one) for makespan_s, _ in sketched if makespan_s + one.overhead_s < most_s]
     return [one for _, one in sorted(found, key=lambda pair: pair[0] + pair[1].overhead_s)[:MAX_RIVALS]]
