@@ -179,10 +179,10 @@ def test_a_run_that_is_continued_with_another_plan_says_so(plan, tmp_path):
     PlanDocument(plan=plan).save(tmp_path / "plan.json")
     place = RunPlace(tmp_path, in_place=True)
     assert place.change_of(plan) == ""
-    changed = place.change_of(reorder(plan, "v-half"))
+    changed = place.change_of(reorder(plan, "gpipe"))
     assert changed.startswith(f"{tmp_path}: continued with another plan: ")
-    assert f"order v-half (before: {plan.where}: {plan.degrees}, order {plan.schedule.method})" in changed
-    assert RunPlace(tmp_path).change_of(reorder(plan, "v-half")) == ""
+    assert f"order gpipe (before: {plan.where}: {plan.degrees}, order {plan.schedule.method})" in changed
+    assert RunPlace(tmp_path).change_of(reorder(plan, "gpipe")) == ""
 
 
 def test_an_order_that_is_not_there_is_named_once():
