@@ -283,9 +283,11 @@ def improve_order(best: Evaluated) -> Evaluated:
 
     Without a barrier it is the period that gets shorter.
     """
-    problem = best.problem if best.problem.barrier else by_period(best.problem)[0]
-    bound_s, now_s = lower_bound_s(problem), makespan_s(problem, best.schedule)
-    step = search_step(problem)
+    problem, now_s = best.problem, best.timeline.makespan_s
+    if not problem.barrier:
+        problem, _ = by_period(problem)
+        now_s = makespan_s(problem, best.schedule)
+    bound_s, step = lower_bound_s(problem), search_step(problem)
     if step.num_actions > MAX_ACTIONS or now_s <= bound_s * (1 + CLOSE):
         return best
     least_s = bound_s * (1 + ROUNDING)

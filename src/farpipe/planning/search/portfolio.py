@@ -178,7 +178,8 @@ def search(
             on_progress(replace(news, makespan_s=makespan_s, lower_bound_s=bound_s))
 
         options: dict[str, Any] = {"split": split, "always_exact": always_exact, "on_progress": tell}
-        return of_period(problem, search(other, time_limit_s, seed, chosen, **options))
+        found = search(other, time_limit_s, seed, chosen, **options)
+        return of_period(problem, replace(found, timeline=simulate(problem, found.schedule), history=()))
     expect_enough_memory(problem)
     began_s = time.monotonic()
     step = search_step(problem)
@@ -197,12 +198,10 @@ def search(
 
 
 def of_period(problem: Problem, found: FoundOrder) -> FoundOrder:
-    """`found`, an order for a step like `problem`, with the figures of that, which has no barrier."""
+    """`found`, an order for `problem`, which has no barrier, with its bound, gap and proof of the period."""
     bound_s, between_s = period_bound_s(problem), period_s(problem, found.schedule)
     gap = between_s / bound_s - 1 if bound_s else 0.0
-    timeline = simulate(problem, found.schedule)
-    figures: dict[str, Any] = {"timeline": timeline, "lower_bound_s": bound_s, "gap": gap, "period_s": between_s}
-    return replace(found, proven=gap <= _CLOSE, history=(), **figures)
+    return replace(found, lower_bound_s=bound_s, gap=gap, proven=gap <= _CLOSE, period_s=between_s)
 
 
 def _run(best: _Best, chosen: Sequence[str], time_limit_s: float, seed: int, split: bool) -> None:
